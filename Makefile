@@ -1,0 +1,41 @@
+# make run    set up and do the main job on what is in the package
+# make test   set up and run the tests
+# make check  style, types, import contract
+# make bench  measure speed against transformers (takes minutes; run nothing else meanwhile)
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test check bench setup clean
+
+run: setup
+	@$(BIN)/vitlab inspect vit_base
+	@echo
+	@echo "This was the anatomy of ViT-B/16: every step of its forward pass, with the tensor's shape, its parameters and MACs."
+	@echo "No weights were downloaded and nothing was trained. Next: $(BIN)/vitlab models, $(BIN)/vitlab --help"
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python benchmarks/inference.py
+	$(BIN)/python benchmarks/startup.py
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

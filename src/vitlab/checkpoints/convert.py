@@ -1,0 +1,125 @@
+"""Any checkpoint -> native, timm, transformers or JAX files, and a check that the numbers came along."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitlab.checkpoints import hf, jax, keymap, native, timm
+from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.load import load_with_report
+
+TARGETS = ("native", "timm", "hf", "jax")
+TOLERANCE = 1e-4  # of logits, between two libraries in float32
+
+
+def write(model: Any, target: str | Path, to: str) -> list[str]:
+    """Write a model in the named layout; returns notes on what the other library will do differently."""
+    target = Path(target)
+    if to not in TARGETS:
+        raise ValueError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+    if to == "native":
+        native.save(model, target)
+        return []
+    c = model.config
+    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    if to == "jax":
+        jax.check_writable(c)
+        _write_npz(keymap.write("jax", jax.RULES, state, heads=c.heads), target)
+        return _eps_note("Google's JAX code", c) + _size_note(c)
+    if to == "timm":
+        timm.check_writable(c)
+        found = keymap.write("timm", timm.RULES, state, heads=c.heads)
+        _write_folder(found, target, {"config.json": timm.config_for(c, model.preprocess)})
+        return _eps_note("timm's ViT", c)
+    rules, prefix = hf.write_rules(c)
+    found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
+    extra = {"config.json": hf.config_for(c, model.labels)}
+    if model.preprocess is not None:
+        extra["preprocessor_config.json"] = hf.preprocessor_for(model.preprocess)
+    _write_folder(found, target, extra)
+    return []
+
+
+def check(source: str | Path, target: str | Path, to: str, model: Any) -> list[tuple[str, float | None, str]]:
+    """(what was compared, largest logit difference or None, remark): the result read by us, and by the other library."""
+    c = model.config
+    images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours = model.eval()(images)
+        told = {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
+        again, _ = load_with_report(target, **told)
+        rows: list[tuple[str, float | None, str]] = [
+            (f"{target} read back by vitlab", float((again(images) - ours).abs().max()), "")
+        ]
+        for folder in (Path(source), Path(target)):
+            if (folder / "config.json").is_file() and not (folder / native.CARD).exists():
+                rows.append(_by_library(folder, images, ours))
+    if to == "jax":
+        rows.append((f"{target} in JAX", None, "no JAX ViT library to compare with"))
+    return rows
+
+
+def _by_library(folder: Path, images: Tensor, ours: Tensor) -> tuple[str, float | None, str]:
+    config = read_json(folder / "config.json")
+    library = "transformers" if "model_type" in config else "timm"
+    what = f"{folder} in {library}"
+    try:
+        module = importlib.import_module(library)
+    except Exception as error:  # timm raises more than ImportError where its own needs are broken
+        return what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared"
+    if library == "transformers":
+        theirs = getattr(module, config["architectures"][0]).from_pretrained(folder).eval()(images)
+        found = theirs.logits if hasattr(theirs, "logits") else theirs.pooler_output
+        if found is None or found.shape != ours.shape:
+            found = theirs.last_hidden_state[:, 0]
+    else:
+        model = module.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        found = model.eval()(images)
+    return what, float((found - ours).abs().max()), ""
+
+
+def _write_folder(state: dict[str, Tensor], target: Path, extra: dict[str, Any]) -> None:
+    if target.suffix == ".safetensors":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        native.write_whole(target, lambda path: save_file(state, path, metadata={"format": "pt"}))
+        return
+    if target.exists() and not target.is_dir():
+        raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
+    target.mkdir(parents=True, exist_ok=True)
+    native.write_whole(target / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
+    for name, values in extra.items():
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        native.write_whole(target / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+
+
+def _write_npz(state: dict[str, Tensor], target: Path) -> None:
+    if target.suffix != ".npz":
+        raise CheckpointError(f"{target}: a JAX checkpoint is one file: name it {target.name}.npz.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def save(path: Path) -> None:
+        with path.open("wb") as file:  # a file object, because np.savez adds .npz to a name
+            np.savez(file, **{key: value.numpy() for key, value in state.items()})  # type: ignore[arg-type]
+
+    native.write_whole(target, save)
+
+
+def _eps_note(who: str, c: Any) -> list[str]:
+    if c.norm.eps == 1e-6:
+        return []
+    return [f"{who} uses LayerNorm eps 1e-6, this network {c.norm.eps:g}: its numbers will differ a little there."]
+
+
+def _size_note(c: Any) -> list[str]:
+    if c.image_size[0] == c.image_size[1]:
+        return []
+    return [f"an .npz does not say its grid: load it with image_size={c.image_size}."]

@@ -1,0 +1,42 @@
+"""facebook's own files: DeiT, DINO, MAE encoders, DINOv2 with and without registers. timm's names, with additions."""
+
+from __future__ import annotations
+
+from vitlab.checkpoints import timm
+from vitlab.checkpoints.files import BESIDE
+from vitlab.checkpoints.keymap import ONE_ROW, Dialect, Rule, State
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "how": "crop"}
+
+RULES = (
+    *timm.RULES,
+    Rule("register_tokens", "register_tokens"),
+    Rule("mask_token", "mask_token", ONE_ROW),
+    Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.w12.*"),  # DINOv2's giant: SwiGLU
+    Rule("blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.w3.*"),
+)
+
+
+def _recognise(keys: set[str]) -> bool:
+    own = keys & {"mask_token", "register_tokens", "decoder_pos_embed"} or any(key.startswith(BESIDE) for key in keys)
+    return timm.DIALECT.recognise(keys) and bool(own)
+
+
+def _hints(state: State) -> dict[str, object]:
+    if "register_tokens" in state:
+        return {"resize_rule": "bicubic_antialias"}
+    return {"resize_rule": "bicubic_offset"}
+
+
+DIALECT = Dialect(
+    name="facebook",
+    rules=RULES,
+    recognise=_recognise,
+    assumed={"eps": 1e-6, "activation": "gelu"},
+    preprocess=IMAGENET,
+    hints=_hints,
+    ignored={
+        "decoder_.*": "MAE's decoder: only the encoder is loaded",
+        BESIDE.replace(".", r"\.") + ".*": "stands beside the backbone: DINO's projection head",
+    },
+)

@@ -1,0 +1,88 @@
+"""Google's JAX files (.npz): kernels are (in, out), heads have an axis of their own, so the file tells their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Rule, State
+from vitlab.models.vit_config import ViTConfig
+
+
+def _write_qkv(t: Tensor, n: int, heads: int) -> list[Tensor]:
+    return [part.T.reshape(part.shape[1], heads, -1) for part in t.chunk(n)]
+
+
+CONV = Codec(lambda p: p[0].permute(3, 2, 0, 1), lambda t, n, h: [t.permute(2, 3, 1, 0)])  # HWIO <-> OIHW
+QKV = Codec(lambda parts: torch.cat([p.flatten(1).T for p in parts]), _write_qkv)  # 3 x (D, h, d) <-> (3hd, D)
+QKV_BIAS = Codec(
+    lambda parts: torch.cat([p.flatten() for p in parts]), lambda t, n, h: [p.reshape(h, -1) for p in t.chunk(n)]
+)
+OUT = Codec(lambda p: p[0].flatten(0, 1).T, lambda t, n, h: [t.T.reshape(h, -1, t.shape[0])])  # (h, d, D) <-> (D, hd)
+
+BLOCK = "Transformer/encoderblock_{i}/"
+ATTENTION = BLOCK + "MultiHeadDotProductAttention_1/"
+RULES = (
+    Rule("patch_embed.proj.weight", "embedding/kernel", CONV),
+    Rule("patch_embed.proj.bias", "embedding/bias"),
+    Rule("class_token", "cls"),
+    Rule("positions.table", "Transformer/posembed_input/pos_embedding"),
+    Rule("blocks.{i}.norm1.weight", BLOCK + "LayerNorm_0/scale"),
+    Rule("blocks.{i}.norm1.bias", BLOCK + "LayerNorm_0/bias"),
+    Rule("blocks.{i}.attention.qkv.weight", tuple(ATTENTION + f"{x}/kernel" for x in ("query", "key", "value")), QKV),
+    Rule("blocks.{i}.attention.qkv.bias", tuple(ATTENTION + f"{x}/bias" for x in ("query", "key", "value")), QKV_BIAS),
+    Rule("blocks.{i}.attention.proj.weight", ATTENTION + "out/kernel", OUT),
+    Rule("blocks.{i}.attention.proj.bias", ATTENTION + "out/bias"),
+    Rule("blocks.{i}.norm2.weight", BLOCK + "LayerNorm_2/scale"),
+    Rule("blocks.{i}.norm2.bias", BLOCK + "LayerNorm_2/bias"),
+    Rule("blocks.{i}.mlp.fc1.weight", BLOCK + "MlpBlock_3/Dense_0/kernel", TRANSPOSE),
+    Rule("blocks.{i}.mlp.fc1.bias", BLOCK + "MlpBlock_3/Dense_0/bias"),
+    Rule("blocks.{i}.mlp.fc2.weight", BLOCK + "MlpBlock_3/Dense_1/kernel", TRANSPOSE),
+    Rule("blocks.{i}.mlp.fc2.bias", BLOCK + "MlpBlock_3/Dense_1/bias"),
+    Rule("norm.weight", "Transformer/encoder_norm/scale"),
+    Rule("norm.bias", "Transformer/encoder_norm/bias"),
+    Rule("pre_logits.weight", "pre_logits/kernel", TRANSPOSE),
+    Rule("pre_logits.bias", "pre_logits/bias"),
+    Rule("head.weight", "head/kernel", TRANSPOSE),
+    Rule("head.bias", "head/bias"),
+)
+
+
+def _heads(state: State) -> dict[str, Any]:
+    kernel = state.get("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel")
+    return {} if kernel is None or kernel.ndim != 3 else {"heads": kernel.shape[1]}
+
+
+DIALECT = Dialect(
+    name="jax",
+    rules=RULES,
+    recognise=lambda keys: "Transformer/encoder_norm/scale" in keys,
+    assumed={"eps": 1e-6, "activation": "gelu"},
+    preprocess={"interpolation": "bilinear"},  # mean and std 0.5
+    hints=_heads,
+)
+
+
+def check_writable(c: ViTConfig) -> None:
+    refuse = {
+        f"positions={c.positions.kind}": c.positions.kind != "learned",
+        "a network without class token": not c.tokens.class_token,
+        f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none",
+        "registers": bool(c.tokens.registers),
+        "distill_token": c.tokens.distill_token,
+        "mask_token": c.tokens.mask_token,
+        f"pooling={c.head.pooling}": c.head.pooling not in ("class", "mean"),
+        "norm=post": c.norm.kind == "post",
+        "norm_pre": c.norm.norm_pre,
+        "qk_norm": c.attention.qk_norm,
+        "qkv_bias=False": not c.attention.qkv_bias,
+        "layer_scale": bool(c.residual.layer_scale),
+        "mlp=swiglu": c.mlp.kind == "swiglu",
+        "stem=conv": c.stem.kind == "conv",
+        "patch_norms": c.stem.patch_norms,
+        "patch_bias=False": not c.stem.patch_bias,
+    }
+    if found := [what for what, wrong in refuse.items() if wrong]:
+        raise ValueError(f"the JAX layout cannot express {', '.join(found)}. Use --to native.")

@@ -1,0 +1,143 @@
+"""A small two-way rename table: foreign key names <-> ours, and how the tensors under them change shape on the way.
+
+    Rule("blocks.{i}.attention.proj.*", "encoder.layer.{i}.attention.output.dense.*")
+
+`{i}` is a layer number, `*` is weight and bias, `{p}` an optional prefix the dialect names. A foreign key that no rule
+takes is an error: the field's most expensive bug is the right weights in a slightly wrong network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """`read` makes one of our tensors from theirs; `write` is its inverse, and may need the number of heads."""
+
+    read: Callable[[list[Tensor]], Tensor]
+    write: Callable[[Tensor, int, int], list[Tensor]] | None = None  # (ours, how many parts, heads)
+
+
+def _as_is(parts: list[Tensor]) -> Tensor:
+    return parts[0]
+
+
+SAME = Codec(_as_is, lambda t, n, h: [t])
+JOIN = Codec(torch.cat, lambda t, n, h: list(t.chunk(n)))  # query, key, value <-> one matrix
+TRANSPOSE = Codec(lambda parts: parts[0].T, lambda t, n, h: [t.T])
+ONE_ROW = Codec(lambda parts: parts[0].reshape(1, -1), lambda t, n, h: [t])  # (1, 1, D) or (1, D) -> (1, D)
+TOKENS = Codec(lambda parts: parts[0].reshape(1, -1, parts[0].shape[-1]))  # (n, D) -> (1, n, D)
+
+
+@dataclass(frozen=True)
+class Rule:
+    ours: str
+    theirs: str | tuple[str, ...]
+    codec: Codec = SAME
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One library's names, and what its bare files leave unsaid."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    recognise: Callable[[set[str]], bool]
+    assumed: Mapping[str, Any]  # eps and activation, as this library usually has them
+    preprocess: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)  # what is certain in this dialect, e.g. the resize rule
+    prefixes: tuple[str, ...] = ("",)  # what {p} may stand for
+    ignored: Mapping[str, str] = field(default_factory=dict)  # regex of keys -> why they are left out
+    hints: Callable[[State], dict[str, Any]] = lambda state: {}  # options that this layout shows, e.g. JAX's heads
+
+
+@dataclass
+class Renamed:
+    """Foreign tensors under our names, where each came from, and what was left over."""
+
+    tensors: State
+    origin: dict[str, tuple[str, ...]]
+    unused: dict[str, str]  # foreign key -> why
+
+
+def expand(rule: Rule, prefix: str) -> list[Rule]:
+    """`*` -> weight and bias, `{p}` -> the prefix."""
+    suffixes = ("weight", "bias") if rule.ours.endswith("*") else ("",)
+    return [
+        Rule(
+            rule.ours.removesuffix("*") + suffix,
+            tuple((key.removesuffix("*") + suffix if suffix else key).replace("{p}", prefix) for key in rule.keys),
+            rule.codec,
+        )
+        for suffix in suffixes
+    ]
+
+
+def read(dialect: Dialect, state: State) -> Renamed:
+    """Foreign names to ours. Raises where keys are left over that the dialect does not know."""
+    prefix = max(dialect.prefixes, key=lambda p: sum(key.startswith(p) for key in state) if p else 0)
+    tensors: State = {}
+    origin: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for rule in (r for table_rule in dialect.rules for r in expand(table_rule, prefix)):
+        pattern = re.compile(re.escape(rule.keys[0]).replace(r"\{i\}", r"(\d+)"))
+        for key in state:
+            if not (match := pattern.fullmatch(key)):
+                continue
+            number = match[1] if match.groups() else ""
+            theirs = tuple(k.replace("{i}", number) for k in rule.keys)
+            ours = rule.ours.replace("{i}", number)
+            if ours in tensors or taken.intersection(theirs):
+                continue
+            if absent := [k for k in theirs if k not in state]:
+                raise ValueError(
+                    f"{key} is there but {absent[0]} is missing: the {dialect.name} weights are incomplete."
+                )
+            tensors[ours] = rule.codec.read([state[k] for k in theirs]).contiguous()
+            origin[ours] = theirs
+            taken.update(theirs)
+    unused: dict[str, str] = {}
+    for key in state.keys() - taken:
+        reason = next((why for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)), None)
+        if reason is None:
+            stray = sorted(state.keys() - taken)
+            raise ValueError(
+                f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. "
+                "If this network is another one, write a rename table and pass map='keys.toml' (--map keys.toml)."
+            )
+        unused[key] = reason
+    return Renamed(tensors, origin, dict(sorted(unused.items())))
+
+
+def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "", heads: int) -> State:
+    """Our names to theirs; a tensor of ours that the dialect has no name for is an error."""
+    found: State = {}
+    expanded = [r for rule in rules for r in expand(rule, prefix)]
+    for ours, tensor in state.items():
+        for rule in expanded:
+            match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), ours)
+            if match:
+                number = match[1] if match.groups() else ""
+                assert rule.codec.write is not None, f"{name} is read-only at {ours}"
+                parts = rule.codec.write(tensor, len(rule.keys), heads)
+                for key, part in zip(rule.keys, parts, strict=True):
+                    found[key.replace("{i}", number)] = part.contiguous()
+                break
+        else:
+            raise ValueError(
+                f"{name} has no name for {ours}: this network cannot be written in that layout. Use --to native."
+            )
+    return found

@@ -1,0 +1,134 @@
+"""timm's VisionTransformer and VisionTransformerDistilled: state dict, and the folder its hub uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitlab.checkpoints.keymap import Dialect, Rule, State
+from vitlab.models.vit_config import VARIANTS, ViTConfig
+
+RULES = (
+    Rule("patch_embed.proj.*", "patch_embed.proj.*"),
+    Rule("class_token", "cls_token"),
+    Rule("distill_token", "dist_token"),
+    Rule("register_tokens", "reg_token"),
+    Rule("positions.table", "pos_embed"),
+    Rule("norm_pre.*", "norm_pre.*"),
+    Rule("blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
+    Rule("blocks.{i}.attention.qkv.*", "blocks.{i}.attn.qkv.*"),
+    Rule("blocks.{i}.attention.q_norm.*", "blocks.{i}.attn.q_norm.*"),
+    Rule("blocks.{i}.attention.k_norm.*", "blocks.{i}.attn.k_norm.*"),
+    Rule("blocks.{i}.attention.proj.*", "blocks.{i}.attn.proj.*"),
+    Rule("blocks.{i}.scale1.gamma", "blocks.{i}.ls1.gamma"),
+    Rule("blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
+    Rule("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
+    Rule("blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
+    Rule("blocks.{i}.scale2.gamma", "blocks.{i}.ls2.gamma"),
+    Rule("norm.*", "norm.*"),
+    Rule("head_norm.*", "fc_norm.*"),
+    Rule("pre_logits.*", "pre_logits.fc.*"),
+    Rule("head.*", "head.*"),
+    Rule("head_distill.*", "head_dist.*"),
+)
+
+DIALECT = Dialect(
+    name="timm",
+    rules=RULES,
+    recognise=lambda keys: "blocks.0.attn.qkv.weight" in keys and "patch_embed.proj.weight" in keys,
+    assumed={"eps": 1e-6, "activation": "gelu"},
+    preprocess={"interpolation": "bicubic", "how": "crop"},  # mean and std 0.5, as timm's own ViT weights have
+    options={"resize_rule": "bicubic_antialias"},
+)
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
+
+
+def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A timm hub folder's config.json -> options for our config, and preprocess values."""
+    args = config.get("model_args", {})
+    cfg = config.get("pretrained_cfg", {})
+    options: dict[str, Any] = {}
+    for theirs, ours in (("num_heads", "heads"), ("img_size", "image_size"), ("act_layer", "activation")):
+        if theirs in args:
+            options[ours] = args[theirs]
+    if "heads" not in options:
+        size = str(config.get("architecture", "")).split("_")[1:2]
+        sizes = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+        if size and size[0] in sizes and VARIANTS[sizes[size[0]]]["width"] == state["patch_embed.proj.weight"].shape[0]:
+            options["heads"] = VARIANTS[sizes[size[0]]]["heads"]
+    if "eps" in config.get("vitlab", {}):
+        options["eps"] = config["vitlab"]["eps"]
+    if "activation" in options and options["activation"] not in ACTIVATIONS:
+        raise ValueError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
+    if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
+        options["image_size"] = tuple(cfg["input_size"][1:])
+    pooled = args.get("global_pool", config.get("global_pool"))
+    if pooled == "avg" and "fc_norm.weight" not in state:
+        options["pooling"] = "mean"
+    preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
+    if "crop_pct" in cfg and len(cfg.get("input_size", ())) == 3:
+        preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"])}
+    return options, preprocess
+
+
+def check_writable(c: ViTConfig) -> None:
+    """timm's VisionTransformer must be able to be this network."""
+    refuse = {
+        f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
+        "stem=conv": c.stem.kind == "conv",
+        "patch_norms": c.stem.patch_norms,
+        "norm=post": c.norm.kind == "post",
+        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
+        f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
+        "mlp=swiglu": c.mlp.kind == "swiglu",
+        "head_hidden": bool(c.head.head_hidden),
+        "mask_token": c.tokens.mask_token,
+        "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
+        "patch bias together with norm_pre": c.norm.norm_pre == c.stem.patch_bias,
+        "registers without positions beside a class token with one": bool(
+            c.tokens.registers and c.positions.prefix_positions == "class"
+        ),
+    }
+    if found := [what for what, wrong in refuse.items() if wrong]:
+        raise ValueError(f"timm's ViT cannot express {', '.join(found)}. Use --to native.")
+
+
+def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
+    """config.json of a timm hub folder; model_args say everything, so that no released name has to fit."""
+    args: dict[str, Any] = {
+        "img_size": list(c.image_size),
+        "patch_size": c.patch_size,
+        "in_chans": c.channels,
+        "embed_dim": c.width,
+        "depth": c.depth,
+        "num_heads": c.heads,
+        "mlp_ratio": c.mlp.mlp_ratio,
+        "qkv_bias": c.attention.qkv_bias,
+        "qk_norm": c.attention.qk_norm,
+        "class_token": c.tokens.class_token,
+        "reg_tokens": c.tokens.registers,
+        "no_embed_class": c.positions.prefix_positions == "none",
+        "pos_embed": "learn" if c.positions.kind == "learned" else "none",
+        "init_values": c.residual.layer_scale or None,
+        "pre_norm": c.norm.norm_pre,
+        "global_pool": "token" if c.head.pooling == "class" else "avg",
+        "fc_norm": c.head.pooling == "mean_norm",
+        "act_layer": c.mlp.activation,
+    }
+    size = next((s for s, v in (("tiny", 192), ("small", 384), ("base", 768), ("large", 1024)) if v == c.width), "base")
+    name = f"deit_{size}_distilled_patch16_224" if c.tokens.distill_token else f"vit_{size}_patch16_224"
+    return {
+        "architecture": name,
+        "num_classes": c.classes,
+        "num_features": c.width,
+        "global_pool": args["global_pool"],
+        "model_args": args,
+        "vitlab": {"eps": c.norm.eps},  # timm's own ViT always has 1e-6; this lets the file come back exactly
+        "pretrained_cfg": {
+            "input_size": [c.channels, *c.image_size],
+            "interpolation": preprocess.interpolation,
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "crop_pct": min(preprocess.size) / preprocess.resize if isinstance(preprocess.resize, int) else 1.0,
+            "num_classes": c.classes,
+        },
+    }

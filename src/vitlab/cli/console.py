@@ -1,0 +1,65 @@
+"""What the verbs share: the console, numbers in words, and how errors are shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def out() -> Any:
+    """The console for results; wide when piped, so that no table is cut."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+
+
+def say(text: str) -> None:
+    """A remark beside the result: to stderr, so that --json output stays clean."""
+    print(text, file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def count(n: int) -> str:
+    return f"{n:,}"
+
+
+def short(n: float) -> str:
+    """12345678 -> 12.35 M"""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return str(int(n))
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """384 or 384x256 (height x width)."""
+    if text is None:
+        return None
+    parts = text.lower().replace("×", "x").split("x")
+    if len(parts) not in (1, 2) or not all(p.strip().isdigit() for p in parts):
+        raise ValueError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
+    numbers = [int(p) for p in parts]
+    return (numbers[0], numbers[-1])
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """VITLAB_DEBUG=1 shows the whole traceback."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if os.environ.get("VITLAB_DEBUG"):
+            raise
+        say(f"vitlab: error: {error}")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        say("vitlab: stopped.")
+        raise SystemExit(130) from None

@@ -1,0 +1,68 @@
+"""vitlab convert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vitlab.checkpoints import convert
+from vitlab.checkpoints.load import load_with_report
+from vitlab.checkpoints.report import Report
+from vitlab.cli.console import out, parse_size, print_json, say
+
+COLOURS = {"matched": "green", "resized": "cyan", "new": "yellow", "missing": "red", "unused": "yellow"}
+
+
+def run(
+    source: str,
+    target: Path,
+    to: str,
+    check: bool,
+    map: Path | None,
+    size: str | None,
+    told: dict[str, Any],
+    force: bool,
+    json: bool,
+) -> None:
+    if to not in convert.TARGETS:
+        raise ValueError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
+    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
+    told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
+    model, report = load_with_report(source, map=map, **told)
+    report.notes += convert.write(model, target, to)
+    rows = convert.check(source, target, to, model) if check else []
+    if json:
+        compared = [dict(what=what, max_difference=difference, remark=remark) for what, difference, remark in rows]
+        print_json({**report.to_dict(), "written": str(target), "to": to, "check": compared})
+    else:
+        _show(report)
+        out().print(f"written: {target} ({to})")
+        for what, difference, remark in rows:
+            shown = remark if difference is None else f"largest logit difference {difference:.2e}"
+            out().print(f"check: {what}: {shown}")
+    wrong = [what for what, difference, _ in rows if difference is not None and not difference <= convert.TOLERANCE]
+    if wrong:
+        say(f"vitlab: error: logits differ by more than {convert.TOLERANCE:g}: {'; '.join(wrong)}")
+        raise SystemExit(1)
+
+
+def _show(report: Report) -> None:
+    from rich.table import Table
+
+    console = out()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "ours", f"theirs ({report.dialect})", "shape", ""):
+        table.add_column(column)
+    for row in report.rows:
+        table.add_row(
+            f"[{COLOURS[row.status]}]{row.status}[/]",
+            row.ours or "-",
+            " + ".join(row.theirs) or "-",
+            " x ".join(map(str, row.shape)),
+            row.note,
+        )
+    console.print(table)
+    console.print(", ".join(f"{n} {status}" for status, n in report.counts().items()))
+    for note in report.notes:
+        console.print(f"note: {note}")

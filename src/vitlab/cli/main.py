@@ -1,0 +1,118 @@
+"""vitlab VERB ...: the verbs and their options. What they do lives in the module of the same name, imported on use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.version import __version__
+
+app = typer.Typer(
+    name="vitlab",
+    help="Build, train, look inside and ship Vision Transformers.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Heads = Annotated[int | None, typer.Option(help="Number of heads, where bare weights cannot tell.")]
+Size = Annotated[
+    str | None, typer.Option("--image-size", metavar="HxW", help="Image size: 384, or height x width: 384x256.")
+]
+Map = Annotated[Path | None, typer.Option("--map", help="Rename table (TOML) for a stranger's network.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"vitlab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Build, train, look inside and ship Vision Transformers."""
+
+
+@app.command()
+def inspect(
+    what: Annotated[str, typer.Argument(metavar="NAME|CHECKPOINT", help="A model's name, or a checkpoint.")],
+    image_size: Size = None,
+    batch: Annotated[int, typer.Option(help="Images per batch.")] = 1,
+    depth: Annotated[int, typer.Option(help="Detail: 1 model, 2 blocks, 3 their parts, 4 every step.", min=1)] = 4,
+    all_blocks: Annotated[bool, typer.Option("--all-blocks", help="List equal blocks one by one.")] = False,
+    grads: Annotated[bool, typer.Option("--grads", help="Run one backward pass and list gradient norms.")] = False,
+    heads: Heads = None,
+    json: Json = False,
+) -> None:
+    """Show every step of the forward pass: shape, meaning, parameters, MACs, memory."""
+    from vitlab.cli import inspect as verb
+
+    verb.run(what, image_size, batch, depth, all_blocks, grads, heads, json)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?.")] = "*",
+    json: Json = False,
+) -> None:
+    """List the models by name, with parameters and MACs."""
+    from vitlab.cli import models as verb
+
+    verb.run(pattern, json)
+
+
+@app.command()
+def predict(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, or hf-hub:owner/name.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files.")],
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
+    heads: Heads = None,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Say what is in pictures. A file that cannot be read is reported; the others go on (exit code 1)."""
+    from vitlab.cli import predict as verb
+
+    verb.run(checkpoint, images, top, heads, image_size, json)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Any checkpoint, or hf-hub:owner/name.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; for jax an .npz file.")],
+    to: Annotated[str, typer.Option("--to", metavar="native|timm|hf|jax", help="Layout to write.")] = "native",
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare logits, also in the other library if it is here.")
+    ] = False,
+    map: Map = None,
+    heads: Heads = None,
+    image_size: Size = None,
+    classes: Annotated[int | None, typer.Option(help="Give the model a new head of so many classes.")] = None,
+    eps: Annotated[float | None, typer.Option(help="LayerNorm eps, where the file does not say.")] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing DST.")] = False,
+    json: Json = False,
+) -> None:
+    """Convert weights between libraries, with a key-by-key report."""
+    from vitlab.cli import convert as verb
+
+    told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation}
+    verb.run(source, target, to, check, map, image_size, told, force, json)
+
+
+def run() -> None:
+    """The console script: errors a user can cause end in one clear line, not in a traceback."""
+    from vitlab.cli.console import reporting_errors
+
+    with reporting_errors():
+        app()

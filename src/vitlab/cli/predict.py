@@ -1,0 +1,62 @@
+"""vitlab predict."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from vitlab.checkpoints.load import load
+from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.inference import Prediction, predict
+
+
+def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, json: bool) -> None:
+    options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load(checkpoint, **{k: v for k, v in options.items() if v is not None})
+    for note in caught:
+        say(f"note: {note.message}")
+    found = _predict(model, images, top)
+    if json:
+        print_json([p.to_dict() for p in found])
+    else:
+        _show(found)
+    failed = [p for p in found if p.error is not None]
+    for p in failed:
+        say(f"vitlab: {p.error}")
+    if failed:
+        say(f"{len(failed)} of {len(found)} pictures could not be read.")
+        raise SystemExit(1)
+
+
+def _predict(model: Any, images: list[str], top: int) -> list[Prediction]:
+    """With a progress bar where someone watches and there is enough to watch."""
+    if len(images) <= 16 or not sys.stderr.isatty():
+        return predict(model, images, top=top)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("pictures", total=len(images))
+        return predict(model, images, top=top, progress=lambda done: bar.advance(task, done))
+
+
+def _show(found: list[Prediction]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = out()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("picture")
+    table.add_column("class")
+    table.add_column("probability", justify="right")
+    table.add_column("")
+    for p in found:
+        for rank, (label, chance) in enumerate(p.scores):
+            bar = "█" * round(20 * chance)
+            table.add_row(escape(Path(p.name).name) if rank == 0 else "", escape(label), f"{chance:.1%}", bar)
+    if table.row_count:
+        console.print(table)

@@ -1,0 +1,1 @@
+"""What a model sees and does, shown through Trace."""

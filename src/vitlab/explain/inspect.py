@@ -1,0 +1,312 @@
+"""Every step of a forward pass in order: shape, meaning, parameters, MACs, activation memory. No weights are needed.
+
+    vitlab.inspect("vit_base").steps[0]
+
+The model runs on meta tensors, where torch's FLOP counter also sees fused attention (on CPU tensors it counts 0), and
+once on fake CPU tensors to see what a backward pass would have to keep.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlab.checkpoints import hub, load
+from vitlab.layers.attention import kernel_name
+from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
+from vitlab.models import registry
+
+PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
+MEANINGS: dict[str, str] = {
+    "patch_embed": "every {patch_size}x{patch_size} patch becomes a token of {width} numbers (eq. 1)",
+    "prefix": "{layout}",
+    "positions": "+ {positions} positions (eq. 1)",
+    "norm_pre": "LayerNorm before the blocks",
+    "norm1": "LayerNorm",
+    "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}",
+    "heads": "softmax(q k^T / sqrt({head_dim})) v; {heads} heads side by side",
+    "proj": "heads mixed",
+    "after_attention": "+ residual (eq. 2)",
+    "norm2": "LayerNorm",
+    "fc1": "{mlp}: {width} to {hidden} channels",
+    "fc2": "{mlp}: back to {width}",
+    "tokens": "+ residual (eq. 3)",
+    "norm": "final LayerNorm (eq. 4)",
+    "pool": "{pooling} pooling: one vector per image",
+    "pre_logits": "tanh layer before the classifier",
+    "head": "one score for each of {classes} classes",
+}
+
+
+@dataclass
+class Step:
+    name: str  # blocks.0.attention.qkv
+    shape: tuple[int, ...]
+    meaning: str = ""
+    parameters: int = 0
+    macs: int = 0
+    memory: int = 0  # bytes that a backward pass keeps from this step
+
+
+@dataclass
+class Inspection:
+    name: str
+    image_size: tuple[int, int]
+    batch: int
+    tokens: str
+    backend: str
+    steps: list[Step]
+    unused: list[str] = field(default_factory=list)  # parameters that no step read
+
+    @property
+    def parameters(self) -> int:
+        return sum(step.parameters for step in self.steps)
+
+    @property
+    def macs(self) -> int:
+        return sum(step.macs for step in self.steps)
+
+    @property
+    def memory(self) -> int:
+        return sum(step.memory for step in self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        total = {
+            "parameters": self.parameters,
+            "macs": self.macs,
+            "flops": 2 * self.macs,
+            "activation_bytes": self.memory,
+        }
+        return {**asdict(self), "total": total}
+
+    def at_depth(self, depth: int) -> list[Step]:
+        """Steps summed to `depth` name parts: 1 model, 2 blocks, 3 their parts, 4 everything."""
+        groups: dict[str, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            groups[".".join(step.name.split(".")[:depth])].append(step)
+        return [
+            steps[0]
+            if len(steps) == 1
+            else Step(
+                name,
+                steps[-1].shape,
+                f"{len(steps)} steps" if depth == 1 else "",
+                sum(s.parameters for s in steps),
+                sum(s.macs for s in steps),
+                sum(s.memory for s in steps),
+            )
+            for name, steps in groups.items()
+        ]
+
+
+class _Recorder(Trace):
+    """A trace that is shown every step and keeps only its name, shape and what was counted since the last one."""
+
+    def __init__(self, since_last: Callable[[], Any]):
+        super().__init__("every step")
+        self.since_last = since_last
+        self.marks: list[tuple[str, int | None, tuple[int, ...], Any]] = []
+
+    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
+        self.layout = layout
+
+    def at(self, layer: int) -> LayerTrace:
+        return LayerTrace(self, layer)
+
+    def wants(self, kind: str) -> bool:
+        return False  # nothing is to be computed beside the pass
+
+    def mark(self, kind: str, value: Tensor, layer: int | None = None) -> None:
+        self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
+
+
+class _ParametersRead(TorchDispatchMode):
+    """Notes which parameters the operations read, by their storage, so that each step is charged for its own."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.names: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in model.named_parameters():
+            self.names[_storage(parameter)].append(name)
+        self.read: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self.read += self.names.pop(_storage(tensor), [])
+        return func(*args, **(kwargs or {}))
+
+    def since_last(self) -> list[str]:
+        read, self.read = self.read, []
+        return read
+
+
+def inspect(
+    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
+) -> Inspection:
+    """Inspect a model, a registered name or a checkpoint at any image size that fits; no memory of its size is needed."""
+    if batch < 1:
+        raise ValueError(f"batch={batch} must be at least 1.")
+    family, config, name = _resolve(what, options)
+    size: tuple[int, int] = config.image_size
+    if image_size is not None:
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    shape = (batch, config.channels, *size)
+    with torch.device("meta"):
+        model = registry.build(family, config).eval()
+        images = torch.empty(shape)
+        used = _ParametersRead(model)
+        flops = FlopCounterMode(display=False)
+        last = 0
+
+        def counted() -> tuple[int, list[str]]:
+            nonlocal last
+            before, last = last, flops.get_total_flops()
+            return (last - before) // 2, used.since_last()
+
+        recorder = _Recorder(counted)
+        with torch.no_grad(), flops, used:
+            model(images, trace=recorder)
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    memory = _memory(family, config, shape)
+    words = _words(config, recorder.layout)
+    steps = [
+        Step(
+            _step_name(kind, layer),
+            found,
+            MEANINGS.get(kind, "").format(**words),
+            sum(sizes[n] for n in names),
+            macs,
+            memory.get((kind, layer), 0),
+        )
+        for kind, layer, found, (macs, names) in recorder.marks
+    ]
+    unused = [n for names in used.names.values() for n in names]
+    return Inspection(name, size, batch, str(recorder.layout), kernel_name(model), steps, unused)
+
+
+def _resolve(what: Any, options: dict[str, Any]) -> tuple[str, Any, str]:
+    """A model, a name or a checkpoint -> family, config and what to call it."""
+    if not isinstance(what, str | Path):
+        return what.family, what.config.with_options(**options), type(what).__name__
+    if str(what).startswith(hub.PREFIX) or Path(what).exists():
+        model, _ = load.load_with_report(what, **options)
+        return model.family, model.config, str(what)
+    entry, config = registry.build_config(str(what), **options)
+    return entry.family, config, entry.name
+
+
+def _memory(family: str, config: Any, shape: tuple[int, ...]) -> dict[tuple[str, int | None], int]:
+    """Bytes that each step leaves behind for the backward pass of one training step in float32."""
+    kept: dict[int, int] = {}
+    held: list[Tensor] = []  # storages must stay alive, or their addresses come up again
+    counted = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        held.append(tensor)
+        kept.setdefault(_storage(tensor), tensor.untyped_storage().nbytes())
+        return tensor
+
+    def since_last() -> int:
+        nonlocal counted
+        before, counted = counted, sum(kept.values())
+        return counted - before
+
+    with torch.device("meta"):
+        model = registry.build(family, config.with_options(gradient_checkpointing=False)).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")  # fake: CPU kernels are chosen, nothing is allocated
+        for parameter in model.parameters():
+            kept[_storage(parameter)] = 0  # weights are kept anyway
+        recorder = _Recorder(since_last)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.empty(shape), trace=recorder)
+    return {(kind, layer): count for kind, layer, _, count in recorder.marks}
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _step_name(kind: str, layer: int | None) -> str:
+    if layer is None:
+        return kind
+    return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
+
+
+def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
+    """What the meanings are filled with."""
+    return {
+        "layout": layout,
+        "patch_size": config.patch_size,
+        "width": config.width,
+        "heads": config.heads,
+        "head_dim": config.head_dim or config.width // config.heads,
+        "hidden": config.mlp_hidden,
+        "positions": config.positions.kind,
+        "mlp": "SwiGLU" if config.mlp.kind == "swiglu" else f"MLP, {config.mlp.activation}",
+        "pooling": config.head.pooling,
+        "classes": config.classes,
+    }
+
+
+@dataclass
+class Gradient:
+    name: str
+    norm: float
+    verdict: str = ""  # "dead" or "exploding"
+
+
+def gradients(
+    model: Any, *, image_size: tuple[int, int] | None = None, batch: int = 2, seed: int = 0
+) -> list[Gradient]:
+    """One backward pass on random images and labels: the gradient's norm of every parameter, in order."""
+    c = model.config
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch, c.channels, *(image_size or c.image_size), generator=generator)
+    model.train()
+    model.zero_grad(set_to_none=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        out = model(images)
+    if c.classes:
+        F.cross_entropy(out, torch.randint(c.classes, (batch,), generator=generator)).backward()
+    else:
+        out.square().mean().backward()
+    found = []
+    for name, parameter in model.named_parameters():
+        norm = 0.0 if parameter.grad is None else float(parameter.grad.norm())
+        verdict = "dead" if norm == 0.0 else "exploding" if not norm < 1e3 else ""
+        found.append(Gradient(name, norm, verdict))
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    return found
+
+
+def size_of(name: str) -> tuple[int, int]:
+    """Parameters and MACs (one image) of a registered model.
+
+    Blocks are equal, so both grow by the same step with each one: two shallow models tell the deep one's size exactly.
+    """
+    entry, config = registry.build_config(name)
+    one, two = (_count(entry.family, config.with_options(depth=depth)) for depth in (1, 2))
+    depth: int = config.depth  # type: ignore[attr-defined]
+    return one[0] + (two[0] - one[0]) * (depth - 1), one[1] + (two[1] - one[1]) * (depth - 1)
+
+
+def _count(family: str, config: Any) -> tuple[int, int]:
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
+        model = registry.build(family, config).eval()
+        model(torch.empty(1, config.channels, *config.image_size))
+    return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2

@@ -1,0 +1,153 @@
+"""Preprocess: how a picture becomes a model's input, and how a place in that input maps back to the picture.
+
+It travels inside the checkpoint as JSON. Resizing is Pillow's, on 8-bit pixels, so it agrees with the image processors
+that released weights were evaluated with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.images.read import Source, read_image
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the model's view lies: the picture is resized to `resized`, then the view starts at (top, left)."""
+
+    original: tuple[int, int]  # (H, W)
+    resized: tuple[int, int]
+    top: int  # negative where the view is larger than the resized picture (padding)
+    left: int
+
+    def to_original(self, box: Box) -> Box:
+        """A box in the model's pixels -> in the original picture's; it may reach outside where the view was padded."""
+        x, y = self.original[1] / self.resized[1], self.original[0] / self.resized[0]
+        left, top, right, bottom = box
+        return ((left + self.left) * x, (top + self.top) * y, (right + self.left) * x, (bottom + self.top) * y)
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """how: "stretch" to size; "crop" the centre after resizing; "fit" inside size, with padding of the mean colour."""
+
+    size: tuple[int, int]  # (H, W) of the model's input
+    how: Literal["stretch", "crop", "fit"] = "stretch"
+    resize: int | tuple[int, int] | None = None  # for crop: the shorter side, or (H, W) exactly; None: just covers size
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    scale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        for name in ("size", "mean", "std", "resize"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
+        if isinstance(self.size, int):
+            object.__setattr__(self, "size", (self.size, self.size))
+        if len(self.size) != 2 or min(self.size) < 1:
+            raise ValueError(f"size={self.size} must be (height, width), each at least 1.")
+        if self.how not in ("stretch", "crop", "fit"):
+            raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
+        if self.interpolation not in RESAMPLING:
+            raise ValueError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+            raise ValueError(f"mean={self.mean} and std={self.std} must hold 1 or 3 numbers each, std above 0.")
+
+    def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
+        """One picture (path, bytes, array or PIL image) -> (C, H, W), normalised."""
+        return self.normalize(self.view(read_image(source, name=name)))
+
+    def batch(self, sources: Iterable[Source]) -> Tensor:
+        """Several pictures -> (B, C, H, W)."""
+        return torch.stack([self(source) for source in sources])
+
+    def view(self, image: Image.Image) -> Image.Image:
+        """What the model sees, as a picture of `size`, before normalising."""
+        image = image.convert("L" if len(self.mean) == 1 else "RGB")
+        g = self.geometry((image.height, image.width))
+        if (image.height, image.width) != g.resized:
+            image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
+        H, W = self.size
+        if (g.top, g.left) == (0, 0) and g.resized == self.size:
+            return image
+        fill = [round(m / self.scale) if self.how == "fit" else 0 for m in self.mean]
+        canvas = Image.new(image.mode, (W, H), tuple(fill) if len(fill) > 1 else fill[0])
+        canvas.paste(image, (-g.left, -g.top))
+        return canvas
+
+    def normalize(self, image: Image.Image) -> Tensor:
+        """A picture of `size` -> (C, H, W)."""
+        pixels = np.asarray(image)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)  # (C, H, W)
+        x = (pixels.astype(np.float64) * self.scale).astype(np.float32)
+        mean, std = (np.array(v, dtype=np.float32)[:, None, None] for v in (self.mean, self.std))
+        return torch.from_numpy(np.ascontiguousarray((x - mean) / std))
+
+    def picture(self, tensor: Tensor) -> Image.Image:
+        """The inverse of `normalize`: (C, H, W) -> a picture."""
+        mean, std = (torch.tensor(v)[:, None, None] for v in (self.mean, self.std))
+        pixels = ((tensor.detach().cpu().float() * std + mean) / self.scale).round().clamp(0, 255).to(torch.uint8)
+        array = pixels.permute(1, 2, 0).numpy()
+        return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+    def geometry(self, original: tuple[int, int]) -> Geometry:
+        """How a picture of this (H, W) is laid under the model's view."""
+        (H, W), (h, w) = original, self.size
+        if self.how == "stretch":
+            return Geometry(original, self.size, 0, 0)
+        if self.how == "fit":
+            factor = min(h / H, w / W)
+            resized = (min(h, max(1, round(H * factor))), min(w, max(1, round(W * factor))))
+            return Geometry(original, resized, -((h - resized[0]) // 2), -((w - resized[1]) // 2))
+        if isinstance(self.resize, tuple):
+            resized = self.resize
+        elif self.resize is None:  # the smallest picture that covers the view
+            factor = max(h / H, w / W)
+            resized = (max(h, round(H * factor)), max(w, round(W * factor)))
+        else:
+            short = self.resize
+            resized = (short, int(short * W / H)) if H <= W else (int(short * H / W), short)
+        return Geometry(original, resized, (resized[0] - h) // 2, (resized[1] - w) // 2)
+
+    def patch_box(self, row: int, column: int, grid: tuple[int, int], original: tuple[int, int]) -> Box:
+        """Where a patch of the grid lies in a picture of this (H, W): left, top, right, bottom, in its pixels."""
+        tall, wide = self.size[0] / grid[0], self.size[1] / grid[1]
+        box = (column * wide, row * tall, (column + 1) * wide, (row + 1) * tall)
+        return self.geometry(original).to_original(box)
+
+    def with_size(self, size: tuple[int, int]) -> Preprocess:
+        """The same for another input size; what is resized before a crop grows along."""
+        if size == self.size or self.resize is None:
+            return replace(self, size=size)
+        if isinstance(self.resize, int):
+            return replace(self, size=size, resize=round(self.resize * min(size) / min(self.size)))
+        resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, size, self.size, strict=True))
+        return replace(self, size=size, resize=resize)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preprocess:
+        known = {f.name for f in fields(cls)}
+        if unknown := set(values) - known:
+            raise ValueError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}.")
+        return cls(**values)

@@ -1,0 +1,121 @@
+"""Multi-head self-attention, one result by two paths: fused (torch's kernel) and explicit (every step written out).
+
+Eqs. 5-8 of ViT (arXiv:2010.11929): [q, k, v] = z U_qkv;  A = softmax(q k^T / sqrt(d));  SA(z) = A v.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.positions import RelativeBias, rotate
+from vitlab.layers.trace import LayerTrace, mark
+
+Path = Literal["auto", "fused", "explicit"]
+
+
+class Attention(nn.Module):
+    """`path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_dim: int | None = None,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        path: Path = "auto",
+        relative: RelativeBias | None = None,
+    ):
+        super().__init__()
+        if head_dim is None and width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
+        self.heads, self.path = heads, path
+        self.head_dim = head_dim or width // heads
+        self.scale = self.head_dim**-0.5
+        inner = heads * self.head_dim
+        self.qkv = nn.Linear(width, 3 * inner, bias=qkv_bias)
+        self.q_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
+        self.k_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
+        self.relative = relative
+        self.attention_dropout = attention_dropout
+        self.proj = nn.Linear(inner, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        trace: LayerTrace | None = None,
+    ) -> Tensor:
+        """x (B, N, D); `bias`, (1 or B, 1 or h, 1 or N, N), is added to the scaled product before the softmax."""
+        qkv = mark(trace, "qkv", self.qkv(x))  # (B, N, 3hd)
+        q, k, v = qkv.unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # each (B, h, N, d)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        if self._explicit(trace):
+            x = self._explicit_attention(q, k, v, bias, trace)  # (B, h, N, d)
+        else:
+            p = self.attention_dropout if self.training else 0.0
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p, scale=self.scale)  # (B, h, N, d)
+            if trace is not None:
+                self._write_down(q, k, v, bias, trace)
+        x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, hd), heads side by side
+        return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
+
+    def _explicit(self, trace: LayerTrace | None) -> bool:
+        gradients = trace is not None and trace.needs_explicit
+        if gradients and self.path == "fused":
+            raise ValueError(
+                'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
+                "or trace without gradients=True."
+            )
+        return gradients or self.path == "explicit"
+
+    def _explicit_attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None):
+        weights = attention_weights(q, k, bias, self.scale)  # (B, h, N, N)
+        if trace is not None:
+            for kind, value in (("attention", weights), ("queries", q), ("keys", k), ("values", v)):
+                trace.mark_heads(kind, value)
+            trace.mark_heads("class_attention", weights[:, :, 0])
+        return F.dropout(weights, self.attention_dropout, self.training) @ v
+
+    @torch.no_grad()
+    def _write_down(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
+        """Compute beside the fused kernel only what is asked for."""
+        for kind, value in (("queries", q), ("keys", k), ("values", v)):
+            trace.mark_heads(kind, value)
+        if trace.wants("attention"):
+            trace.mark_heads("attention", attention_weights(q, k, bias, self.scale))
+        if trace.wants("class_attention"):
+            row = bias[:, :, :1] if bias is not None else None
+            trace.mark_heads("class_attention", attention_weights(q[:, :, :1], k, row, self.scale)[:, :, 0])
+
+
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """A = softmax(q k^T / sqrt(d) + bias), eq. 6; each row sums to 1."""
+    scores = (q * scale) @ k.transpose(-2, -1)  # (B, h, N, N)
+    return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+
+def kernel_name(model: nn.Module, device: str = "cpu") -> str:
+    """Which attention code would run for this model on this device, in words."""
+    layer = next((m for m in model.modules() if isinstance(m, Attention)), None)
+    if layer is None:
+        return "no attention"
+    if layer.path == "explicit":
+        return "explicit: softmax(q k^T / sqrt(d)) v, written out"
+    q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    choice = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale))
+    return f"fused: scaled_dot_product_attention, {choice.name.lower()} kernel on {device}"

@@ -1,0 +1,140 @@
+"""The encoder block and its parts: MLP, SwiGLU, LayerScale, stochastic depth; eqs. 2-3 of ViT (arXiv:2010.11929)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.trace import LayerTrace, mark
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu"]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x), OpenAI CLIP's approximation of GELU."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+}
+
+
+class MLP(nn.Module):
+    """Two layers with a nonlinearity between: D -> hidden -> D, on every token alone."""
+
+    def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.activation = ACTIVATIONS[activation]
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
+        x = mark(trace, "fc1", self.dropout(self.activation(self.fc1(x))))  # (B, N, hidden)
+        return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
+
+
+class SwiGLU(nn.Module):
+    """silu(x W1) * (x W2), then W3 (arXiv:2002.05202), as in DINOv2's giant; fc1 holds W1 and W2 side by side."""
+
+    def __init__(self, width: int, hidden: int, *, dropout: float = 0.0):
+        super().__init__()
+        self.fc1 = nn.Linear(width, 2 * hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
+        gate, up = self.fc1(x).chunk(2, dim=-1)  # each (B, N, hidden)
+        x = mark(trace, "fc1", self.dropout(F.silu(gate) * up))  # (B, N, hidden)
+        return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
+
+
+def swiglu_hidden(width: int, ratio: float) -> int:
+    """Two thirds of the MLP's hidden size, so that the parameters stay equal, rounded up to a multiple of 8."""
+    return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel on a residual branch, small at first (CaiT, arXiv:2103.17239)."""
+
+    def __init__(self, width: int, start: float):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class StochasticDepth(nn.Module):
+    """In training, leave a branch out for a random share of the samples (arXiv:1603.09382)."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
+        return x * kept / (1 - self.rate)
+
+
+class Block(nn.Module):
+    """Encoder block, eqs. 2-3 of ViT: pre-norm, or post-norm as in the first Transformer (arXiv:1706.03762)."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: MLP | SwiGLU,
+        width: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        eps: float = 1e-6,
+        layer_scale: float = 0.0,
+        stochastic_depth: float = 0.0,
+    ):
+        super().__init__()
+        self.norm = norm
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attention = attention
+        self.scale1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = mlp
+        self.scale2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
+        self.depth_drop = StochasticDepth(stochastic_depth)
+
+    def forward(
+        self,
+        z: Tensor,
+        rope: tuple[Tensor, Tensor] | None = None,
+        bias: Tensor | None = None,
+        trace: LayerTrace | None = None,
+        reduce: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """z (B, N, D); `reduce` shortens the token list between the two halves."""
+        y = mark(trace, "norm1", self.norm1(z)) if self.norm == "pre" else z
+        y = self.attention(y, rope, bias, trace)
+        z = z + self.depth_drop(self.scale1(y))  # eq. 2
+        z = mark(trace, "after_attention", z if self.norm == "pre" else self.norm1(z))
+        if reduce is not None:
+            z = reduce(z)  # (B, M, D), M < N
+        y = mark(trace, "norm2", self.norm2(z)) if self.norm == "pre" else z
+        y = self.mlp(y, trace)
+        z = z + self.depth_drop(self.scale2(y))  # eq. 3
+        return mark(trace, "tokens", z if self.norm == "pre" else self.norm2(z))
+
+
+BLOCK_KINDS = ("norm1", "qkv", "heads", "proj", "after_attention", "norm2", "fc1", "fc2", "tokens")

@@ -1,0 +1,159 @@
+"""Images to patch tokens and back: the first half of eq. 1 of ViT (arXiv:2010.11929).
+
+A convolution whose stride equals its kernel is the same linear map applied to every patch, so the weight of
+`PatchEmbed.proj`, flattened, is the matrix E of the paper.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def patchify(images: Tensor, patch_size: int) -> Tensor:
+    """Cut images into patches, row by row; inside a patch the order is channel, row, column (a conv weight's order)."""
+    B, C, H, W = images.shape
+    P = patch_size
+    check_multiple("image height", H, P)
+    check_multiple("image width", W, P)
+    x = images.reshape(B, C, H // P, P, W // P, P)
+    x = x.permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/P, C, P, P)
+    return x.flatten(3).flatten(1, 2)  # (B, N, C*P*P), N = HW/P^2
+
+
+def unpatchify(patches: Tensor, patch_size: int, grid: tuple[int, int]) -> Tensor:
+    """The inverse of `patchify`; the grid (rows, columns) is asked for because 196 is 14 x 14 and also 7 x 28."""
+    B, N, values = patches.shape
+    (rows, columns), P = grid, patch_size
+    if rows * columns != N:
+        raise ValueError(
+            f"grid {rows}x{columns} has {rows * columns} patches but {N} were given: pass the grid they came from."
+        )
+    if values % (P * P):
+        raise ValueError(f"a patch of side {P} holds a multiple of {P * P} values but {values} were given.")
+    x = patches.reshape(B, rows, columns, values // (P * P), P, P)
+    x = x.permute(0, 3, 1, 4, 2, 5)  # (B, C, rows, P, columns, P)
+    return x.reshape(B, values // (P * P), rows * P, columns * P)
+
+
+def check_multiple(what: str, size: int, patch_size: int) -> None:
+    """Sizes that do not fit are the most common first error, so the message gives the sizes that do."""
+    if size % patch_size or size <= 0:
+        below, above = size // patch_size * patch_size, (max(size, 0) // patch_size + 1) * patch_size
+        either = f"use {above} (or {below})" if below > 0 else f"use {above}"
+        raise ValueError(f"{what}: {size} is not a multiple of {patch_size}: {either}, or pad=True.")
+
+
+def check_halving(patch_size: int) -> int:
+    """How often the convolutional stem halves the image to reach this patch size."""
+    steps = patch_size.bit_length() - 1
+    if patch_size != 2**steps or steps < 1:
+        raise ValueError(
+            f'stem="conv" halves the image step by step, so patch_size must be 2, 4, 8, 16 or 32, not {patch_size}: '
+            f'use {max(2, 2**steps)}, or stem="patch".'
+        )
+    return steps
+
+
+class PatchEmbed(nn.Module):
+    """x_p E of eq. 1: every P x P patch becomes one token.
+
+    `norms` puts a LayerNorm before and after the projection (vit-pytorch does); `pad` lets any image size in, by
+    zeros at the right and bottom.
+    """
+
+    def __init__(
+        self,
+        patch_size: int,
+        channels: int,
+        width: int,
+        *,
+        bias: bool = True,
+        norms: bool = False,
+        eps: float = 1e-6,
+        pad: bool = False,
+    ):
+        super().__init__()
+        self.patch_size, self.channels, self.pad = patch_size, channels, pad
+        self.norm_in = nn.LayerNorm(channels * patch_size**2, eps=eps) if norms else None
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
+        self.norm_out = nn.LayerNorm(width, eps=eps) if norms else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = fit_to_patches(images, self.patch_size, self.channels, self.pad)  # (B, C, H, W)
+        if self.norm_in is None:
+            x = self.proj(images)  # (B, D, H/P, W/P)
+            x = x.flatten(2).transpose(1, 2)  # (B, N, D), N = HW/P^2, row by row
+        else:  # a norm over each patch stands between, so the convolution is written as the matrix it is
+            x = self.norm_in(patchify(images, self.patch_size))  # (B, N, C*P*P)
+            x = F.linear(x, self.proj.weight.flatten(1), self.proj.bias)  # (B, N, D)
+        return x if self.norm_out is None else self.norm_out(x)
+
+
+class ConvStem(nn.Module):
+    """A small convolutional stem: 3 x 3 convolutions of stride 2, then 1 x 1 (Xiao et al., arXiv:2106.14881).
+
+    Its norm is a GroupNorm of one group instead of the paper's BatchNorm: no running statistics, so one image gives the
+    same tokens alone, in a batch, or spread over many processes.
+    """
+
+    def __init__(self, patch_size: int, channels: int, width: int, *, pad: bool = False):
+        super().__init__()
+        steps = check_halving(patch_size)
+        self.patch_size, self.channels, self.pad = patch_size, channels, pad
+        widths = [channels] + [max(width // 2 ** (steps - i), 8) for i in range(1, steps + 1)]
+        layers: list[nn.Module] = []
+        for narrow, wide in pairwise(widths):
+            layers += [nn.Conv2d(narrow, wide, 3, stride=2, padding=1, bias=False), nn.GroupNorm(1, wide), nn.ReLU()]
+        self.convs = nn.Sequential(*layers)
+        self.proj = nn.Conv2d(widths[-1], width, kernel_size=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = fit_to_patches(images, self.patch_size, self.channels, self.pad)
+        x = self.proj(self.convs(images))  # (B, D, H/P, W/P)
+        return x.flatten(2).transpose(1, 2)  # (B, N, D)
+
+
+def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) -> Tensor:
+    """Refuse what cannot be cut into patches, in words; pad at the right and bottom where that was asked for."""
+    if images.ndim != 4 or images.shape[1] != channels:
+        found = " x ".join(str(n) for n in images.shape)
+        hint = " Add the batch dimension: images[None]." if images.ndim == 3 else ""
+        if images.ndim == 4 and images.shape[-1] == channels:
+            hint = " Put channels first: images.permute(0, 3, 1, 2)."
+        elif images.ndim == 4:
+            hint = f" Build the model with channels={images.shape[1]}, or convert the images."
+        raise ValueError(f"images must be (batch, {channels}, height, width) but are ({found}).{hint}")
+    if not images.is_floating_point():
+        raise ValueError(
+            f"images must be floating point and normalised but are {images.dtype}. Use model.preprocess(image)."
+        )
+    H, W = images.shape[-2:]
+    if pad and H > 0 and W > 0:
+        return F.pad(images, (0, -W % patch_size, 0, -H % patch_size))
+    check_multiple("image height", H, patch_size)
+    check_multiple("image width", W, patch_size)
+    return images
+
+
+def grid_of(height: int, width: int, patch_size: int) -> tuple[int, int]:
+    """Rows and columns of patches that an image of this size makes (rounded up: padding fills the rest)."""
+    return -(-height // patch_size), -(-width // patch_size)
+
+
+def drop_patches(tokens: Tensor, prefix: int, rate: float) -> tuple[Tensor, Tensor]:
+    """Keep a random share of each image's patches, in order, and every prefix token; returns tokens and kept indices.
+
+    FLIP's way to train faster (arXiv:2212.00794); indices count all tokens, so that other per-token tables can follow.
+    """
+    B, N, D = tokens.shape
+    patches = N - prefix
+    keep = max(1, round(patches * (1 - rate)))
+    order = torch.rand(B, patches, device=tokens.device).argsort(dim=1)
+    kept = order[:, :keep].sort(dim=1).values + prefix  # (B, keep)
+    first = torch.arange(prefix, device=tokens.device).expand(B, prefix)
+    kept = torch.cat([first, kept], dim=1)  # (B, prefix + keep)
+    return tokens.gather(1, kept[..., None].expand(-1, -1, D)), kept

@@ -1,0 +1,137 @@
+"""Where a patch stands: learned, sin-cos, rotary and relative positions, and the resizing of a grid of any aspect.
+
+Grids are (rows, columns). 196 positions are 14 x 14 and also 7 x 28: grids are compared, never token counts.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RESIZE_RULES = {  # how each library resizes a position grid; the same weights give other numbers under another rule
+    "bicubic": "transformers ViT, DeiT, DINOv2: bicubic to the new size",
+    "bicubic_antialias": "timm, and DINOv2 with registers: bicubic with antialiasing when the grid shrinks",
+    "bicubic_offset": "facebook's DINO and DINOv2: bicubic by the scale (new + 0.1) / old",
+}
+
+
+def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "bicubic") -> Tensor:
+    """Resize (1, rows*columns, D) from the old grid to the new one."""
+    if old == new:
+        return values
+    D = values.shape[-1]
+    x = values.float().reshape(1, *old, D).permute(0, 3, 1, 2)  # (1, D, rows, columns)
+    if rule == "bicubic_offset":
+        scale = [(n + 0.1) / o for n, o in zip(new, old, strict=True)]  # 0.1 keeps floor(old * scale) from losing a row
+        x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
+    else:
+        x = F.interpolate(x, size=new, mode="bicubic", align_corners=False, antialias=rule == "bicubic_antialias")
+    return x.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], D).to(values.dtype)
+
+
+def resize_positions(table: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int], rule: str) -> Tensor:
+    """Resize (1, prefix + rows*columns, D); the prefix tokens' positions stay."""
+    if old == new:
+        return table
+    return torch.cat([table[:, :prefix], resize_grid(table[:, prefix:], old, new, rule)], dim=1)
+
+
+def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Resize a relative bias table, (offsets + 3, h), made for the old grid; the prefix tokens' entries stay."""
+    if old == new:
+        return table
+    before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
+    count = before[0] * before[1]
+    return torch.cat([resize_grid(table[None, :count], before, after)[0], table[count:]])
+
+
+def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10000.0, device=None) -> Tensor:
+    """Fixed 2-D sine-cosine positions (MAE, MoCo v3): the first half of D encodes the column, the second the row."""
+    rows, columns = (torch.arange(n, dtype=torch.float64, device=device) for n in grid)
+    row, column = torch.meshgrid(rows, columns, indexing="ij")
+    omega = torch.arange(width // 4, dtype=torch.float64, device=device) / (width // 4)
+    omega = temperature**-omega  # (D/4,)
+    angles = torch.stack([column.flatten(), row.flatten()])[..., None] * omega  # (2, N, D/4)
+    halves = torch.cat([angles.sin(), angles.cos()], dim=-1)  # (2, N, D/2)
+    return torch.cat([halves[0], halves[1]], dim=-1)[None].float()  # (1, N, D)
+
+
+class LearnedPositions(nn.Module):
+    """E_pos of eq. 1: one vector per place, for `prefix` leading tokens and then for every patch of the stored grid."""
+
+    def __init__(self, grid: tuple[int, int], width: int, *, prefix: int, rule: str = "bicubic"):
+        super().__init__()
+        self.grid, self.prefix, self.rule = grid, prefix, rule
+        self.table = nn.Parameter(torch.empty(1, prefix + grid[0] * grid[1], width))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        """`like` tells the device and dtype to positions that hold no weights; here the weights have their own."""
+        return resize_positions(self.table, self.prefix, self.grid, grid, self.rule)  # (1, prefix + N, D)
+
+
+class SinCosPositions(nn.Module):
+    """Fixed sin-cos positions of the stored grid, resized like learned ones; prefix tokens get zeros (as in MAE)."""
+
+    def __init__(self, grid: tuple[int, int], width: int, *, prefix: int, rule: str = "bicubic"):
+        super().__init__()
+        self.grid, self.width, self.prefix, self.rule = grid, width, prefix, rule
+
+    def forward(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        table = resize_grid(sincos_2d(self.grid, self.width, device=like.device), self.grid, grid, self.rule)
+        return F.pad(table, (0, 0, self.prefix, 0)).to(like.dtype)  # (1, prefix + N, D)
+
+
+def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device=None) -> tuple[Tensor, Tensor]:
+    """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
+
+    Prefix tokens stand nowhere: their angle is 0, which turns nothing.
+    """
+    rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in grid)
+    row, column = torch.meshgrid(rows, columns, indexing="ij")
+    speeds = base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))
+    angles = torch.cat([row.flatten()[:, None] * speeds, column.flatten()[:, None] * speeds], dim=-1)  # (N, d/2)
+    angles = F.pad(angles, (0, 0, prefix, 0))  # (prefix + N, d/2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair of channels (2i, 2i+1) by its token's angle: the product of complex numbers."""
+    cos, sin = (part.to(x.dtype) for part in rope)  # (N, d/2), or (B, 1, N, d/2) where samples keep other patches
+    even, odd = x[..., 0::2], x[..., 1::2]  # (B, h, N, d/2)
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def relative_index(grid: tuple[int, int], prefix: int, device=None) -> Tensor:
+    """Which entry of `RelativeBias.table` each (query, key) pair reads: (N, N) of whole numbers.
+
+    Patches read by their offset; with prefix tokens three more entries follow (Swin's table, BEiT's additions):
+    prefix to patch, patch to prefix, prefix to prefix.
+    """
+    rows, columns = grid
+    row = torch.arange(rows, device=device).repeat_interleave(columns)
+    column = torch.arange(columns, device=device).repeat(rows)
+    down = row[:, None] - row[None, :] + rows - 1  # 0 .. 2 rows - 2
+    right = column[:, None] - column[None, :] + columns - 1
+    offsets = (2 * rows - 1) * (2 * columns - 1)
+    index = F.pad(down * (2 * columns - 1) + right, (prefix, 0, prefix, 0))
+    index[:prefix, prefix:] = offsets
+    index[prefix:, :prefix] = offsets + 1
+    index[:prefix, :prefix] = offsets + 2
+    return index
+
+
+class RelativeBias(nn.Module):
+    """A learned number per head and per offset between query and key, added to Q K^T (Swin, arXiv:2103.14030)."""
+
+    def __init__(self, grid: tuple[int, int], heads: int, *, prefix: int):
+        super().__init__()
+        self.grid = grid
+        offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
+        self.table = nn.Parameter(torch.empty(offsets + (3 if prefix else 0), heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self, index: Tensor, grid: tuple[int, int]) -> Tensor:
+        table = resize_relative(self.table, self.grid, grid)  # (offsets + 3, h)
+        return table[index].permute(2, 0, 1)[None]  # (1, h, N, N)

@@ -1,0 +1,69 @@
+"""Reducer: the seam for everything that shortens the token list (merging, pruning, dropping) inside a block.
+
+An encoder calls it between attention and MLP, where ToMe and EViT stand. A step that removes nothing is skipped, so
+keeping every token changes nothing, to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vitlab.layers.block import Block
+from vitlab.layers.trace import LayerTrace
+
+
+@dataclass
+class Reduction:
+    """What one step leaves behind."""
+
+    tokens: Tensor  # (B, M, D), M < N, prefix tokens first
+    assignment: Tensor  # (B, N) whole numbers: the new place of each old token, -1 where it was dropped
+    sizes: Tensor  # (B, M), how many patches each token stands for
+    key_bias: Tensor | None = None  # (B, M), added to every later Q K^T; ToMe's log size
+
+
+class Reducer(Protocol):
+    """One method of making fewer tokens; `needs` names trace kinds ("keys", "class_attention") it scores tokens by."""
+
+    needs: tuple[str, ...]
+
+    def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
+        """How many tokens this layer takes away; 0 skips the layer."""
+        ...
+
+    def reduce(self, tokens: Tensor, remove: int, prefix: int, sizes: Tensor, seen: dict[str, Tensor]) -> Reduction: ...
+
+
+class Reducing:
+    """One forward pass under a Reducer: runs each block with it, and keeps account of where every token went."""
+
+    def __init__(self, reducer: Reducer, *, depth: int, prefix: int):
+        self.reducer, self.depth, self.prefix = reducer, depth, prefix
+        self.sizes: Tensor | None = None  # (B, M); None until something was removed
+        self.assignment: Tensor | None = None  # (B, N at the start): where each first token is now, -1 dropped
+        self.key_bias: Tensor | None = None
+
+    def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None) -> Tensor:
+        bias = None if self.key_bias is None else self.key_bias[:, None, None, :]  # (B, 1, 1, M)
+        remove = self.reducer.removes(layer, self.depth, z.shape[1], self.prefix)
+        if remove == 0:
+            return block(z, bias=bias, trace=trace)
+        seen = LayerTrace(trace.trace if trace is not None else None, layer, needs=self.reducer.needs)
+        return block(z, bias=bias, trace=seen, reduce=partial(self._reduce, remove, seen))
+
+    def _reduce(self, remove: int, seen: LayerTrace, z: Tensor) -> Tensor:
+        if self.sizes is None or self.assignment is None:
+            self.sizes = z.new_ones(z.shape[:2])
+            self.assignment = torch.arange(z.shape[1], device=z.device).expand(z.shape[:2])
+        step = self.reducer.reduce(z, remove, self.prefix, self.sizes, seen.seen)
+        moved = step.assignment.gather(1, self.assignment.clamp(min=0))
+        self.assignment = torch.where(self.assignment < 0, self.assignment, moved)
+        self.sizes, self.key_bias = step.sizes, step.key_bias
+        seen.mark("assignment", self.assignment)
+        seen.mark("sizes", self.sizes)
+        return step.tokens

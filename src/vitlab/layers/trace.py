@@ -1,0 +1,168 @@
+"""Trace: what a forward pass writes down when asked.
+
+    trace = Trace("attention", layers=[-1])
+    logits = model(images, trace=trace)
+    trace["attention", -1]                     # (B, h, N, N)
+
+The output always comes from the fused kernel; the weights are computed beside it, for the asked layers only, so asking
+never changes a bit of the logits. Only gradients of attention take the explicit path. Models call `mark`; no hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
+    "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom",
+    "class_attention": "(B, h, N), the class token's row of it, without computing the others",
+    "queries": "(B, h, N, d)",
+    "keys": "(B, h, N, d)",
+    "values": "(B, h, N, d)",
+}
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """What the token list holds at the first block: prefix tokens by name, then patches row by row."""
+
+    prefix: tuple[str, ...]
+    grid: tuple[int, int]
+
+    def __str__(self) -> str:
+        counts = {name: self.prefix.count(name) for name in dict.fromkeys(self.prefix)}
+        parts = [f"{n} {name} token{'s' if n > 1 else ''}" for name, n in counts.items()]
+        parts.append(f"{self.grid[0]} x {self.grid[1]} patches")
+        return f"{len(self.prefix) + self.grid[0] * self.grid[1]} = {' + '.join(parts)}"
+
+
+class Trace:
+    """Names what to keep of one forward pass; read it afterwards as `trace[kind, layer]` or `trace[kind]`.
+
+    kinds      any step the model marks ("tokens", "norm1", "patch_embed", ...) or "attention", "keys", ...
+    layers     "all", or layer numbers; -1 is the last
+    heads      "all", or head numbers; for per-head kinds
+    gradients  keep the graph and each value's .grad; attention then takes the explicit path, which has weights
+    reduce     called as reduce(value, layer) while the pass runs; its result is kept instead of the value
+    """
+
+    def __init__(
+        self,
+        *kinds: str,
+        layers: str | Sequence[int] = "all",
+        heads: str | Sequence[int] = "all",
+        gradients: bool = False,
+        reduce: Callable[[Tensor, int | None], Tensor] | None = None,
+    ):
+        if not kinds:
+            raise ValueError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
+        if isinstance(layers, str) and layers != "all":
+            raise ValueError(f'layers must be "all" or a list of layer numbers, not {layers!r}.')
+        self.kinds, self.asked_layers, self.heads = kinds, layers, heads
+        self.gradients, self.reduce = gradients, reduce
+        self.layout: TokenLayout | None = None
+        self.layers: tuple[int, ...] = ()
+        self._kept: dict[tuple[str, int | None], Tensor] = {}
+        self._depth = 0
+
+    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
+        """A model calls this first: check what is asked for against what it can give, forget the last pass."""
+        offers = tuple(offers)
+        for kind in self.kinds:
+            if kind not in offers:
+                near = get_close_matches(kind, offers, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+        layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
+        for layer in layers:
+            if not -depth <= layer < depth:
+                raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+        self.layers = tuple(layer % depth for layer in layers)
+        self.layout, self._depth = layout, depth
+        self._kept.clear()
+
+    def at(self, layer: int) -> LayerTrace | None:
+        """The view that one block gets; None where this layer is not asked for, so that it runs as if untraced."""
+        return LayerTrace(self, layer) if layer in self.layers else None
+
+    def mark(self, kind: str, value: Tensor, layer: int | None = None) -> None:
+        if not self.wants(kind):
+            return
+        if not self.gradients:
+            value = value.detach()
+        elif value.requires_grad:
+            value.retain_grad()
+        self._kept[kind, layer] = value if self.reduce is None else self.reduce(value, layer)
+
+    def wants(self, kind: str) -> bool:
+        return kind in self.kinds
+
+    def pick_heads(self, value: Tensor) -> Tensor:
+        """(B, h, ...) -> the asked heads of it."""
+        if isinstance(self.heads, str):
+            return value
+        for head in self.heads:
+            if not -value.shape[1] <= head < value.shape[1]:
+                raise ValueError(f"head {head} does not exist: this layer has heads 0 to {value.shape[1] - 1}.")
+        return value[:, list(self.heads)]
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
+        kind, layer = (key, None) if isinstance(key, str) else key
+        if layer is not None and self._depth and -self._depth <= layer < self._depth:
+            layer %= self._depth
+        try:
+            return self._kept[kind, layer]
+        except KeyError:
+            kept = ", ".join(
+                f"trace[{k!r}, {at}]" if at is not None else f"trace[{k!r}]" for k, at in list(self._kept)[:8]
+            )
+            have = f"it holds {kept}" if kept else "it is empty: run model(images, trace=trace) first"
+            raise KeyError(f"the trace has no {kind!r} at layer {layer}; {have}") from None
+
+    def __contains__(self, key: tuple[str, int | None]) -> bool:
+        return key in self._kept
+
+    def stack(self, kind: str) -> Tensor:
+        """All traced layers of one kind on a new first axis: (L, B, ...)."""
+        return torch.stack([self[kind, layer] for layer in self.layers])
+
+
+class LayerTrace:
+    """One layer's view of a Trace, and of what a Reducer needs there; attention layers and blocks write to it."""
+
+    def __init__(self, trace: Trace | None, layer: int, needs: Iterable[str] = ()):
+        self.trace, self.layer, self.needs = trace, layer, frozenset(needs)
+        self.seen: dict[str, Tensor] = {}  # for the reducer of this layer
+
+    @property
+    def needs_explicit(self) -> bool:
+        """A gradient of the attention weights exists only where they are written out."""
+        asked = self.trace is not None and self.trace.gradients
+        return asked and (self.wants("attention") or self.wants("class_attention"))
+
+    def wants(self, kind: str) -> bool:
+        return kind in self.needs or (self.trace is not None and self.trace.wants(kind))
+
+    def mark(self, kind: str, value: Tensor) -> None:
+        if kind in self.needs:
+            self.seen[kind] = value.detach()
+        if self.trace is not None:
+            self.trace.mark(kind, value, self.layer)
+
+    def mark_heads(self, kind: str, value: Tensor) -> None:
+        """Like `mark`, for per-head values: a reducer sees all heads, the trace keeps the asked ones."""
+        if kind in self.needs:
+            self.seen[kind] = value.detach()
+        if self.trace is not None and self.trace.wants(kind):
+            self.trace.mark(kind, self.trace.pick_heads(value), self.layer)
+
+
+def mark(trace: Trace | LayerTrace | None, kind: str, value: Tensor) -> Tensor:
+    """Show a value to the trace under its step's name, and hand it on."""
+    if trace is not None:
+        trace.mark(kind, value)
+    return value

@@ -1,0 +1,126 @@
+"""What every model config shares: plain values in small groups, checked at birth, written to and read from JSON.
+
+An option can be set by its own name wherever it stands, and a group by its kind:
+
+    config.with_options(classes=10, registers=4, positions="sincos", eps=1e-5)
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import asdict, fields, is_dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+
+class Config:
+    """Base of the frozen dataclasses; subclasses call `super().__post_init__()`, then check what belongs together."""
+
+    def __post_init__(self) -> None:
+        for name, expected in _types(type(self)).items():
+            value = _coerce(getattr(self, name), expected)
+            object.__setattr__(self, name, value)
+            if not _fits(value, expected):
+                raise ValueError(f"{name}={value!r} is not valid: expected {_in_words(expected)}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read what `to_dict` wrote; an unknown name is an error, so that a newer file is not half understood."""
+        _check_names(values, [f.name for f in fields(cls)], cls.__name__)  # type: ignore[arg-type]
+        hints = _types(cls)
+        return cls(**{k: hints[k].from_dict(v) if is_dataclass(hints[k]) else v for k, v in values.items()})  # type: ignore[union-attr]
+
+    def with_options(self, **options: Any) -> Self:
+        """A copy with options changed, each by its own name ("registers"), by group ("positions") or by path."""
+        where = option_paths(type(self))
+        _check_names(options, list(where), "the model")
+        changed: dict[str, Any] = {}
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            group, field = where[name]
+            if group is None:
+                changed[field] = value
+            elif field == "" and isinstance(value, dict):  # positions={"kind": "rotary", "rotary_base": 100}
+                grouped.setdefault(group, {}).update(value)
+            elif field == "" and is_dataclass(value):
+                changed[group] = value
+            else:  # positions="rotary" sets the group's kind
+                grouped.setdefault(group, {})[field or "kind"] = value
+        for group, values in grouped.items():
+            current = changed.get(group, getattr(self, group))
+            _check_names(values, [f.name for f in fields(current)], group)
+            changed[group] = replace(current, **values)
+        return replace(self, **changed)  # type: ignore[type-var]
+
+
+@cache
+def option_paths(config: type[Config]) -> dict[str, tuple[str | None, str]]:
+    """Every name an option may be set by -> (group, field); a group by its own name -> (group, "")."""
+    paths: dict[str, tuple[str | None, str]] = {}
+    for name, kind in _types(config).items():
+        if is_dataclass(kind):
+            paths[name] = (name, "")
+            for inner in fields(kind):
+                paths[f"{name}.{inner.name}"] = (name, inner.name)
+                if inner.name != "kind":
+                    assert inner.name not in paths, f"{inner.name} stands twice in {config.__name__}"
+                    paths[inner.name] = (name, inner.name)
+        else:
+            paths[name] = (None, name)
+    return paths
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """' Did you mean ...?' where something is near, '' otherwise."""
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _check_names(given: dict[str, Any], known: list[str], where: str) -> None:
+    for name in given:
+        if name not in known:
+            short = sorted({n for n in known if "." not in n})
+            raise ValueError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
+
+
+@cache
+def _types(config: type) -> dict[str, Any]:
+    return get_type_hints(config)
+
+
+def _coerce(value: Any, expected: Any) -> Any:
+    """What JSON and callers write loosely: lists for tuples, one size for a square, whole numbers for floats."""
+    if expected == tuple[int, int]:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value, value)
+        return tuple(value) if isinstance(value, list) else value
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    origin = get_origin(expected)
+    if origin is Literal:
+        return value in get_args(expected)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(expected))
+    if origin is tuple:
+        inner = get_args(expected)
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if expected is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, expected)
+
+
+def _in_words(expected: Any) -> str:
+    if get_origin(expected) is Literal:
+        return " | ".join(map(str, get_args(expected)))
+    if expected == tuple[int, int]:
+        return "a whole number, or (height, width)"
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    return words.get(expected, str(expected).replace("typing.", ""))

@@ -1,0 +1,91 @@
+"""Names -> models: canonical names, the names people bring from timm and the papers, and the nearest one on a miss."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from vitlab.models.config import Config
+from vitlab.models.deit import DISTILLED
+from vitlab.models.dinov2 import ENCODERS
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
+
+FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {"vit": (ViTConfig, VisionTransformer)}
+
+IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+HALF: dict[str, Any] = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # Google's ViT
+SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered model; `preprocess` holds plain values, `aliases` further exact names."""
+
+    name: str
+    family: str
+    config: Config
+    preprocess: dict[str, Any] = field(default_factory=lambda: HALF)
+    aliases: tuple[str, ...] = ()
+
+
+def _entries() -> list[Entry]:
+    found = []
+    for size, variant in SIZES.items():
+        default = 14 if size == "huge" else 16
+        for patch in PATCH_SIZES:
+            aliases = (f"ViT-{variant}/{patch}", f"{variant}/{patch}") + ((f"vit_{size}",) if patch == default else ())
+            config = ViTConfig(**VARIANTS[variant], patch_size=patch)
+            found.append(Entry(f"vit_{size}_patch{patch}", "vit", config, HALF, aliases))
+    for name, options in SMALL_IMAGES.items():
+        grey = {"mean": (0.5,), "std": (0.5,)}
+        found.append(Entry(name, "vit", ViTConfig().with_options(**options), grey if "channels" in options else HALF))
+    crop = {**IMAGENET, "interpolation": "bicubic", "how": "crop"}
+    for name, config in DISTILLED.items():
+        found.append(Entry(name, "vit", config, {**crop, "resize": 256}, (name.removesuffix("_patch16"),)))
+    for name, config in ENCODERS.items():
+        found.append(Entry(name, "vit", config, crop))
+    return found
+
+
+MODELS = {entry.name: entry for entry in _entries()}
+ALIASES = {alias.lower(): entry.name for entry in MODELS.values() for alias in (entry.name, *entry.aliases)}
+
+
+def find(name: str) -> tuple[Entry, dict[str, Any]]:
+    """The entry a name means, and the options the name carries: vit_base_patch16_384 is vit_base_patch16 at 384 px."""
+    plain = name.lower().split(".")[0]  # timm puts the weights' tag behind a dot; the architecture is the same
+    if plain in ALIASES:
+        return MODELS[ALIASES[plain]], {}
+    sized = re.fullmatch(r"(\w+)_(\d+)", plain)
+    if sized and sized[1] in ALIASES:
+        return MODELS[ALIASES[sized[1]]], {"image_size": int(sized[2])}
+    dino = re.fullmatch(r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2", plain)  # timm's names for DINOv2
+    if dino:
+        return MODELS[f"dinov2_{dino[1]}" + ("_registers" if dino[2] else "")], {}
+    near = get_close_matches(plain, list(ALIASES), n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    raise ValueError(f"there is no model named {name!r}.{hint} `vitlab models` lists all names.")
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Canonical names that match: with * and ? as a whole, otherwise anywhere in the name."""
+    pattern = pattern.lower()
+    if any(c in pattern for c in "*?["):
+        return [name for name in MODELS if fnmatch(name, pattern)]
+    return [name for name in MODELS if pattern in name]
+
+
+def build_config(name: str, **options: Any) -> tuple[Entry, Config]:
+    entry, carried = find(name)
+    return entry, entry.config.with_options(**{**carried, **options})
+
+
+def build(family: str, config: Config) -> nn.Module:
+    """A freshly initialised model of this config, on torch's current default device."""
+    return FAMILIES[family][1](config)

@@ -1,0 +1,276 @@
+"""The Vision Transformer: an image is worth 16 x 16 words (arXiv:2010.11929), eqs. 1-4.
+
+    model = vit_base(classes=10)
+    logits = model(images)                     # (B, 3, 224, 224) -> (B, 10)
+
+Run `vitlab inspect vit_base` to see every step with its shape, parameters and MACs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
+from vitlab.layers.patches import ConvStem, PatchEmbed, drop_patches, grid_of
+from vitlab.layers.pooling import AttentionPool, pool_tokens
+from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
+from vitlab.layers.reducer import Reducer, Reducing
+from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
+from vitlab.models.vit_config import VARIANTS, ViTConfig
+
+
+class VisionTransformer(nn.Module):
+    """z_0 = [x_class; x_p E] + E_pos;  z_l = block(z_{l-1});  y = LN(z_L)[class];  logits = head(y)."""
+
+    family = "vit"
+    traceable = (
+        *("patch_embed", "prefix", "positions", "norm_pre", *BLOCK_KINDS, *FROM_HEADS, "assignment", "sizes"),
+        *("norm", "pool", "pre_logits", "head"),
+    )
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = c = config
+        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
+        self.labels: list[str] | None = None  # class names, where they are known
+        self.card: Any = None  # where the weights come from
+
+        if c.stem.kind == "conv":
+            self.patch_embed = ConvStem(c.patch_size, c.channels, c.width, pad=c.stem.pad)
+        else:
+            self.patch_embed = PatchEmbed(
+                *(c.patch_size, c.channels, c.width),
+                bias=c.stem.patch_bias,
+                norms=c.stem.patch_norms,
+                eps=c.norm.eps,
+                pad=c.stem.pad,
+            )
+        self.class_token = _token(c.width) if c.tokens.class_token else None
+        self.distill_token = _token(c.width) if c.tokens.distill_token else None
+        self.register_tokens = _token(c.width, c.tokens.registers) if c.tokens.registers else None
+        if c.tokens.mask_token:
+            self.register_buffer("mask_token", torch.zeros(1, c.width))
+        self.positions = None  # rotary and relative positions stand inside the blocks
+        if c.positions.kind in ("learned", "sincos"):
+            absolute = LearnedPositions if c.positions.kind == "learned" else SinCosPositions
+            self.positions = absolute(c.grid, c.width, prefix=c.positioned_prefix, rule=c.positions.resize_rule)
+        self.dropout = nn.Dropout(c.drop.dropout)
+        self.norm_pre = nn.LayerNorm(c.width, eps=c.norm.eps) if c.norm.norm_pre else None
+        self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
+        ends_in_norm = c.norm.kind == "post" or c.head.pooling == "mean_norm"  # then another would be one too many
+        self.norm = None if ends_in_norm else nn.LayerNorm(c.width, eps=c.norm.eps)
+
+        self.pool = None
+        if c.head.pooling == "attention":
+            self.pool = AttentionPool(c.width, c.heads, c.mlp_hidden, activation=c.mlp.activation, eps=c.norm.eps)
+        self.head_norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.head.pooling == "mean_norm" else None
+        self.pre_logits = nn.Linear(self.pooled_width, c.head.head_hidden) if c.head.head_hidden else None
+        self.head = _head(self.feature_width, c.classes)
+        self.head_distill = _head(c.width, c.classes) if c.tokens.distill_token else None
+        self.apply(_init)
+
+    @property
+    def pooled_width(self) -> int:
+        return self.config.width * (2 if self.config.head.pooling == "class_mean" else 1)
+
+    @property
+    def feature_width(self) -> int:
+        """Width of what the classifier reads, and of the output when classes=0."""
+        return self.config.head.head_hidden or self.pooled_width
+
+    def layout(self, height: int, width: int) -> TokenLayout:
+        return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
+
+    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
+        return self.forward_head(tokens, sizes=sizes, trace=trace)
+
+    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """All tokens after the last block and the final norm: (B, C, H, W) -> (B, N, D), prefix tokens first."""
+        return self.encode(images, trace=trace, reducer=reducer)[0]
+
+    def encode(
+        self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The tokens, and where a reducer merged some, how many patches each stands for."""
+        layout = self.layout(*images.shape[-2:])
+        if trace is not None:
+            trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout)
+        z, kept = self.embed(images, layout, trace)  # (B, N, D), eq. 1
+        rope, index = self._positions_inside(layout, kept, z)
+        reducing = None
+        if reducer is not None:
+            if self.config.positions.kind in ("rotary", "relative"):
+                raise ValueError(
+                    f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
+                    'reduced: use a model with positions="learned" or "sincos".'
+                )
+            reducing = Reducing(reducer, depth=len(self.blocks), prefix=len(layout.prefix))
+        for layer, block in enumerate(cast("list[Block]", self.blocks)):
+            at = trace.at(layer) if trace is not None else None
+            relative = block.attention.relative
+            bias = None if relative is None or index is None else relative(index, layout.grid)  # (1, h, N, N)
+            if reducing is not None:
+                z = reducing.run(block, z, layer, at)  # (B, M, D), M <= N
+            elif self.config.gradient_checkpointing and self.training and trace is None:
+                z = checkpoint(block, z, rope, bias, use_reentrant=False)
+            else:
+                z = block(z, rope, bias, at)  # (B, N, D), eqs. 2-3
+        z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
+        return z, reducing.sizes if reducing is not None else None
+
+    def embed(self, images: Tensor, layout: TokenLayout, trace: Trace | None = None) -> tuple[Tensor, Tensor | None]:
+        """Eq. 1: patches, prefix tokens, positions; in training perhaps fewer patches, and which were kept."""
+        z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
+        prefix = [t for t in (self.class_token, self.distill_token, self.register_tokens) if t is not None]
+        if prefix:
+            z = mark(trace, "prefix", torch.cat([*(t.expand(z.shape[0], -1, -1) for t in prefix), z], dim=1))
+        if self.positions is not None:
+            table = self.positions(layout.grid, like=z)  # (1, positioned prefix + N, D)
+            without = len(layout.prefix) - self.config.positioned_prefix
+            if without:  # registers (and perhaps the class token) stand nowhere: zeros between prefix and patches
+                n = self.config.positioned_prefix
+                table = torch.cat([table[:, :n], table.new_zeros(1, without, table.shape[-1]), table[:, n:]], dim=1)
+            z = mark(trace, "positions", z + table)
+        kept = None
+        if self.training and self.config.drop.patch_dropout:
+            z, kept = drop_patches(z, len(layout.prefix), self.config.drop.patch_dropout)
+        z = self.dropout(z)
+        return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept
+
+    def _positions_inside(self, layout: TokenLayout, kept: Tensor | None, z: Tensor):
+        """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""
+        c, prefix = self.config, len(layout.prefix)
+        if c.positions.kind == "relative":
+            return None, relative_index(layout.grid, prefix, z.device)  # (N, N)
+        if c.positions.kind != "rotary":
+            return None, None
+        rope = rotary_2d(layout.grid, c.head_dim or c.width // c.heads, c.positions.rotary_base, prefix, z.device)
+        if kept is not None:
+            rope = tuple(part[kept][:, None] for part in rope)  # (B, 1, N, d/2)
+        return rope, None
+
+    def forward_head(
+        self,
+        tokens: Tensor,
+        *,
+        pre_logits: bool = False,
+        sizes: Tensor | None = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
+        """Tokens (B, N, D) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""
+        prefix = len(self.config.prefix)
+        if self.head_distill is not None and not pre_logits and self.config.classes:
+            first, second = self.forward_heads(tokens)
+            return mark(trace, "head", (first + second) / 2)  # DeiT: the mean of the two at inference
+        if self.pool is not None:
+            y = self.pool(tokens[:, prefix:])
+        else:
+            y = pool_tokens(tokens, self.config.head.pooling, prefix, sizes)  # (B, D)
+        y = mark(trace, "pool", y if self.head_norm is None else self.head_norm(y))
+        if self.pre_logits is not None:
+            y = mark(trace, "pre_logits", torch.tanh(self.pre_logits(y)))
+        return y if pre_logits or not self.config.classes else mark(trace, "head", self.head(y))  # (B, classes)
+
+    def forward_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The class token's and the distillation token's logits, each (B, classes)."""
+        if self.head_distill is None:
+            raise ValueError("this model has one head: build it with distill_token=True to have two.")
+        return self.head(tokens[:, 0]), self.head_distill(tokens[:, 1])
+
+    def intermediate_features(
+        self, images: Tensor, layers: Sequence[int] = (-1,), *, norm: bool = True, maps: bool = False
+    ) -> list[Tensor]:
+        """Tokens after the given blocks, through the final norm unless norm=False; `maps`: (B, D, H/P, W/P)."""
+        trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
+        self.forward_features(images, trace=trace)
+        found = [trace["tokens", layer] for layer in layers]
+        if norm and self.norm is not None:
+            found = [self.norm(z) for z in found]
+        if maps:
+            rows, columns = self.layout(*images.shape[-2:]).grid
+            prefix = len(self.config.prefix)
+            found = [z[:, prefix:].transpose(1, 2).unflatten(-1, (rows, columns)) for z in found]
+        return found
+
+    def reset_classifier(self, classes: int) -> None:
+        """A new, untrained head for another number of classes (0: none); everything else stays."""
+        self.config = replace(self.config, classes=classes)
+        like = next(self.parameters())
+        self.head = _head(self.feature_width, classes).to(like.device, like.dtype)
+        self.head.apply(_init)
+        if self.head_distill is not None:
+            self.head_distill = _head(self.config.width, classes).to(like.device, like.dtype)
+            self.head_distill.apply(_init)
+        self.labels = None
+
+
+def _block(c: ViTConfig, layer: int) -> Block:
+    relative = RelativeBias(c.grid, c.heads, prefix=len(c.prefix)) if c.positions.kind == "relative" else None
+    attention = Attention(
+        *(c.width, c.heads, c.head_dim),
+        qkv_bias=c.attention.qkv_bias,
+        qk_norm=c.attention.qk_norm,
+        eps=c.norm.eps,
+        attention_dropout=c.drop.attention_dropout,
+        dropout=c.drop.dropout,
+        path=c.attention.kind,
+        relative=relative,
+    )
+    if c.mlp.kind == "swiglu":
+        mlp = SwiGLU(c.width, c.mlp_hidden, dropout=c.drop.dropout)
+    else:
+        mlp = MLP(c.width, c.mlp_hidden, activation=c.mlp.activation, dropout=c.drop.dropout)
+    return Block(
+        *(attention, mlp, c.width),
+        norm=c.norm.kind,
+        eps=c.norm.eps,
+        layer_scale=c.residual.layer_scale,
+        stochastic_depth=c.residual.stochastic_depth * layer / max(c.depth - 1, 1),
+    )
+
+
+def _token(width: int, count: int = 1) -> nn.Parameter:
+    return nn.Parameter(torch.randn(1, count, width) * 0.02)
+
+
+def _head(width: int, classes: int) -> nn.Module:
+    return nn.Linear(width, classes) if classes else nn.Identity()
+
+
+def _init(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _vit(variant: str, patch_size: int, **options: Any) -> VisionTransformer:
+    return VisionTransformer(ViTConfig(**VARIANTS[variant], patch_size=patch_size).with_options(**options))
+
+
+def vit_tiny(patch_size: int = 16, **options: Any) -> VisionTransformer:
+    return _vit("Ti", patch_size, **options)
+
+
+def vit_small(patch_size: int = 16, **options: Any) -> VisionTransformer:
+    return _vit("S", patch_size, **options)
+
+
+def vit_base(patch_size: int = 16, **options: Any) -> VisionTransformer:
+    return _vit("B", patch_size, **options)
+
+
+def vit_large(patch_size: int = 16, **options: Any) -> VisionTransformer:
+    return _vit("L", patch_size, **options)
+
+
+def vit_huge(patch_size: int = 14, **options: Any) -> VisionTransformer:
+    return _vit("H", patch_size, **options)

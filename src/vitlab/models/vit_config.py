@@ -1,0 +1,196 @@
+"""What a Vision Transformer can be built with: small groups of plain values, saved beside the weights.
+
+`vitlab.create("vit_base", positions="sincos", registers=4)` sets any of them by name; what cannot work is refused here,
+with the next valid value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitlab.layers.attention import Path
+from vitlab.layers.block import Activation, swiglu_hidden
+from vitlab.layers.patches import check_halving, check_multiple, grid_of
+from vitlab.layers.pooling import Pooling
+from vitlab.models.config import Config
+
+
+@dataclass(frozen=True)
+class Stem(Config):
+    kind: Literal["patch", "conv"] = "patch"  # one patch convolution, or a small convolutional stem
+    patch_bias: bool = True
+    patch_norms: bool = False  # LayerNorm before and after the projection (vit-pytorch)
+    pad: bool = False  # let any image size in
+
+
+@dataclass(frozen=True)
+class Tokens(Config):
+    class_token: bool = True
+    registers: int = 0  # extra tokens without an output (arXiv:2309.16588)
+    distill_token: bool = False  # DeiT's second token, with its own head
+    mask_token: bool = False  # DINOv2 files carry one; kept so that they can be written back
+
+
+@dataclass(frozen=True)
+class Positions(Config):
+    kind: Literal["learned", "sincos", "rotary", "relative", "none"] = "learned"
+    prefix_positions: Literal["none", "class", "all"] = "class"  # which prefix tokens have one: class = class + distill
+    resize_rule: Literal["bicubic", "bicubic_antialias", "bicubic_offset"] = "bicubic"
+    rotary_base: float = 100.0
+
+
+@dataclass(frozen=True)
+class Norm(Config):
+    kind: Literal["pre", "post"] = "pre"
+    eps: float = 1e-6  # the released JAX weights use 1e-6; torch defaults to 1e-5, HF ViT to 1e-12
+    norm_pre: bool = False  # one more norm before the blocks (CLIP)
+
+
+@dataclass(frozen=True)
+class AttentionOptions(Config):
+    kind: Path = "auto"
+    qkv_bias: bool = True
+    qk_norm: bool = False  # LayerNorm on queries and keys (arXiv:2302.05442)
+
+
+@dataclass(frozen=True)
+class MLPOptions(Config):
+    kind: Literal["mlp", "swiglu"] = "mlp"
+    mlp_ratio: float = 4.0
+    activation: Activation = "gelu"  # OpenAI CLIP weights need quick_gelu
+
+
+@dataclass(frozen=True)
+class Residual(Config):
+    layer_scale: float = 0.0  # start value; 0 = none
+    stochastic_depth: float = 0.0  # rate at the last block, growing linearly from 0
+
+
+@dataclass(frozen=True)
+class Head(Config):
+    pooling: Pooling = "class"
+    head_hidden: int = 0  # width of the tanh layer before the classifier (the paper's pre-training head); 0 = none
+
+
+@dataclass(frozen=True)
+class Dropout(Config):
+    dropout: float = 0.0  # after positions, projection and MLP layers
+    attention_dropout: float = 0.0
+    patch_dropout: float = 0.0  # share of patches left out in training
+
+
+@dataclass(frozen=True)
+class ViTConfig(Config):
+    image_size: tuple[int, int] = (224, 224)  # (H, W)
+    patch_size: int = 16  # P
+    channels: int = 3  # C
+    classes: int = 1000  # 0: the model returns pooled features (B, D)
+    width: int = 768  # D
+    depth: int = 12  # L
+    heads: int = 12  # h
+    head_dim: int | None = None  # d, width / heads unless given
+    gradient_checkpointing: bool = False
+    stem: Stem = field(default_factory=Stem)
+    tokens: Tokens = field(default_factory=Tokens)
+    positions: Positions = field(default_factory=Positions)
+    norm: Norm = field(default_factory=Norm)
+    attention: AttentionOptions = field(default_factory=AttentionOptions)
+    mlp: MLPOptions = field(default_factory=MLPOptions)
+    residual: Residual = field(default_factory=Residual)
+    head: Head = field(default_factory=Head)
+    drop: Dropout = field(default_factory=Dropout)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_vit(self)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return grid_of(*self.image_size, self.patch_size)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Names of the tokens that stand before the patches, in order."""
+        t = self.tokens
+        return ("class",) * t.class_token + ("distillation",) * t.distill_token + ("register",) * t.registers
+
+    @property
+    def positioned_prefix(self) -> int:
+        """How many prefix tokens have a position of their own."""
+        counts = {"none": 0, "class": self.tokens.class_token + self.tokens.distill_token, "all": len(self.prefix)}
+        return counts[self.positions.prefix_positions]
+
+    @property
+    def mlp_hidden(self) -> int:
+        if self.mlp.kind == "swiglu":
+            return swiglu_hidden(self.width, self.mlp.mlp_ratio)
+        return round(self.width * self.mlp.mlp_ratio)
+
+
+def check_vit(c: ViTConfig) -> None:
+    """Refuse what cannot work, and say what to type instead."""
+    for name in ("patch_size", "channels", "width", "depth", "heads"):
+        if getattr(c, name) < 1:
+            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+    if c.classes < 0:
+        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+    for what, size in zip(("image height", "image width"), c.image_size, strict=True):
+        if not c.stem.pad or size < 1:
+            check_multiple(what, size, c.patch_size)
+    if c.head_dim is None and c.width % c.heads:
+        fitting = max(h for h in range(1, c.heads + 1) if c.width % h == 0)
+        raise ValueError(
+            f"width {c.width} is not a multiple of heads {c.heads}: use heads={fitting}, "
+            f"or width={-(-c.width // c.heads) * c.heads}, or give head_dim."
+        )
+    if c.head_dim is not None and c.head_dim < 1:
+        raise ValueError(f"head_dim={c.head_dim} must be at least 1, or None for width / heads.")
+    head_dim = c.head_dim or c.width // c.heads
+    if c.positions.kind == "rotary" and head_dim % 4:
+        raise ValueError(
+            f"rotary positions turn pairs of channels by row and by column, so head_dim must be a multiple of 4, "
+            f"not {head_dim}: use head_dim={-(-head_dim // 4) * 4}."
+        )
+    if c.positions.kind == "sincos" and c.width % 4:
+        raise ValueError(f"sincos positions need a width that is a multiple of 4: use {-(-c.width // 4) * 4}.")
+    if c.positions.rotary_base <= 0 or c.norm.eps <= 0:
+        raise ValueError("rotary_base and eps must be greater than 0.")
+    if c.mlp_hidden < 1:
+        raise ValueError(f"mlp_ratio={c.mlp.mlp_ratio} leaves the MLP no hidden channel: use 4.")
+    if c.head.pooling in ("class", "class_mean") and not c.tokens.class_token:
+        raise ValueError(f'pooling="{c.head.pooling}" needs class_token=True; without one use pooling="mean".')
+    if c.tokens.distill_token and c.head.pooling != "class":
+        raise ValueError(f'distill_token=True reads two tokens, so it needs pooling="class", not "{c.head.pooling}".')
+    if c.tokens.distill_token and c.head.head_hidden:
+        raise ValueError("distill_token=True has two plain heads: use head_hidden=0.")
+    if c.head.pooling == "attention" and c.width % c.heads:
+        raise ValueError(f'pooling="attention" needs width {c.width} to be a multiple of heads {c.heads}.')
+    if c.tokens.registers < 0 or c.head.head_hidden < 0 or c.residual.layer_scale < 0:
+        raise ValueError("registers, head_hidden and layer_scale must be 0 or more.")
+    if c.stem.kind == "conv":
+        if c.stem.patch_norms or not c.stem.patch_bias:
+            raise ValueError('patch_norms=True and patch_bias=False belong to stem="patch".')
+        check_halving(c.patch_size)
+    rates = {**c.drop.to_dict(), "stochastic_depth": c.residual.stochastic_depth}
+    for name, rate in rates.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"{name}={rate} must be at least 0 and below 1.")
+    if c.drop.patch_dropout and c.positions.kind == "relative":
+        raise ValueError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
+
+
+VARIANTS: dict[str, dict[str, Any]] = {  # B, L and H: Table 1 of ViT; Ti and S: DeiT (arXiv:2012.12877)
+    "Ti": dict(width=192, depth=12, heads=3),
+    "S": dict(width=384, depth=12, heads=6),
+    "B": dict(width=768, depth=12, heads=12),
+    "L": dict(width=1024, depth=24, heads=16),
+    "H": dict(width=1280, depth=32, heads=16),
+}
+PATCH_SIZES = (8, 14, 16, 32)
+
+SMALL_IMAGES: dict[str, dict[str, Any]] = {  # 192 x 9 at patch 4: the small-data ViT of arXiv:2112.13492
+    "vit_cifar": dict(image_size=32, patch_size=4, width=192, depth=9, heads=12, mlp_ratio=2.0, classes=10),
+    "vit_mnist": dict(image_size=28, patch_size=4, width=128, depth=6, heads=4, mlp_ratio=2.0, classes=10, channels=1),
+    "vit_digits": dict(image_size=8, patch_size=2, width=64, depth=4, heads=4, mlp_ratio=2.0, classes=10, channels=1),
+}
