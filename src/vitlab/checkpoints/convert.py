@@ -49,7 +49,7 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
 
 
 def check(source: str | Path, target: str | Path, to: str, model: Any) -> list[tuple[str, float | None, str]]:
-    """(what was compared, largest logit difference or None, remark): the result read by us, and by the other library."""
+    """(what was compared, largest logit difference or None, remark): the result read by us and by the other library."""
     c = model.config
     images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -106,8 +106,8 @@ def _read_pickle(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if "Unsupported global" in str(error) or "Weights only load failed" in str(error):
             raise CheckpointError(
-                f"{path}: holds Python objects besides tensors, and opening those could run foreign code. In the program "
-                'that made it, save the tensors alone: torch.save(model.state_dict(), "weights.pth").'
+                f"{path}: holds Python objects besides tensors, and opening those could run foreign code. In the "
+                'program that made it, save the tensors alone: torch.save(model.state_dict(), "weights.pth").'
             ) from None
         raise CheckpointError(f"{path}: not a PyTorch file ({error}).") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AssertionError) as error:
@@ -123,7 +123,7 @@ def _read_pickle(path: Path) -> Any:
 
 
 def unwrap(found: Any, path: Path) -> dict[str, Any]:
-    """Training scripts save {"model": ..., "args": ...} and wrap names in module. or backbone.; take the weights out."""
+    """Training scripts save {"model": ..., "args": ...} and prefix names with module. or backbone.: undo both."""
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, expected a state dict: names -> tensors.")
     while True:

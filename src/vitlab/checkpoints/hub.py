@@ -56,6 +56,6 @@ def fetch(name: str) -> Path:
     ) as error:  # a connection that broke off
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{name}: the download from {where} broke off ({first}). Run the same command again: what has arrived is kept."
+            f"{name}: the download from {where} broke off ({first}). Run the command again: what has arrived is kept."
         ) from None
     return folder

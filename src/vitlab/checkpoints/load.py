@@ -235,7 +235,7 @@ def _assemble(found: _Found, overrides: dict[str, Any], source: str) -> tuple[An
     ]
     if problems:
         raise CheckpointError(
-            f"{source}: the weights do not fit their network ({len(problems)} problem(s)): {'; '.join(sorted(problems)[:4])}. "
+            f"{source}: {len(problems)} tensor(s) do not fit the network: {'; '.join(sorted(problems)[:4])}. "
             "The file is incomplete, or heads, image_size or the rename table are not those it was made with."
         )
     state: dict[str, Tensor] = {}

@@ -127,8 +127,9 @@ class _Recorder(Trace):
     def wants(self, kind: str) -> bool:
         return False  # nothing is to be computed beside the pass
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None) -> None:
-        self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
+        if pick is None:  # per-head values are computed only when asked for; here nobody asks
+            self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
 
 
 class _ParametersRead(TorchDispatchMode):
@@ -155,7 +156,7 @@ class _ParametersRead(TorchDispatchMode):
 def inspect(
     what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
 ) -> Inspection:
-    """Inspect a model, a registered name or a checkpoint at any image size that fits; no memory of its size is needed."""
+    """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
     if batch < 1:
         raise ValueError(f"batch={batch} must be at least 1.")
     family, config, name = _resolve(what, options)

@@ -87,7 +87,7 @@ class Attention(nn.Module):
         if trace is not None:
             for kind, value in (("attention", weights), ("queries", q), ("keys", k), ("values", v)):
                 trace.mark_heads(kind, value)
-            trace.mark_heads("class_attention", weights[:, :, 0])
+            trace.mark_heads("class_attention", weights, row=0)
         return F.dropout(weights, self.attention_dropout, self.training) @ v
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class Attention(nn.Module):
             trace.mark_heads("attention", attention_weights(q, k, bias, self.scale))
         if trace.wants("class_attention"):
             row = bias[:, :, :1] if bias is not None else None
-            trace.mark_heads("class_attention", attention_weights(q[:, :, :1], k, row, self.scale)[:, :, 0])
+            trace.mark_heads("class_attention", attention_weights(q[:, :, :1], k, row, self.scale), row=0)
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:

@@ -17,8 +17,8 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
     """Cut images into patches, row by row; inside a patch the order is channel, row, column (a conv weight's order)."""
     B, C, H, W = images.shape
     P = patch_size
-    check_multiple("image height", H, P)
-    check_multiple("image width", W, P)
+    check_multiple("image height", H, P, remedy="")
+    check_multiple("image width", W, P, remedy="")
     x = images.reshape(B, C, H // P, P, W // P, P)
     x = x.permute(0, 2, 4, 1, 3, 5)  # (B, H/P, W/P, C, P, P)
     return x.flatten(3).flatten(1, 2)  # (B, N, C*P*P), N = HW/P^2
@@ -39,12 +39,12 @@ def unpatchify(patches: Tensor, patch_size: int, grid: tuple[int, int]) -> Tenso
     return x.reshape(B, values // (P * P), rows * P, columns * P)
 
 
-def check_multiple(what: str, size: int, patch_size: int) -> None:
+def check_multiple(what: str, size: int, patch_size: int, remedy: str = ", or pad=True") -> None:
     """Sizes that do not fit are the most common first error, so the message gives the sizes that do."""
     if size % patch_size or size <= 0:
         below, above = size // patch_size * patch_size, (max(size, 0) // patch_size + 1) * patch_size
         either = f"use {above} (or {below})" if below > 0 else f"use {above}"
-        raise ValueError(f"{what}: {size} is not a multiple of {patch_size}: {either}, or pad=True.")
+        raise ValueError(f"{what}: {size} is not a multiple of {patch_size}: {either}{remedy}.")
 
 
 def check_halving(patch_size: int) -> int:
@@ -117,8 +117,8 @@ class ConvStem(nn.Module):
         return x.flatten(2).transpose(1, 2)  # (B, N, D)
 
 
-def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) -> Tensor:
-    """Refuse what cannot be cut into patches, in words; pad at the right and bottom where that was asked for."""
+def check_images(images: Tensor, channels: int) -> None:
+    """Refuse what is not a batch of normalised images, in words."""
     if images.ndim != 4 or images.shape[1] != channels:
         found = " x ".join(str(n) for n in images.shape)
         hint = " Add the batch dimension: images[None]." if images.ndim == 3 else ""
@@ -131,6 +131,11 @@ def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) ->
         raise ValueError(
             f"images must be floating point and normalised but are {images.dtype}. Use model.preprocess(image)."
         )
+
+
+def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) -> Tensor:
+    """Images whose sides are multiples of the patch: padded at the right and bottom where that was asked for."""
+    check_images(images, channels)
     H, W = images.shape[-2:]
     if pad and H > 0 and W > 0:
         return F.pad(images, (0, -W % patch_size, 0, -H % patch_size))

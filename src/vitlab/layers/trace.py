@@ -17,6 +17,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
     "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom",
     "class_attention": "(B, h, N), the class token's row of it, without computing the others",
@@ -46,7 +47,7 @@ class Trace:
     kinds      any step the model marks ("tokens", "norm1", "patch_embed", ...) or "attention", "keys", ...
     layers     "all", or layer numbers; -1 is the last
     heads      "all", or head numbers; for per-head kinds
-    gradients  keep the graph and each value's .grad; attention then takes the explicit path, which has weights
+    gradients  keep the graph, for `trace.gradient(kind, layer)`; attention then takes the explicit path
     reduce     called as reduce(value, layer) while the pass runs; its result is kept instead of the value
     """
 
@@ -67,6 +68,7 @@ class Trace:
         self.layout: TokenLayout | None = None
         self.layers: tuple[int, ...] = ()
         self._kept: dict[tuple[str, int | None], Tensor] = {}
+        self._whole: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
@@ -84,19 +86,33 @@ class Trace:
         self.layers = tuple(layer % depth for layer in layers)
         self.layout, self._depth = layout, depth
         self._kept.clear()
+        self._whole.clear()
 
     def at(self, layer: int) -> LayerTrace | None:
         """The view that one block gets; None where this layer is not asked for, so that it runs as if untraced."""
         return LayerTrace(self, layer) if layer in self.layers else None
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None) -> None:
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Pick | None = None) -> None:
+        """Keep a value if it is asked for; `pick` takes the asked part of it (heads, the class token's row)."""
         if not self.wants(kind):
             return
         if not self.gradients:
             value = value.detach()
         elif value.requires_grad:
             value.retain_grad()
-        self._kept[kind, layer] = value if self.reduce is None else self.reduce(value, layer)
+            self._whole[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
+        part = value if pick is None else pick(value)
+        self._kept[kind, layer] = part if self.reduce is None else self.reduce(part, layer)
+
+    def gradient(self, kind: str, layer: int | None = None) -> Tensor:
+        """After backward(): the gradient of what `trace[kind, layer]` shows."""
+        layer = self._resolve(layer)
+        if (kind, layer) not in self._whole:
+            raise ValueError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
+        whole, pick = self._whole[kind, layer]
+        if whole.grad is None:
+            raise ValueError("there is no gradient yet: call backward() on something the model returned.")
+        return whole.grad if pick is None else pick(whole.grad)
 
     def wants(self, kind: str) -> bool:
         return kind in self.kinds
@@ -112,8 +128,7 @@ class Trace:
 
     def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
         kind, layer = (key, None) if isinstance(key, str) else key
-        if layer is not None and self._depth and -self._depth <= layer < self._depth:
-            layer %= self._depth
+        layer = self._resolve(layer)
         try:
             return self._kept[kind, layer]
         except KeyError:
@@ -122,6 +137,10 @@ class Trace:
             )
             have = f"it holds {kept}" if kept else "it is empty: run model(images, trace=trace) first"
             raise KeyError(f"the trace has no {kind!r} at layer {layer}; {have}") from None
+
+    def _resolve(self, layer: int | None) -> int | None:
+        inside = layer is not None and -self._depth <= layer < self._depth
+        return layer % self._depth if layer is not None and inside else layer
 
     def __contains__(self, key: tuple[str, int | None]) -> bool:
         return key in self._kept
@@ -153,12 +172,13 @@ class LayerTrace:
         if self.trace is not None:
             self.trace.mark(kind, value, self.layer)
 
-    def mark_heads(self, kind: str, value: Tensor) -> None:
-        """Like `mark`, for per-head values: a reducer sees all heads, the trace keeps the asked ones."""
+    def mark_heads(self, kind: str, value: Tensor, row: int | None = None) -> None:
+        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the asked ones."""
         if kind in self.needs:
-            self.seen[kind] = value.detach()
-        if self.trace is not None and self.trace.wants(kind):
-            self.trace.mark(kind, self.trace.pick_heads(value), self.layer)
+            self.seen[kind] = (value if row is None else value[:, :, row]).detach()
+        if self.trace is not None:
+            heads = self.trace.pick_heads
+            self.trace.mark(kind, value, self.layer, heads if row is None else lambda v: heads(v)[:, :, row])
 
 
 def mark(trace: Trace | LayerTrace | None, kind: str, value: Tensor) -> Tensor:

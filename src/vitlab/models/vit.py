@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
-from vitlab.layers.patches import ConvStem, PatchEmbed, drop_patches, grid_of
+from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of
 from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
 from vitlab.layers.reducer import Reducer, Reducing
@@ -30,10 +30,6 @@ class VisionTransformer(nn.Module):
     """z_0 = [x_class; x_p E] + E_pos;  z_l = block(z_{l-1});  y = LN(z_L)[class];  logits = head(y)."""
 
     family = "vit"
-    traceable = (
-        *("patch_embed", "prefix", "positions", "norm_pre", *BLOCK_KINDS, *FROM_HEADS, "assignment", "sizes"),
-        *("norm", "pool", "pre_logits", "head"),
-    )
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -85,6 +81,25 @@ class VisionTransformer(nn.Module):
         """Width of what the classifier reads, and of the output when classes=0."""
         return self.config.head.head_hidden or self.pooled_width
 
+    @property
+    def traceable(self) -> tuple[str, ...]:
+        """What a Trace can ask of this model: the steps it has, and what attention can show."""
+        c = self.config
+        absent = {
+            "prefix": not c.prefix,
+            "positions": self.positions is None,
+            "norm_pre": self.norm_pre is None,
+            "norm1": c.norm.kind == "post",  # post-norm's norms end the halves: after_attention and tokens show them
+            "norm2": c.norm.kind == "post",
+            "class_attention": not c.tokens.class_token,
+            "norm": self.norm is None,
+            "pool": self.head_distill is not None,
+            "pre_logits": self.pre_logits is None,
+            "head": not c.classes,
+        }
+        steps = ("patch_embed", "prefix", "positions", "norm_pre", *BLOCK_KINDS, *FROM_HEADS)
+        return tuple(k for k in (*steps, "norm", "pool", "pre_logits", "head") if not absent.get(k))
+
     def layout(self, height: int, width: int) -> TokenLayout:
         return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
 
@@ -100,19 +115,14 @@ class VisionTransformer(nn.Module):
         self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The tokens, and where a reducer merged some, how many patches each stands for."""
+        check_images(images, self.config.channels)
         layout = self.layout(*images.shape[-2:])
+        reducing = self._reducing(reducer) if reducer is not None else None
         if trace is not None:
-            trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout)
+            reduced = ("assignment", "sizes") if reducing is not None else ()
+            trace.begin(depth=len(self.blocks), offers=(*self.traceable, *reduced), layout=layout)
         z, kept = self.embed(images, layout, trace)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
-        reducing = None
-        if reducer is not None:
-            if self.config.positions.kind in ("rotary", "relative"):
-                raise ValueError(
-                    f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
-                    'reduced: use a model with positions="learned" or "sincos".'
-                )
-            reducing = Reducing(reducer, depth=len(self.blocks), prefix=len(layout.prefix))
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             relative = block.attention.relative
@@ -144,6 +154,14 @@ class VisionTransformer(nn.Module):
             z, kept = drop_patches(z, len(layout.prefix), self.config.drop.patch_dropout)
         z = self.dropout(z)
         return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept
+
+    def _reducing(self, reducer: Reducer) -> Reducing:
+        if self.config.positions.kind in ("rotary", "relative"):
+            raise ValueError(
+                f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
+                'reduced: use a model with positions="learned" or "sincos".'
+            )
+        return Reducing(reducer, depth=len(self.blocks), prefix=len(self.config.prefix))
 
     def _positions_inside(self, layout: TokenLayout, kept: Tensor | None, z: Tensor):
         """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""

@@ -1,0 +1,116 @@
+"""Eager float32 forward of our ViT against transformers' with the same weights, in one process, alternating.
+
+    python benchmarks/inference.py [--models S/16,B/16] [--batch 8] [--rounds 21] [--json]
+
+Prints the median and spread of each, the ratio of medians (ours / theirs; 1.03 or less counts as no slower), and how
+much of the machine's own matrix-product rate each reaches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import ViTConfig as HFConfig
+from transformers import ViTForImageClassification
+
+from vitlab.checkpoints import hf, keymap
+from vitlab.explain.inspect import size_of
+from vitlab.models.registry import build, find
+
+
+def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Our model and transformers', with equal weights."""
+    entry, _ = find(name)
+    ours = build(entry.family, entry.config).eval()
+    rules, prefix = hf.write_rules(ours.config)
+    state = keymap.write("transformers", rules, dict(ours.state_dict()), prefix=prefix, heads=ours.config.heads)
+    config = {k: v for k, v in hf.config_for(ours.config, None).items() if k not in ("architectures", "dtype")}
+    theirs = ViTForImageClassification(HFConfig(**config)).eval()
+    missing = theirs.load_state_dict(in_memory_names(state), strict=True)
+    assert not missing.missing_keys
+    return ours, theirs
+
+
+def in_memory_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers 5 uses other names in memory than in files."""
+    changes = (
+        ("encoder.layer.", "layers."),
+        ("attention.attention.query", "attention.q_proj"),
+        ("attention.attention.key", "attention.k_proj"),
+        ("attention.attention.value", "attention.v_proj"),
+        ("attention.output.dense", "attention.o_proj"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+    )
+    found = {}
+    for key, value in state.items():
+        for old, new in changes:
+            key = key.replace(old, new)
+        found[key] = value
+    return found
+
+
+def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every run, in turns, so that whatever else the machine does meets them equally."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4)
+    return {"median": median, "quarter": low, "three_quarters": high, "n": len(values)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="S/16,B/16")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    rows = []
+    for name in args.models.split(","):
+        ours, theirs = pair(name)
+        images = torch.randn(args.batch, 3, 224, 224)
+        a, b = torch.randn(2, 1536, 1536)
+        with torch.inference_mode():
+            difference = float((ours(images) - theirs(images).logits).abs().max())
+            runs = {"vitlab": lambda: ours(images), "transformers": lambda: theirs(images), "gemm": lambda: a @ b}
+            times = {who: summary(values) for who, values in alternate(runs, args.rounds).items()}
+        macs = size_of(find(name)[0].name)[1] * args.batch
+        rate = 1536**3 / times["gemm"]["median"]
+        ratio = times["vitlab"]["median"] / times["transformers"]["median"]
+        share = {who: macs / times[who]["median"] / rate for who in ("vitlab", "transformers")}
+        rows.append(
+            {"model": name, "batch": args.batch, "ratio": ratio, "difference": difference, "gemm_share": share, **times}
+        )
+        if not args.json:
+            for who in ("vitlab", "transformers"):
+                t = times[who]
+                print(
+                    f"ViT-{name} batch {args.batch} {who:13s} median {1e3 * t['median']:7.1f} ms, half of the runs in "
+                    f"{1e3 * t['quarter']:.1f} .. {1e3 * t['three_quarters']:.1f} ms, n={t['n']}, "
+                    f"{share[who]:.0%} of the GEMM rate"
+                )
+            verdict = "no slower" if ratio <= 1.03 else "SLOWER"
+            print(f"ViT-{name} ratio of medians {ratio:.3f} ({verdict}); largest logit difference {difference:.1e}")
+    if args.json:
+        print(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()
