@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from os import PathLike, fspath
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ def predict(
         )
     if top < 1:
         raise ValueError(f"top={top} must be at least 1.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1.")
     top = min(top, model.config.classes)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
@@ -71,13 +73,14 @@ def label_of(model: Any, index: int) -> str:
 
 def _run(model: Any, tensors: list[Tensor]) -> Tensor:
     like = next(model.parameters())
-    was_training = model.training
+    was_training = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
     model.eval()
     try:
         with torch.inference_mode():
             return model(torch.stack(tensors).to(like.device, like.dtype)).cpu()
     finally:
-        model.train(was_training)
+        for module, training in was_training:
+            module.training = training
 
 
 def _batches(
@@ -88,14 +91,14 @@ def _batches(
         raise ValueError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first."
         )
-    single = isinstance(images, str | Path | bytes) or hasattr(images, "convert") or hasattr(images, "dtype")
+    single = isinstance(images, str | PathLike | bytes) or hasattr(images, "convert") or hasattr(images, "dtype")
     sources: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
     for start in range(0, len(sources), size):
         names: list[str] = []
         tensors: list[Tensor] = []
         errors: list[str | None] = []
         for number, source in enumerate(sources[start : start + size], start):
-            names.append(str(source) if isinstance(source, str | Path) else f"image {number}")
+            names.append(fspath(source) if isinstance(source, str | PathLike) else f"image {number}")
             try:
                 tensors.append(model.preprocess(source, name=names[-1]))
                 errors.append(None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import string
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 WRAPPERS = ("model_ema", "teacher", "model", "state_dict", "model_state_dict", "student", "net", "module")
 BESIDE = "beside_backbone."
 PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
+SAVE_TENSORS = 'torch.save(model.state_dict(), "weights.pth")'
+SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.savez(path, **arrays)."
 
 
 class CheckpointError(ValueError):
@@ -32,8 +36,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: unknown kind of file {suffix or '(no ending)'}. Known are {', '.join(SUFFIXES)}."
         )
-    if path.stat().st_size == 0:
-        raise CheckpointError(f"{path}: the file is empty. Fetch it again.")
+    kind = suffix if suffix in (".safetensors", ".npz") else ".pth"
+    really = _kind(path)
+    if really not in (kind, None):
+        raise CheckpointError(f"{path}: is a {really} file under another name. Rename it to {path.stem}{really}.")
     if suffix == ".safetensors":
         found: Any = _read_safetensors(path)
     elif suffix == ".npz":
@@ -48,9 +54,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_shards(index: Path) -> dict[str, Tensor]:
     """A model in several files, listed in model.safetensors.index.json."""
-    names = sorted(set(read_json(index)["weight_map"].values()))
+    parts = read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not parts or not all(isinstance(name, str) for name in parts.values()):
+        raise CheckpointError(f'{index}: has no "weight_map" of tensor names -> files. Fetch it again.')
     state: dict[str, Tensor] = {}
-    for name in names:
+    for name in sorted(set(parts.values())):
         if Path(name).name != name or not (index.parent / name).is_file():
             raise CheckpointError(f"{index}: names the part {name!r}, which is not in the folder. Fetch it too.")
         state |= read_tensors(index.parent / name)
@@ -78,12 +86,37 @@ def check_finite(state: dict[str, Tensor], path: object) -> None:
         )
 
 
+def _kind(path: Path) -> str | None:
+    """The kind of weights the first bytes show (None: they do not tell); raises where they are no weights at all."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not head:
+        raise CheckpointError(f"{path}: the file is empty. Fetch it again.")
+    if head.startswith(b"version https://"):
+        raise CheckpointError(
+            f"{path}: is a git-lfs pointer, not the weights. Run `git lfs pull` in its folder, or fetch the weights."
+        )
+    if all(byte in string.printable.encode() for byte in head):
+        raise CheckpointError(f"{path}: is text, not weights; it may be a server's error page. Fetch it again.")
+    if head[8:9] == b"{":
+        return ".safetensors"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except Exception:  # no zip, or a damaged one: the reader that the ending names will say so
+        return None
+    if any(name.endswith("/data.pkl") for name in names):
+        return ".pth"
+    return ".npz" if any(name.endswith(".npy") for name in names) else None
+
+
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        if path.read_bytes()[:2] == b"PK":
-            raise CheckpointError(f"{path}: is a PyTorch file under another name. Rename it to .pth.") from None
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({error}). It may be cut off: fetch it again."
         ) from None
@@ -91,34 +124,42 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: torch.from_numpy(arrays[key].copy()) for key in arrays.files}
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("File is not a zip file")  # np.load would call it a pickle
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except Exception as error:  # zip, zlib, struct and numpy each have their own errors for damaged bytes
+        if "allow_pickle" in str(error):
+            raise CheckpointError(
+                f"{path}: holds pickled Python objects, and opening those could run foreign code. {SAVE_ARRAYS}"
+            ) from None
         raise CheckpointError(f"{path}: not a whole .npz file ({error}). It may be cut off: fetch it again.") from None
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: an array in it cannot be read without executing code ({error}).") from None
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+            raise CheckpointError(f"{path}: {key} in it is not an array of numbers. {SAVE_ARRAYS}")
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
 
 def _read_pickle(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # facebook's files carry their arguments in one
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # facebook's args
+            warnings.simplefilter("ignore")  # torch warns of TorchScript and of pickle protocols; we say it below
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error) or "Weights only load failed" in str(error):
-            raise CheckpointError(
-                f"{path}: holds Python objects besides tensors, and opening those could run foreign code. In the "
-                'program that made it, save the tensors alone: torch.save(model.state_dict(), "weights.pth").'
-            ) from None
-        raise CheckpointError(f"{path}: not a PyTorch file ({error}).") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AssertionError) as error:
+    except Exception as error:  # damaged bytes raise whatever the unpickler stumbles over
         if "TorchScript" in str(error):
             raise CheckpointError(
                 f"{path}: is a TorchScript program, not weights. Save its tensors alone: "
                 'torch.save(torch.jit.load(path).state_dict(), "weights.pth").'
             ) from None
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
+            raise CheckpointError(
+                f"{path}: holds Python objects besides tensors, and opening those could run foreign code. "
+                f"In the program that made it, save the tensors alone: {SAVE_TENSORS}."
+            ) from None
+        why = str(error).split(". ")[0]  # torch goes on with advice to open the file unsafely
+        why = f" ({why})" if why and isinstance(error, (RuntimeError, OSError)) else ""
         raise CheckpointError(
-            f"{path}: not a whole PyTorch file ({first}). It may be cut off: fetch it again."
+            f"{path}: not a whole PyTorch file{why}. It may be cut off: fetch it again, or save anew: {SAVE_TENSORS}."
         ) from None
 
 
@@ -126,10 +167,7 @@ def unwrap(found: Any, path: Path) -> dict[str, Any]:
     """Training scripts save {"model": ..., "args": ...} and prefix names with module. or backbone.: undo both."""
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, expected a state dict: names -> tensors.")
-    while True:
-        inner = next((found[key] for key in WRAPPERS if isinstance(found.get(key), dict)), None)
-        if inner is None or any(isinstance(value, Tensor) for value in found.values()):
-            break
+    while inner := next((found[key] for key in WRAPPERS if _holds_tensors(found.get(key))), None):
         found = inner
     found = {key: value for key, value in found.items() if isinstance(key, str)}
     for prefix in PREFIXES * 2:
@@ -140,3 +178,8 @@ def unwrap(found: Any, path: Path) -> dict[str, Any]:
         elif inside and prefix == "backbone.":  # DINO keeps its projection head beside the backbone
             found = {k.removeprefix(prefix) if k in inside else BESIDE + k: found[k] for k in keys}
     return found
+
+
+def _holds_tensors(value: Any) -> bool:
+    """A dict with tensors somewhere in it; one of numbers and words is a config, not weights."""
+    return isinstance(value, dict) and any(isinstance(v, Tensor) or _holds_tensors(v) for v in value.values())

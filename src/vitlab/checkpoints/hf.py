@@ -91,8 +91,8 @@ DIALECT = Dialect(
 )
 ACTIVATIONS = {
     "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",  # the first of a kind is the one written
     "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }

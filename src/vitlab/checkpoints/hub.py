@@ -15,10 +15,10 @@ SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetenso
 
 def fetch(name: str) -> Path:
     """Download what loading needs (or find it in the cache) and return its folder."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -28,8 +28,7 @@ def fetch(name: str) -> Path:
     if match is None:
         raise CheckpointError(f"{name}: expected {PREFIX}owner/name or {PREFIX}owner/name@revision.")
     repo, revision = match[1], match[2]
-    endpoint = os.environ.get("HF_ENDPOINT")
-    where = endpoint or "the Hugging Face hub"
+    where = os.environ.get("HF_ENDPOINT") or "the Hugging Face hub"
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=FIRST))
         if not list(folder.glob("*.safetensors")):
@@ -44,18 +43,26 @@ def fetch(name: str) -> Path:
         raise CheckpointError(
             f"{name}: {where} has no such model, or it is private. Check the name, or log in with `hf auth login`."
         ) from None
-    except LocalEntryNotFoundError:
+    except HFValidationError as error:
+        raise CheckpointError(f"{name}: is not a name that the Hugging Face hub can have: {error}") from None
+    except LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            why, connect = "HF_HUB_OFFLINE is set", "Unset HF_HUB_OFFLINE"
+        else:
+            why, connect = f"{where} cannot be reached{_reason(error.__cause__)}", "Connect to the network"
         raise CheckpointError(
-            f"{name}: not in the local cache, and {where} cannot be reached. Connect to the network, set HF_ENDPOINT "
-            "to a mirror, or copy the model's folder here and load it by its path."
+            f"{name}: not wholly in the local cache, and {why}. {connect}, set HF_ENDPOINT to a mirror, or copy the "
+            "model's folder here and load it by its path."
         ) from None
-    except (
-        HfHubHTTPError,
-        OSError,
-        RuntimeError,
-    ) as error:  # a connection that broke off
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # a connection that broke off: httpx's errors or requests', by huggingface_hub's version
         raise CheckpointError(
-            f"{name}: the download from {where} broke off ({first}). Run the command again: what has arrived is kept."
+            f"{name}: the download from {where} broke off{_reason(error)}. Run it again: the files that arrived whole "
+            "are kept."
         ) from None
     return folder
+
+
+def _reason(error: BaseException | None) -> str:
+    """The first line of an error, in brackets."""
+    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
+    return f" ({lines[0].rstrip('.')})" if lines else ""

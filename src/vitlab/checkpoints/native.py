@@ -45,22 +45,34 @@ def save(model: Any, folder: str | Path) -> Path:
         "labels": model.labels,
         **asdict(getattr(model, "card", None) or Card()),
     }
-    write_whole(folder / WEIGHTS, lambda path: save_file(state, path, metadata={"format": "pt"}))
     text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
-    write_whole(folder / CARD, lambda path: path.write_text(text, encoding="utf-8"))
+    write_together(
+        {
+            folder / WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"}),
+            folder / CARD: lambda path: path.write_text(text, encoding="utf-8"),
+        }
+    )
     return folder
 
 
 def write_whole(path: Path, write: Any) -> None:
-    """Write to a temporary name, flush to disk, then rename: a file under its own name is always whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """One file: under its own name it is always whole."""
+    write_together({path: write})
+
+
+def write_together(writes: dict[Path, Any]) -> None:
+    """Write all to temporary names, flush to disk, then rename: if one fails, the files of before stay as they were."""
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writes}
     try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        for path, write in writes.items():
+            write(temporary[path])
+            with temporary[path].open("rb") as file:
+                os.fsync(file.fileno())
+        for path in writes:
+            temporary[path].replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        for path in writes:
+            temporary[path].unlink(missing_ok=True)
 
 
 def read_card(folder: Path) -> dict[str, Any]:
@@ -70,8 +82,11 @@ def read_card(folder: Path) -> dict[str, Any]:
             f"{folder / CARD}: format {card.get('format')!r} is not known; this vitlab {__version__} reads {FORMAT}. "
             "Update vitlab: pip install -U vitlab."
         )
-    if missing := {"family", "config"} - card.keys():
-        raise CheckpointError(f"{folder / CARD}: {sorted(missing)[0]!r} is missing.")
+    for key, kind in (("family", str), ("config", dict)):
+        if not isinstance(card.get(key), kind):
+            raise CheckpointError(
+                f"{folder / CARD}: {key!r} is missing or damaged. Fetch or save the checkpoint again."
+            )
     return card
 
 

@@ -13,7 +13,7 @@ def out() -> Any:
     """The console for results; wide when piped, so that no table is cut."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 def say(text: str) -> None:

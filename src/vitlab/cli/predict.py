@@ -45,8 +45,8 @@ def _predict(model: Any, images: list[str], top: int) -> list[Prediction]:
 
 
 def _show(found: list[Prediction]) -> None:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     console = out()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -57,6 +57,7 @@ def _show(found: list[Prediction]) -> None:
     for p in found:
         for rank, (label, chance) in enumerate(p.scores):
             bar = "█" * round(20 * chance)
-            table.add_row(escape(Path(p.name).name) if rank == 0 else "", escape(label), f"{chance:.1%}", bar)
+            name = Text(Path(p.name).name if rank == 0 else "")  # Text: [brackets] and :colons: stay as they are
+            table.add_row(name, Text(label), f"{chance:.1%}", bar)
     if table.row_count:
         console.print(table)

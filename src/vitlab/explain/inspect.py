@@ -31,7 +31,7 @@ PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "
 MEANINGS: dict[str, str] = {
     "patch_embed": "every {patch_size}x{patch_size} patch becomes a token of {width} numbers (eq. 1)",
     "prefix": "{layout}",
-    "positions": "+ {positions} positions (eq. 1)",
+    "positions": "+ {positions} positions{resized} (eq. 1)",
     "norm_pre": "LayerNorm before the blocks",
     "norm1": "LayerNorm",
     "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}",
@@ -165,7 +165,7 @@ def inspect(
         size = (image_size, image_size) if isinstance(image_size, int) else image_size
     shape = (batch, config.channels, *size)
     with torch.device("meta"):
-        model = registry.build(family, config).eval()
+        model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(shape)
         used = _ParametersRead(model)
         flops = FlopCounterMode(display=False)
@@ -248,7 +248,10 @@ def _step_name(kind: str, layer: int | None) -> str:
 
 def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     """What the meanings are filled with."""
+    rows, columns = config.grid
+    resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
     return {
+        "resized": resized,
         "layout": layout,
         "patch_size": config.patch_size,
         "width": config.width,
@@ -308,6 +311,6 @@ def size_of(name: str) -> tuple[int, int]:
 
 def _count(family: str, config: Any) -> tuple[int, int]:
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model = registry.build(family, config).eval()
+        model = registry.build(family, config).eval().requires_grad_(False)
         model(torch.empty(1, config.channels, *config.image_size))
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.images.read import Source, read_image
+from vitlab.images.read import MAX_PIXELS, ImageError, Source, called, read_image
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -68,21 +68,31 @@ class Preprocess:
             raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
         if self.interpolation not in RESAMPLING:
             raise ValueError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
+        pair = isinstance(self.resize, tuple) and len(self.resize) == 2 and min(self.resize) >= 1
+        if not (self.resize is None or pair or (isinstance(self.resize, int) and self.resize >= 1)):
+            raise ValueError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
+        if self.scale <= 0:
+            raise ValueError(f"scale={self.scale} must be above 0.")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
             raise ValueError(f"mean={self.mean} and std={self.std} must hold 1 or 3 numbers each, std above 0.")
 
     def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
         """One picture (path, bytes, array or PIL image) -> (C, H, W), normalised."""
-        return self.normalize(self.view(read_image(source, name=name)))
+        return self.normalize(self.view(read_image(source, name=name), name=name or called(source)))
 
     def batch(self, sources: Iterable[Source]) -> Tensor:
         """Several pictures -> (B, C, H, W)."""
         return torch.stack([self(source) for source in sources])
 
-    def view(self, image: Image.Image) -> Image.Image:
+    def view(self, image: Image.Image, *, name: str = "the picture") -> Image.Image:
         """What the model sees, as a picture of `size`, before normalising."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
+        if g.resized[0] * g.resized[1] > MAX_PIXELS:
+            raise ImageError(
+                f"{name}: {image.width} x {image.height} pixels are too long and thin: resized for the crop they would "
+                f"be {g.resized[1]} x {g.resized[0]}. Cut the picture first."
+            )
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
         H, W = self.size
@@ -120,8 +130,7 @@ class Preprocess:
         if isinstance(self.resize, tuple):
             resized = self.resize
         elif self.resize is None:  # the smallest picture that covers the view
-            factor = max(h / H, w / W)
-            resized = (max(h, round(H * factor)), max(w, round(W * factor)))
+            resized = (h, int(h * W / H)) if h * W >= w * H else (int(w * H / W), w)
         else:
             short = self.resize
             resized = (short, int(short * W / H)) if H <= W else (int(short * H / W), short)
@@ -135,12 +144,13 @@ class Preprocess:
 
     def with_size(self, size: tuple[int, int]) -> Preprocess:
         """The same for another input size; what is resized before a crop grows along."""
-        if size == self.size or self.resize is None:
-            return replace(self, size=size)
+        new = replace(self, size=size)
+        if self.resize is None:
+            return new
         if isinstance(self.resize, int):
-            return replace(self, size=size, resize=round(self.resize * min(size) / min(self.size)))
-        resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, size, self.size, strict=True))
-        return replace(self, size=size, resize=resize)
+            return replace(new, resize=round(self.resize * min(new.size) / min(self.size)))
+        resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, new.size, self.size, strict=True))
+        return replace(new, resize=resize)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

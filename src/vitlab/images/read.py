@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import io
 import warnings
-from os import PathLike
+from contextlib import nullcontext
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
 MAX_PIXELS = 100_000_000  # a 100-megapixel photo passes, a decompression bomb does not
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+TURNS = {  # EXIF orientation -> what sets it right
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class ImageError(ValueError):
@@ -26,65 +36,88 @@ class ImageError(ValueError):
 
 def read_image(source: Source, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright RGB picture. `name` is what messages call the source; a path is called by its path."""
-    if isinstance(source, Image.Image):
-        return to_rgb(upright(source))
-    if isinstance(source, np.ndarray):
-        return to_rgb(_from_array(source))
-    called = name or (f"{len(source)} bytes" if isinstance(source, bytes) else str(source))
-    stream: Any = io.BytesIO(source) if isinstance(source, bytes) else _open(Path(source), called)
-    with stream, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of large sizes and odd metadata; our own limit decides
-        try:
-            with Image.open(stream) as image:
-                if image.width * image.height > max_pixels:
-                    raise ImageError(
-                        f"{called}: {image.width} x {image.height} pixels are more than the limit of "
-                        f"{max_pixels:,}. Shrink the picture first, or pass a larger max_pixels."
-                    )
-                image.load()
-                return to_rgb(upright(image))
-        except ImageError:
-            raise
-        except UnidentifiedImageError:
-            raise ImageError(
-                f"{called}: not a picture that can be read. Expected one of {', '.join(e[1:] for e in EXTENSIONS)}."
-            ) from None
-        except Image.DecompressionBombError as error:
-            raise ImageError(f"{called}: {error}") from None
-        except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as error:
-            raise ImageError(f"{called}: damaged or cut off ({error}). Fetch the file again.") from None
+    try:
+        if isinstance(source, np.ndarray):
+            return to_rgb(_from_array(source))
+        with _open(source) as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large sizes and odd metadata; our own limit decides
+            return _decode(stream, max_pixels)
+    except ImageError as error:
+        raise ImageError(f"{name or called(source)}: {error}") from None
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as the camera was held (EXIF orientation)."""
+    """Turned as the camera was held (EXIF orientation); the note of it goes, so that nothing is turned twice."""
     try:
-        return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError):
-        return image  # broken EXIF says nothing about orientation; the pixels are good
+        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # broken EXIF says nothing about orientation, in any kind of error; the pixels are good
+        turn = None
+    image = image.copy() if turn is None else image.transpose(turn)
+    for key in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):  # where Pillow looks for it
+        image.info.pop(key, None)
+    return image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Any mode to RGB, so that it looks as a viewer would show it."""
-    if image.mode == "RGB":
-        return image
     if image.mode.startswith("I") or image.mode == "F":  # 16-bit and float grey: Pillow's own conversion would clip
         return Image.fromarray(_to_8_bit(np.asarray(image))).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if image.has_transparency_data:  # an alpha channel, or one colour of the others is transparent
         image = image.convert("RGBA")
         paper = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(paper, image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _open(path: Path, called: str):
-    if path.is_dir():
-        raise ImageError(f"{called}: is a folder. Name the picture files in it.")
+def called(source: Source) -> str:
+    """What messages call a picture that was given no name."""
+    if isinstance(source, bytes):
+        return f"{len(source)} bytes"
+    if isinstance(source, Image.Image):
+        return str(getattr(source, "filename", "") or "the picture")
+    return "the array" if isinstance(source, np.ndarray) else fspath(source)
+
+
+def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
+    """What `with` gives as a stream; an open picture stays as it is."""
+    if isinstance(source, Image.Image):
+        return nullcontext(source)
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    path = Path(source)
     try:
+        if path.is_dir():
+            raise IsADirectoryError
         return path.open("rb")
+    except IsADirectoryError:
+        raise ImageError("is a folder. Name the picture files in it.") from None
     except FileNotFoundError:
-        raise ImageError(f"{called}: no such file.") from None
+        raise ImageError("no such file.") from None
     except OSError as error:
-        raise ImageError(f"{called}: cannot be opened ({error.strerror}).") from None
+        raise ImageError(f"cannot be opened ({error.strerror}).") from None
+
+
+def _decode(stream: Any, max_pixels: int) -> Image.Image:
+    try:
+        image = stream
+        if not isinstance(stream, Image.Image):
+            image = Image.open(stream)
+            if image.width * image.height > max_pixels:
+                raise ImageError(
+                    f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}. "
+                    "Shrink the picture first, or pass a larger max_pixels."
+                )
+        image.load()
+        return to_rgb(upright(image))
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        known = ", ".join(e[1:] for e in EXTENSIONS)
+        raise ImageError(f"not a picture that can be read. Expected one of {known}.") from None
+    except Image.DecompressionBombError as error:  # Pillow's own limit, of 179 million pixels
+        raise ImageError(f"{error} Shrink the picture first.") from None
+    except Exception as error:  # damaged bytes raise nearly anything in Pillow's decoders
+        raise ImageError(f"damaged or cut off ({error}). Fetch the file again.") from None
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
@@ -93,7 +126,7 @@ def _from_array(array: np.ndarray) -> Image.Image:
         hint = (
             " Put channels last: array.transpose(1, 2, 0)." if array.ndim == 3 and array.shape[0] in (1, 3, 4) else ""
         )
-        raise ImageError(f"an image array must be (H, W) or (H, W, 1|3|4), not {array.shape}.{hint}")
+        raise ImageError(f"must be (H, W) or (H, W, 1|3|4), not {array.shape}.{hint}")
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return Image.fromarray(_to_8_bit(array))
@@ -105,11 +138,13 @@ def _to_8_bit(array: np.ndarray) -> np.ndarray:
         return array
     if array.dtype == bool:
         return array.astype(np.uint8) * 255
+    if array.dtype.kind not in "iuf":
+        raise ImageError(f"holds {array.dtype}. Pixels are whole numbers 0..255, 16-bit, or fractions 0..1.")
     if not np.isfinite(array).all():
-        raise ImageError("the image array holds NaN or infinity.")
+        raise ImageError("holds NaN or infinity.")
     if np.issubdtype(array.dtype, np.floating):
         scale = 255.0 if array.size == 0 or array.max() <= 1.0 else 1.0
         return np.clip(np.rint(array * scale), 0, 255).astype(np.uint8)
-    if array.dtype == np.uint16 or array.max() > 255:
+    if array.dtype.newbyteorder("=") == np.uint16 or array.max() > 255:
         return np.clip(array >> 8, 0, 255).astype(np.uint8)
     return np.clip(array, 0, 255).astype(np.uint8)

@@ -1,0 +1,141 @@
+"""Loading with changes: new heads, other sizes, other poolings, and what the report says of each key."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+import vitlab
+from vitlab.checkpoints import convert
+from vitlab.checkpoints.load import load_with_report
+from vitlab.layers.trace import Trace
+
+OPTIONS = dict(image_size=(32, 48), patch_size=8, width=48, depth=2, heads=4, classes=7)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = vitlab.create("vit_base", **OPTIONS).eval()
+    model.labels = list("abcdefg")
+    return model, vitlab.save(model, tmp_path / "native")
+
+
+def test_new_classes_give_a_new_head_and_keep_the_rest(saved):
+    model, folder = saved
+    other, report = load_with_report(folder, classes=3)
+    assert [r.ours for r in report.rows if r.status == "new"] == ["head.weight", "head.bias"]
+    assert (other.labels, other.config.classes) == (None, 3)
+    images = torch.randn(2, 3, 32, 48)
+    assert torch.equal(other.forward_features(images), model.forward_features(images))
+    assert other.head.weight.std() > 0.01  # initialised, not left empty
+    for parameter in other.parameters():
+        assert parameter.requires_grad and not parameter.is_meta
+
+
+def test_classes_0_gives_features(saved):
+    model, folder = saved
+    features, report = load_with_report(folder, classes=0)
+    images = torch.randn(2, 3, 32, 48)
+    assert torch.equal(features(images), model.forward_features(images)[:, 0])
+    assert report.counts()["unused"] == 2
+
+
+def test_another_size_resizes_positions_and_preprocess(saved):
+    model, folder = saved
+    other, report = load_with_report(folder, image_size=(64, 40))
+    assert other.positions.table.shape == (1, 1 + 8 * 5, 48)
+    assert other.preprocess.size == (64, 40)
+    row = next(r for r in report.rows if r.status == "resized")
+    assert (row.ours, row.note) == ("positions.table", "from 1x25x48, grid 4x6 to 8x5")
+    patches = model.positions.table[:, 1:].reshape(1, 4, 6, 48).permute(0, 3, 1, 2)
+    theirs = F.interpolate(patches, size=(8, 5), mode="bicubic").flatten(2).transpose(1, 2)
+    torch.testing.assert_close(other.positions.table[:, 1:], theirs)
+    images = torch.randn(2, 3, 64, 40)
+    torch.testing.assert_close(other(images), model(images), atol=1e-5, rtol=0)  # as at forward time
+
+
+def test_the_turned_grid_of_equal_count_is_resized_too(saved):
+    model, folder = saved
+    other, report = load_with_report(folder, image_size=(48, 32))
+    assert report.counts()["resized"] == 1
+    assert not torch.equal(other.positions.table, model.positions.table)
+
+
+def test_relative_tables_are_resized(tmp_path):
+    model = vitlab.create("vit_base", **OPTIONS, positions="relative").eval()
+    vitlab.save(model, tmp_path)
+    other, report = load_with_report(tmp_path, image_size=(48, 48))
+    assert report.counts()["resized"] == 2
+    images = torch.randn(2, 3, 48, 48)
+    torch.testing.assert_close(other(images), model(images), atol=1e-5, rtol=0)
+
+
+def test_options_without_weights_can_change_freely(saved):
+    _, folder = saved
+    model = vitlab.load(folder, stochastic_depth=0.2, attention="explicit", dropout=0.1)
+    assert model.config.residual.stochastic_depth == 0.2
+    trace = Trace("attention", gradients=True)
+    model(torch.randn(1, 3, 32, 48), trace=trace).sum().backward()
+    assert trace.gradient("attention", 0).abs().sum() > 0
+
+
+def test_mean_pooling_with_its_own_norm_for_fine_tuning(saved):
+    _, folder = saved
+    model, report = load_with_report(folder, pooling="mean_norm", classes=5)
+    news = {r.ours for r in report.rows if r.status == "new"}
+    assert news == {"head.weight", "head.bias", "head_norm.weight", "head_norm.bias"}
+    assert {r.theirs[0] for r in report.rows if r.status == "unused"} == {"norm.weight", "norm.bias"}
+    assert model(torch.randn(2, 3, 32, 48)).shape == (2, 5)
+
+
+def test_a_pretraining_head_goes_when_a_new_classifier_comes(tmp_path):
+    model = vitlab.create("vit_base", **{**OPTIONS, "classes": 0}, head_hidden=20)
+    vitlab.save(model, tmp_path)
+    assert vitlab.load(tmp_path, classes=5).config.head.head_hidden == 0
+    assert vitlab.load(tmp_path, classes=5, head_hidden=20).config.head.head_hidden == 20
+
+
+def test_half_precision_files_load_as_float32(saved, tmp_path):
+    model, _ = saved
+    convert.write(model, tmp_path / "timm", "timm")
+    from safetensors.torch import load_file
+
+    halved = {k: v.half() for k, v in load_file(tmp_path / "timm" / "model.safetensors").items()}
+    save_file(halved, tmp_path / "timm" / "model.safetensors")
+    loaded, _ = load_with_report(tmp_path / "timm")
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert torch.equal(loaded.head.weight, model.head.weight.half().float())
+
+
+WIDTHS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}
+
+
+@pytest.mark.parametrize(("width", "heads"), WIDTHS.items())
+def test_published_widths_need_no_heads(width, heads, tmp_path):
+    model = vitlab.create("vit_base", image_size=16, patch_size=8, width=width, heads=heads, depth=1, classes=2)
+    convert.write(model, tmp_path / "bare.safetensors", "timm")
+    assert load_with_report(tmp_path / "bare.safetensors")[0].config.heads == heads
+
+
+def test_a_square_count_may_be_resized_or_told_to_be_another_grid(tmp_path):
+    """196 = 14 x 14 = 7 x 28: a bare file is taken as square unless the grid is told."""
+    model = vitlab.create(
+        "vit_base", image_size=(7 * 4, 28 * 4), patch_size=4, width=48, heads=4, depth=1, classes=2
+    ).eval()
+    convert.write(model, tmp_path / "wide.safetensors", "timm")
+    told = dict(heads=4, eps=1e-6, activation="gelu", resize_rule="bicubic")
+    images = torch.randn(1, 3, 28, 112)
+    right = vitlab.load(tmp_path / "wide.safetensors", grid=(7, 28), **told)
+    assert torch.equal(right(images), model(images))
+    resized, report = load_with_report(tmp_path / "wide.safetensors", image_size=(28, 112), **told)
+    assert report.counts()["resized"] == 1 and "grid 14x14 to 7x28" in next(r.note for r in report.rows if r.note)
+    assert resized.config.image_size == (28, 112)
+
+
+def test_saving_twice_over_the_same_folder_keeps_one_whole_checkpoint(saved):
+    model, folder = saved
+    with torch.no_grad():
+        model.head.bias.fill_(3)
+    vitlab.save(model, folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["model.json", "weights.safetensors"]
+    assert torch.equal(vitlab.load(folder).head.bias, torch.full((7,), 3.0))
