@@ -68,7 +68,7 @@ def predict(
 
 
 def label_of(model: Any, index: int) -> str:
-    return model.labels[index] if model.labels else f"class {index}"
+    return model.labels[index] if model.labels and index < len(model.labels) else f"class {index}"
 
 
 def _run(model: Any, tensors: list[Tensor]) -> Tensor:

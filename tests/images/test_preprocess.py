@@ -192,7 +192,7 @@ def test_with_size_keeps_the_share_that_is_cut_off():
     assert Preprocess(224, how="crop", resize=256).with_size(448) == Preprocess(448, how="crop", resize=512)
     assert Preprocess(224, how="crop").with_size((96, 64)) == Preprocess((96, 64), how="crop")
     small, large = (Preprocess(24, how="crop", resize=32, **HALF).with_size(s) for s in ((24, 24), (48, 48)))
-    assert small.patch_box(1, 2, (6, 6), (64, 96)) == large.patch_box(1, 2, (6, 6), (64, 96))
+    assert small.patch_box(1, 2, 4, (64, 96)) == large.patch_box(1, 2, 8, (64, 96))
 
 
 # Places
@@ -220,7 +220,7 @@ def test_patches_that_see_a_block_map_back_onto_it(way, original, size, grid):
     red = view[..., 0] > view[..., 1]  # padding is black or grey
     rows, columns = size[0] // grid[0], size[1] // grid[1]
     seen = red.reshape(grid[0], rows, grid[1], columns).any(axis=(1, 3))  # (grid)
-    boxes = np.array([ours.patch_box(r, c, grid, original) for r, c in np.argwhere(seen)])
+    boxes = np.array([ours.patch_box(r, c, (rows, columns), original) for r, c in np.argwhere(seen)])
     found = (*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0))
     patch = (boxes[0, 2] - boxes[0, 0], boxes[0, 3] - boxes[0, 1])
     for i, side in enumerate(block):
@@ -254,14 +254,14 @@ lengths = st.integers(1, 5000)
 @settings(max_examples=150, deadline=None)
 def test_all_patch_boxes_together_are_the_view(height, width, rows, columns, patch, way):
     ours = Preprocess((rows * patch, columns * patch), **WAYS[way])
-    original, grid = (height, width), (rows, columns)
+    original = (height, width)
     view = ours.geometry(original).to_original((0, 0, columns * patch, rows * patch))
-    first, last = ours.patch_box(0, 0, grid, original), ours.patch_box(rows - 1, columns - 1, grid, original)
+    first, last = ours.patch_box(0, 0, patch, original), ours.patch_box(rows - 1, columns - 1, patch, original)
     assert np.allclose((*first[:2], *last[2:]), view, rtol=1e-9, atol=1e-6)
     for r in range(rows - 1):  # no gap and no overlap
-        assert ours.patch_box(r, 0, grid, original)[3] == pytest.approx(ours.patch_box(r + 1, 0, grid, original)[1])
+        assert ours.patch_box(r, 0, patch, original)[3] == pytest.approx(ours.patch_box(r + 1, 0, patch, original)[1])
     for c in range(columns - 1):
-        assert ours.patch_box(0, c, grid, original)[2] == pytest.approx(ours.patch_box(0, c + 1, grid, original)[0])
+        assert ours.patch_box(0, c, patch, original)[2] == pytest.approx(ours.patch_box(0, c + 1, patch, original)[0])
 
 
 @given(lengths, lengths, st.integers(1, 400), st.integers(1, 400), st.sampled_from(["stretch", "crop to cover", "fit"]))

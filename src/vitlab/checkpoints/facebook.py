@@ -18,8 +18,12 @@ RULES = (
 
 
 def _recognise(keys: set[str]) -> bool:
-    own = keys & {"mask_token", "register_tokens", "decoder_pos_embed"} or any(key.startswith(BESIDE) for key in keys)
+    own = keys & {"mask_token", "register_tokens"} or any(key.startswith(BESIDE) for key in keys)
     return timm.DIALECT.recognise(keys) and bool(own)
+
+
+def _recognise_mae(keys: set[str]) -> bool:
+    return timm.DIALECT.recognise(keys) and "decoder_pos_embed" in keys
 
 
 def _hints(state: State) -> dict[str, object]:
@@ -35,8 +39,13 @@ DIALECT = Dialect(
     assumed={"eps": 1e-6, "activation": "gelu"},
     preprocess=IMAGENET,
     hints=_hints,
-    ignored={
-        "decoder_.*": "MAE's decoder: only the encoder is loaded",
-        BESIDE.replace(".", r"\.") + ".*": "stands beside the backbone: DINO's projection head",
-    },
+    ignored={BESIDE.replace(".", r"\.") + ".*": "stands beside the backbone: DINO's projection head"},
+)
+MAE = Dialect(  # with its decoder, whose width the mask token has; encoders alone look like timm's
+    name="facebook",
+    rules=timm.RULES,
+    recognise=_recognise_mae,
+    assumed={"eps": 1e-6, "activation": "gelu"},
+    preprocess=IMAGENET,
+    ignored={"decoder_.*|mask_token": "MAE's decoder: only the encoder is loaded"},
 )

@@ -157,7 +157,8 @@ def _read_pickle(path: Path) -> Any:
                 f"In the program that made it, save the tensors alone: {SAVE_TENSORS}."
             ) from None
         why = str(error).split(". ")[0]  # torch goes on with advice to open the file unsafely
-        why = f" ({why})" if why and isinstance(error, (RuntimeError, OSError)) else ""
+        told = isinstance(error, (RuntimeError, OSError)) and why and "weights_only" not in why
+        why = f" ({why})" if told else ""
         raise CheckpointError(
             f"{path}: not a whole PyTorch file{why}. It may be cut off: fetch it again, or save anew: {SAVE_TENSORS}."
         ) from None

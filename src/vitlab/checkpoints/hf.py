@@ -144,16 +144,32 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
         values["scale"] = 1.0
     elif "rescale_factor" in config:
         values["scale"] = config["rescale_factor"]
-    size, crop = config.get("size", 224), config.get("crop_size")
+    if not config.get("do_resize", True):
+        raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
+    size, crop = _resized_to(config), config.get("crop_size")
     if config.get("do_center_crop") and crop is not None:
         values |= {"how": "crop", "size": _pair(crop)}
-        if config.get("do_resize", True):
-            values["resize"] = size["shortest_edge"] if _shortest(size) else _pair(size)
+        values["resize"] = size["shortest_edge"] if _shortest(size) else _pair(size)
     elif _shortest(size):  # the shorter side only would leave the size open: our input size is fixed
         values |= {"how": "crop", "resize": size["shortest_edge"], "size": _pair(size["shortest_edge"])}
     else:
         values["size"] = _pair(size)
     return values
+
+
+def _resized_to(config: dict[str, Any]) -> Any:
+    """The size entry; in old files one number means the shorter side for CLIP and BiT processors, a square for others."""
+    size = config.get("size", 224)
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    return {"shortest_edge": size} if isinstance(size, int) and kind.startswith(("CLIP", "Bit")) else size
+
+
+def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
+    """What a folder without preprocessor_config.json was most likely trained with."""
+    if config["model_type"] == "vit":
+        return {}
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop"}
 
 
 def _shortest(size: Any) -> bool:
@@ -270,6 +286,7 @@ def preprocessor_for(preprocess: Any) -> dict[str, Any]:
     size: dict[str, int] = dict(zip(("height", "width"), preprocess.size, strict=True))
     config: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": len(preprocess.mean) == 3,
         "do_resize": True,
         "size": size,
         "resample": next(n for n, name in RESAMPLE.items() if name == preprocess.interpolation),
@@ -280,6 +297,8 @@ def preprocessor_for(preprocess: Any) -> dict[str, Any]:
         "image_std": list(preprocess.std),
     }
     if preprocess.how == "crop":
+        if preprocess.resize is None and preprocess.size[0] != preprocess.size[1]:
+            raise ValueError("transformers crops after resizing the shorter side: give preprocess a resize.")
         resize = preprocess.resize or min(preprocess.size)
         resized = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
         config |= {

@@ -36,7 +36,7 @@ DIALECT = Dialect(
     rules=RULES,
     recognise=lambda keys: "blocks.0.attn.qkv.weight" in keys and "patch_embed.proj.weight" in keys,
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess={"interpolation": "bicubic", "how": "crop"},  # mean and std 0.5, as timm's own ViT weights have
+    preprocess={"interpolation": "bicubic", "how": "crop", "mean": (0.5,) * 3, "std": (0.5,) * 3},
     options={"resize_rule": "bicubic_antialias"},
 )
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
@@ -66,7 +66,7 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
         options["pooling"] = "mean"
     preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
     if "crop_pct" in cfg and len(cfg.get("input_size", ())) == 3:
-        preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"])}
+        preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"] + 1e-6)}
     return options, preprocess
 
 

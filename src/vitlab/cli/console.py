@@ -9,6 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 
+def set_up_output() -> None:
+    """A terminal that cannot show a character gets a ? instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
 def out() -> Any:
     """The console for results; wide when piped, so that no table is cut."""
     from rich.console import Console

@@ -112,7 +112,8 @@ def convert(
 
 def run() -> None:
     """The console script: errors a user can cause end in one clear line, not in a traceback."""
-    from vitlab.cli.console import reporting_errors
+    from vitlab.cli.console import reporting_errors, set_up_output
 
+    set_up_output()
     with reporting_errors():
         app()

@@ -136,9 +136,9 @@ class Preprocess:
             resized = (short, int(short * W / H)) if H <= W else (int(short * H / W), short)
         return Geometry(original, resized, (resized[0] - h) // 2, (resized[1] - w) // 2)
 
-    def patch_box(self, row: int, column: int, grid: tuple[int, int], original: tuple[int, int]) -> Box:
-        """Where a patch of the grid lies in a picture of this (H, W): left, top, right, bottom, in its pixels."""
-        tall, wide = self.size[0] / grid[0], self.size[1] / grid[1]
+    def patch_box(self, row: int, column: int, patch: int | tuple[int, int], original: tuple[int, int]) -> Box:
+        """Where a patch (its side, or height and width) lies in a picture of this (H, W): left, top, right, bottom."""
+        tall, wide = (patch, patch) if isinstance(patch, int) else patch
         box = (column * wide, row * tall, (column + 1) * wide, (row + 1) * tall)
         return self.geometry(original).to_original(box)
 

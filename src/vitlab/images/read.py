@@ -19,6 +19,19 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
 MAX_PIXELS = 100_000_000  # a 100-megapixel photo passes, a decompression bomb does not
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS = [
+    "JPEG",
+    "MPO",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "GIF",
+    "TIFF",
+    "PPM",
+    "AVIF",
+    "ICO",
+    "JPEG2000",
+]  # not EPS: opening one runs a program
 TURNS = {  # EXIF orientation -> what sets it right
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -101,7 +114,7 @@ def _decode(stream: Any, max_pixels: int) -> Image.Image:
     try:
         image = stream
         if not isinstance(stream, Image.Image):
-            image = Image.open(stream)
+            image = Image.open(stream, formats=FORMATS)
             if image.width * image.height > max_pixels:
                 raise ImageError(
                     f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}. "

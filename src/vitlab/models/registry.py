@@ -29,7 +29,7 @@ class Entry:
 
     name: str
     family: str
-    config: Config
+    config: Any  # the family's Config
     preprocess: dict[str, Any] = field(default_factory=lambda: HALF)
     aliases: tuple[str, ...] = ()
 
@@ -81,11 +81,12 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in MODELS if pattern in name]
 
 
-def build_config(name: str, **options: Any) -> tuple[Entry, Config]:
+def build_config(name: str, **options: Any) -> tuple[Entry, Any]:
+    """The entry and the config that a name and options mean."""
     entry, carried = find(name)
     return entry, entry.config.with_options(**{**carried, **options})
 
 
-def build(family: str, config: Config) -> nn.Module:
+def build(family: str, config: Any) -> Any:
     """A freshly initialised model of this config, on torch's current default device."""
     return FAMILIES[family][1](config)

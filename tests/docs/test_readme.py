@@ -1,0 +1,64 @@
+"""The README in both languages: its code runs, its output is what the command prints, its links lead somewhere."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitlab.cli.main
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+MARKDOWN = [p for p in ROOT.rglob("*.md") if ".venv" not in p.parts]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    fence = re.compile(rf"^```{re.escape(language)}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return fence.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_code_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), namespace)
+    assert namespace["logits"].shape == (2, 10)
+    assert namespace["trace"]["attention", -1].shape == (2, 3, 21, 21)
+    assert str(namespace["trace"].layout) == "21 = 1 class token + 4 register tokens + 4 x 4 patches"
+    assert (namespace["model"].config.classes, namespace["model"].config.image_size) == (3, (224, 224))
+    for block in blocks(page, "python no-run"):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_console_output_is_what_the_command_prints(page, capsys, monkeypatch):
+    for block in blocks(page, "console"):
+        command, *shown = block.splitlines()
+        monkeypatch.setattr(sys, "argv", command.removeprefix("$ ").split())
+        with pytest.raises(SystemExit) as stopped:
+            vitlab.cli.main.run()
+        assert not stopped.value.code
+        printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        assert printed[: len(shown)] == shown
+
+
+def test_both_languages_hold_the_same_commands_and_links():
+    english, chinese = PAGES
+    for language in ("bash", "console", "python", "python no-run"):
+        without_remarks = [[re.sub(r"\s*#.*", "", b) for b in blocks(page, language)] for page in PAGES]
+        assert without_remarks[0] == without_remarks[1]
+    targets = [set(re.findall(r"\]\((?!README)([^)]+)\)", page.read_text(encoding="utf-8"))) for page in PAGES]
+    assert {t.replace("docs/en/", "docs/zh/") for t in targets[0]} == targets[1]
+    headings = [re.findall(r"^#+ ", page.read_text(encoding="utf-8"), re.MULTILINE) for page in (english, chinese)]
+    assert headings[0] == headings[1]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
