@@ -1,12 +1,15 @@
 """Loading with changes: new heads, other sizes, other poolings, and what the report says of each key."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import vitlab
-from vitlab.checkpoints import convert
+from vitlab.checkpoints import convert, jax, keymap, timm
 from vitlab.checkpoints.load import load_with_report
 from vitlab.layers.trace import Trace
 
@@ -139,3 +142,83 @@ def test_saving_twice_over_the_same_folder_keeps_one_whole_checkpoint(saved):
     vitlab.save(model, folder)
     assert sorted(p.name for p in folder.iterdir()) == ["model.json", "weights.safetensors"]
     assert torch.equal(vitlab.load(folder).head.bias, torch.full((7,), 3.0))
+
+
+def timm_state(**options) -> dict[str, torch.Tensor]:
+    model = vitlab.create("vit_base", **{**OPTIONS, "image_size": 32, **options}).eval()
+    return keymap.write("timm", timm.RULES, dict(model.state_dict()), heads=4)
+
+
+TOLD = dict(heads=4, eps=1e-6, activation="gelu")
+
+
+def test_facebooks_mae_file_loads_its_encoder_and_names_what_is_left_out(tmp_path):
+    """The released file with decoder: its mask token has the decoder's width."""
+    encoder = {key: value for key, value in timm_state().items() if not key.startswith("head.")}
+    decoder = {"mask_token": torch.zeros(1, 1, 20), "decoder_pos_embed": torch.zeros(1, 17, 20)}
+    decoder |= {"decoder_blocks.0.attn.qkv.weight": torch.zeros(60, 20), "decoder_pred.bias": torch.zeros(192)}
+    torch.save({"model": {**encoder, **decoder}}, tmp_path / "mae.pth")
+    model, report = load_with_report(tmp_path / "mae.pth", **TOLD)
+    assert report.dialect == "facebook"
+    assert {row.theirs[0] for row in report.rows if row.status == "unused"} == decoder.keys()
+    assert model.preprocess.mean == (0.485, 0.456, 0.406)
+    assert torch.equal(model.blocks[1].mlp.fc2.weight, encoder["blocks.1.mlp.fc2.weight"])
+    tuned = vitlab.load(tmp_path / "mae.pth", **TOLD, classes=5, pooling="mean_norm")
+    assert tuned(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "option"), [("pos_embed", "positions='none'"), ("patch_embed.proj.bias", "patch_bias=False")]
+)
+def test_a_tensor_that_networks_rarely_lack_must_be_said_to_be_absent(key, option, tmp_path):
+    state = timm_state()
+    del state[key]
+    save_file(state, tmp_path / "less.safetensors")
+    with pytest.raises(ValueError, match=option):
+        vitlab.load(tmp_path / "less.safetensors", **TOLD)
+    name, value = option.split("=")
+    told = {name: value.strip("'") if value != "False" else False}
+    assert vitlab.load(tmp_path / "less.safetensors", **TOLD, image_size=32, **told)(
+        torch.randn(1, 3, 32, 32)
+    ).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(hidden_size=64), dict(num_hidden_layers=3), dict(patch_size=4), dict(image_size=64), dict(qkv_bias=False)],
+    ids=str,
+)
+def test_a_config_that_contradicts_its_weights_is_refused(wrong, saved, tmp_path):
+    convert.write(saved[0], tmp_path / "hf", "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **wrong}))
+    with pytest.raises(ValueError, match=r"config\.json says"):
+        vitlab.load(tmp_path / "hf")
+
+
+def test_fillers_are_no_labels_and_labels_must_fit_the_classes(saved, tmp_path):
+    model, folder = saved
+    model.labels = None
+    convert.write(model, tmp_path / "hf", "hf")
+    assert vitlab.load(tmp_path / "hf").labels is None
+    card = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**card, "labels": ["a", "b"]}))
+    with pytest.raises(ValueError, match="list of 7 names"):
+        vitlab.load(folder)
+
+
+def test_bfloat16_arrays_of_jax_are_read(tmp_path):
+    model = vitlab.create("vit_base", **OPTIONS).eval()
+    arrays = keymap.write("jax", jax.RULES, dict(model.state_dict()), heads=4)
+    halved = {k: v.bfloat16().view(torch.int16).numpy().view("V2") for k, v in arrays.items()}
+    np.savez(tmp_path / "half.npz", **halved)
+    loaded = vitlab.load(tmp_path / "half.npz", image_size=(32, 48), eps=1e-6, activation="gelu")
+    assert torch.equal(loaded.head.weight, model.head.weight.bfloat16().float())
+
+
+def test_preprocess_can_be_told(saved):
+    _, folder = saved
+    model = vitlab.load(folder, preprocess=dict(mean=(0.1, 0.2, 0.3), how="crop"))
+    assert (model.preprocess.mean, model.preprocess.how, model.preprocess.size) == ((0.1, 0.2, 0.3), "crop", (32, 48))
+    with pytest.raises(ValueError, match="no option 'men'"):
+        vitlab.load(folder, preprocess=dict(men=0.5))

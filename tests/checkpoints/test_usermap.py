@@ -189,7 +189,6 @@ def test_a_table_that_does_not_fit_the_weights_is_told(files, old, new, said):
         vitlab.load(weights, map=table)
 
 
-@pytest.mark.xfail(strict=True, reason="keymap.read counts and names the ignored keys too")
 def test_an_ignored_key_is_not_called_unknown(files):
     weights, table = files
     table.write_text(TABLE.replace('"norm.*" = "last_norm.*"', ""))
@@ -199,9 +198,6 @@ def test_an_ignored_key_is_not_called_unknown(files):
     assert "ema.stem" not in str(caught.value)
 
 
-@pytest.mark.xfail(
-    raises=CheckpointError, strict=True, reason="load._read_foreign refuses model_type also where map= is given"
-)
 def test_a_table_for_a_folder_of_another_model_type(files, model, tmp_path):
     weights, table = files
     folder = tmp_path / "folder"

@@ -84,6 +84,16 @@ def test_memory_is_what_a_real_backward_keeps(path):
     assert found.memory == pytest.approx(sum(size for size, _ in kept.values()), rel=0.02)
 
 
+@pytest.mark.parametrize("name", vitlab.list_models())
+def test_every_registered_model_can_be_inspected(name):
+    """Cut to two blocks for time; the full sizes are counted in tests/models."""
+    found = vitlab.inspect(name, depth=2)
+    assert found.unused == []
+    assert len(found.steps) >= 3 + 2 * 9
+    assert found.macs > 0 and found.memory > 0
+    assert all(step.meaning for step in found.steps)
+
+
 def test_meaning_and_backend_in_words():
     found = vitlab.inspect("vit_base_patch16_224")
     assert found.tokens == "197 = 1 class token + 14 x 14 patches"

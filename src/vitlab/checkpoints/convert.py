@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,11 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     rules, prefix = hf.write_rules(c)
     found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
     extra = {"config.json": hf.config_for(c, model.labels)}
-    if model.preprocess is not None:
-        extra["preprocessor_config.json"] = hf.preprocessor_for(model.preprocess)
+    processor = hf.preprocessor_for(model.preprocess) if model.preprocess is not None else None
+    if processor is not None:
+        extra["preprocessor_config.json"] = processor
     _write_folder(found, target, extra)
-    return []
+    return [] if processor is not None else ["its preprocess has no counterpart in transformers, so none was written."]
 
 
 def check(source: str | Path, target: str | Path, to: str, model: Any) -> list[tuple[str, float | None, str]]:
@@ -95,10 +97,17 @@ def _write_folder(state: dict[str, Tensor], target: Path, extra: dict[str, Any])
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
     target.mkdir(parents=True, exist_ok=True)
-    native.write_whole(target / "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"}))
-    for name, values in extra.items():
-        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-        native.write_whole(target / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    texts = {name: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for name, values in extra.items()}
+    native.write_together(
+        {
+            target / "model.safetensors": lambda path: save_file(state, path, metadata={"format": "pt"}),
+            **{target / name: partial(_write_text, text) for name, text in texts.items()},
+        }
+    )
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _write_npz(state: dict[str, Tensor], target: Path) -> None:

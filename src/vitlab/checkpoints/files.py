@@ -8,6 +8,8 @@ import pickle
 import string
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,17 @@ SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.sav
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says what was found and what to do."""
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Whatever is wrong with a file's content is told with the file's name."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise (error if str(path) in str(error) else CheckpointError(f"{path}: {error}")) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -75,10 +88,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_finite(state: dict[str, Tensor], path: object) -> None:
-    bad = {key: int((~torch.isfinite(t)).sum()) for key, t in state.items() if t.is_floating_point()}
+def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> None:
+    """Weights must be plain floats, and finite unless that is waived."""
+    for key, tensor in state.items():
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"{path}: {key} is {tensor.dtype}, {tensor.layout}: only plain float weights are read."
+            )
+    bad = {key: int((~torch.isfinite(t)).sum()) for key, t in state.items()}
     bad = {key: count for key, count in bad.items() if count}
-    if bad:
+    if bad and not allow_nan:
         key, count = next(iter(bad.items()))
         raise CheckpointError(
             f"{path}: {len(bad)} tensor(s) hold NaN or infinity, e.g. {key} ({count} of {state[key].numel()} values). "
@@ -122,6 +141,12 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
+def _from_numpy(array: np.ndarray) -> Tensor:
+    if array.dtype == "V2":  # numpy's name for the bfloat16 that JAX wrote
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         if not zipfile.is_zipfile(path):
@@ -135,9 +160,9 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             ) from None
         raise CheckpointError(f"{path}: not a whole .npz file ({error}). It may be cut off: fetch it again.") from None
     for key, array in arrays.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        if not isinstance(array, np.ndarray) or (array.dtype.kind not in "fiub" and array.dtype != "V2"):
             raise CheckpointError(f"{path}: {key} in it is not an array of numbers. {SAVE_ARRAYS}")
-    return {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return {key: _from_numpy(array) for key, array in arrays.items()}
 
 
 def _read_pickle(path: Path) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitlab.checkpoints import facebook, files, hf, jax, keymap, lucidrains, native, timm, torchvision
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
-from vitlab.checkpoints.keymap import Dialect, Renamed
+from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.usermap import read_map
 from vitlab.images.preprocess import Preprocess
@@ -42,51 +42,27 @@ class Found:
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Found:
     """Read a file or folder of another library; `overrides` tell what its weights cannot."""
-    folder_config: dict[str, Any] = {}
-    preprocessor: dict[str, Any] = {}
-    if path.is_dir():
-        state = _read_folder(path)
-        folder_config = files.read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        if (path / "preprocessor_config.json").is_file():
-            preprocessor = files.read_json(path / "preprocessor_config.json")
-    else:
-        state = files.read_tensors(path)
-    told = _understood(overrides)
-    if map is not None:
-        dialect, stated = read_map(map)
-        told = {**stated, **told}
-    else:
-        dialect = detect(set(state), path)
-        stated = {}
-    says: dict[str, Any] = {}
-    preprocess: dict[str, Any] = dict(dialect.preprocess)
-    if dialect is hf.DIALECT and folder_config:
-        says = hf.options_from(folder_config)
-        preprocess = hf.preprocess_from(preprocessor) if preprocessor else hf.usual_preprocess(folder_config)
-    elif "architecture" in folder_config and dialect in (timm.DIALECT, facebook.DIALECT):
-        says, values = timm.options_from(folder_config, state)
-        preprocess |= values
-    elif folder_config.get("model_type"):
-        raise CheckpointError(
-            f"{path}: a {folder_config['model_type']!r} model; known are {', '.join(hf.MODEL_TYPES)} and vitlab's own."
-        )
-    renamed: Renamed = _rename(dialect, state, path)
-    certain = {**dialect.options, **dialect.hints(state), **stated, **says}
-    stored_size = "image_size" in says and "grid" not in told
-    told = {**certain, **told, **({"image_size": says["image_size"], "size_is_stored": True} if stored_size else {})}
-    inferred = infer_options(renamed.tensors, told, path)
-    options = {**dialect.assumed, **certain, **inferred}
-    config = ViTConfig().with_options(**{k: v for k, v in options.items() if k not in ("grid", "size_is_stored")})
-    found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config)
-    found.preprocess = fitting_preprocess(preprocess, config.image_size, config)
-    labels = hf.labels_from(folder_config)
+    state = _read_folder(path) if path.is_dir() else files.read_tensors(path)
+    dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
+    with files.naming(path):
+        _check_names(overrides)
+        told = {**stated, **overrides}
+        says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
+        renamed = keymap.read(dialect, state)
+        certain = {**dialect.options, **dialect.hints(state), **stated, **says}
+        stored_size = {"image_size": says["image_size"], "size_is_stored": True} if "image_size" in says else {}
+        inferred = infer_options(renamed.tensors, {**certain, **told, **stored_size})
+        _check_agreement(says, inferred)
+        config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
+        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config)
+        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
     found.labels = labels if labels and len(labels) == config.classes else None
-    found.card = Card(source=str(path.name))
+    found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
     if unsaid:
         values = ", ".join(f"{k}={v}" for k, v in unsaid.items())
         p = found.preprocess
-        colours = f", mean={p.mean}, std={p.std}" if p is not None and not folder_config else ""
+        colours = f", mean={p.mean}, std={p.std}" if p is not None and not preprocess else ""
         found.notes.append(
             f"{dialect.name} weights do not say {values}{colours}: taken as usual there. Pass {' or '.join(unsaid)}"
             f"{' or preprocess=dict(mean=..., std=...)' if colours else ''} to change it."
@@ -94,12 +70,44 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
     return found
 
 
+def _folder_says(
+    path: Path, dialect: Dialect, state: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any], list[str] | None]:
+    """Options, preprocess values and labels from the JSON files beside the weights."""
+    if not path.is_dir() or not (path / "config.json").is_file():
+        return {}, {}, None
+    config = files.read_json(path / "config.json")
+    if dialect is hf.DIALECT:
+        beside = path / "preprocessor_config.json"
+        preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else hf.usual_preprocess(config)
+        return hf.options_from(config), preprocess, hf.labels_from(config)
+    if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
+        return *timm.options_from(config, state), None
+    if config.get("model_type"):
+        known = ", ".join(hf.MODEL_TYPES)
+        raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
+    return {}, {}, None
+
+
+def _check_agreement(says: dict[str, Any], inferred: dict[str, Any]) -> None:
+    """A config.json that contradicts its weights belongs to other weights."""
+    for name in says.keys() & inferred.keys():
+        said, found = says[name], inferred[name]
+        if name == "image_size":
+            said = (said, said) if isinstance(said, int) else tuple(said)
+        if name != "layer_scale" and said != found:
+            raise ValueError(
+                f"config.json says {name}={said} but the weights have {found}: they do not belong together."
+            )
+
+
 def _read_folder(folder: Path) -> dict[str, Tensor]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return files.read_tensors(folder / name)
-    if (folder / "model.safetensors.index.json").is_file():
-        return files.read_shards(folder / "model.safetensors.index.json")
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / name).is_file():
+            return files.read_shards(folder / name)
     weights = sorted(p for p in folder.iterdir() if p.suffix.lower() in files.SUFFIXES)
     if len(weights) == 1:
         return files.read_tensors(weights[0])
@@ -127,22 +135,10 @@ def detect(keys: set[str], path: object) -> Dialect:
     )
 
 
-def _rename(dialect: Dialect, state: dict[str, Tensor], path: object) -> Renamed:
-    try:
-        return keymap.read(dialect, state)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-
-
-def _understood(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Only names the config has, so that a typing error is told before anything is read."""
+def _check_names(overrides: dict[str, Any]) -> None:
+    """A misspelt option is told the nearest name before anything else goes wrong."""
     known = option_paths(ViTConfig)
-    unknown = {k: v for k, v in overrides.items() if k not in known and k != "grid"}
-    if unknown:
-        ViTConfig().with_options(**unknown)  # raises, naming the nearest
-    return dict(overrides)
+    ViTConfig().with_options(**{k: v for k, v in overrides.items() if k not in known and k != "grid"})
 
 
 def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config: Any) -> Preprocess | None:

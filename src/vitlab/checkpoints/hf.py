@@ -5,6 +5,7 @@ transformers 5 renamed its keys in memory but still saves the names of version 4
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Rule, State
@@ -114,6 +115,11 @@ def options_from(config: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
     options: dict[str, Any] = {
         "image_size": config.get("image_size", 224),
+        "patch_size": config.get("patch_size", 16),
+        "channels": config.get("num_channels", 3),
+        "width": config.get("hidden_size", 768),
+        "depth": config.get("num_hidden_layers", 12),
+        "qkv_bias": config.get("qkv_bias", True),
         "heads": config.get("num_attention_heads", 12),
         "activation": ACTIVATIONS[activation],
         "eps": config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
@@ -129,12 +135,18 @@ def options_from(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def labels_from(config: dict[str, Any]) -> list[str] | None:
-    names = config.get("id2label")
-    return [str(names[key]) for key in sorted(names, key=int)] if names else None
+    """Class names; transformers' own fillers LABEL_0, LABEL_1, ... are none."""
+    names = config.get("id2label") or {}
+    if not all(re.fullmatch(r"\d+", str(key)) for key in names):
+        raise ValueError(f"config.json has id2label with the key {next(iter(names))!r}; expected numbers.")
+    labels = [str(names[key]) for key in sorted(names, key=int)]
+    return None if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
 
 
 def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
     """preprocessor_config.json -> values for Preprocess."""
+    if config.get("resample", 2) not in RESAMPLE:
+        raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
     values: dict[str, Any] = {"interpolation": RESAMPLE[config.get("resample", 2)]}
     if config.get("do_normalize", True):
         values |= {"mean": config.get("image_mean", [0.5] * 3), "std": config.get("image_std", [0.5] * 3)}
@@ -158,7 +170,7 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resized_to(config: dict[str, Any]) -> Any:
-    """The size entry; in old files one number means the shorter side for CLIP and BiT processors, a square for others."""
+    """The size entry; in old files one number means the shorter side for CLIP and BiT, a square for the others."""
     size = config.get("size", 224)
     kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     return {"shortest_edge": size} if isinstance(size, int) and kind.startswith(("CLIP", "Bit")) else size
@@ -277,12 +289,11 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
     return config
 
 
-def preprocessor_for(preprocess: Any) -> dict[str, Any]:
-    """preprocessor_config.json; "fit" has no counterpart in ViTImageProcessor."""
-    if preprocess.how == "fit":
-        raise ValueError(
-            'preprocess how="fit" has no counterpart in transformers\' ViT image processors. Use --to native.'
-        )
+def preprocessor_for(preprocess: Any) -> dict[str, Any] | None:
+    """preprocessor_config.json; None where transformers' image processors have no counterpart."""
+    covers = preprocess.how == "crop" and preprocess.resize is None and preprocess.size[0] != preprocess.size[1]
+    if preprocess.how == "fit" or covers:
+        return None
     size: dict[str, int] = dict(zip(("height", "width"), preprocess.size, strict=True))
     config: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
@@ -297,8 +308,6 @@ def preprocessor_for(preprocess: Any) -> dict[str, Any]:
         "image_std": list(preprocess.std),
     }
     if preprocess.how == "crop":
-        if preprocess.resize is None and preprocess.size[0] != preprocess.size[1]:
-            raise ValueError("transformers crops after resizing the shorter side: give preprocess a resize.")
         resize = preprocess.resize or min(preprocess.size)
         resized = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
         config |= {

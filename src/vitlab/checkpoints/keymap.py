@@ -106,20 +106,21 @@ def read(dialect: Dialect, state: State) -> Renamed:
                 raise ValueError(
                     f"{key} is there but {absent[0]} is missing: the {dialect.name} weights are incomplete."
                 )
-            tensors[ours] = rule.codec.read([state[k] for k in theirs]).contiguous()
+            try:
+                tensors[ours] = rule.codec.read([state[k] for k in theirs]).contiguous()
+            except (RuntimeError, IndexError) as error:
+                shapes = ", ".join(f"{k} {tuple(state[k].shape)}" for k in theirs)
+                raise ValueError(f"{shapes}: cannot become {ours} ({str(error).splitlines()[0]})") from None
             origin[ours] = theirs
             taken.update(theirs)
-    unused: dict[str, str] = {}
-    for key in state.keys() - taken:
-        reason = next((why for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)), None)
-        if reason is None:
-            stray = sorted(state.keys() - taken)
-            raise ValueError(
-                f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. "
-                "If this network is another one, write a rename table and pass map='keys.toml' (--map keys.toml)."
-            )
-        unused[key] = reason
-    return Renamed(tensors, origin, dict(sorted(unused.items())))
+    left = sorted(state.keys() - taken)
+    unused = {key: why for key in left for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)}
+    if stray := [key for key in left if key not in unused]:
+        raise ValueError(
+            f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. Another network? "
+            "Write a rename table (map='keys.toml', --map keys.toml); what it leaves out goes under [ignore]."
+        )
+    return Renamed(tensors, origin, unused)
 
 
 def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "", heads: int) -> State:

@@ -74,8 +74,7 @@ def load_with_report(
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides)
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
-    if not allow_nan:
-        files.check_finite(found.tensors, path)
+    files.check_values(found.tensors, path, allow_nan)
     model, report = _assemble(found, overrides, str(source))
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
@@ -87,13 +86,17 @@ def _read_native(folder: Path) -> Found:
     card = native.read_card(folder)
     if card["family"] not in registry.FAMILIES:
         raise CheckpointError(f"{folder}: family {card['family']!r} is not known. Update vitlab.")
-    config = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
+    with files.naming(folder / native.CARD):
+        config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
+        preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
+        labels = card.get("labels")
+        if labels is not None and (not isinstance(labels, list) or len(labels) != config.classes):
+            raise ValueError(f"labels must be a list of {config.classes} names, or null.")
     if not (folder / native.WEIGHTS).is_file():
         raise CheckpointError(f"{folder}: {native.WEIGHTS} is missing beside {native.CARD}.")
     tensors = files.read_tensors(folder / native.WEIGHTS)
     found = Found(tensors, {k: (k,) for k in tensors}, {}, "native", card["family"], config)
-    found.preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
-    found.labels = card.get("labels")
+    found.preprocess, found.labels = preprocess, labels
     found.card = Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {})
     return found
 
@@ -142,7 +145,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             Row("unused", None, found.origin[key], tuple(found.tensors[key].shape), "left out, as asked")
         )
     for key, why in found.unused.items():
-        report.rows.append(Row("unused", None, (key,), (), why))
+        report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
     if fresh:  # asked for and not in the file: initialised as in a new model, of one block where that is enough
         enough = config if any(key.startswith("blocks.") for key in fresh) else config.with_options(depth=1)
         new = registry.build(found.family, enough).state_dict()

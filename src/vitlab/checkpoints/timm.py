@@ -61,6 +61,8 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
         raise ValueError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
         options["image_size"] = tuple(cfg["input_size"][1:])
+    if args.get("pos_embed") == "none":
+        options["positions"] = "none"
     pooled = args.get("global_pool", config.get("global_pool"))
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import nullcontext
+from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
 MAX_PIXELS = 100_000_000  # a 100-megapixel photo passes, a decompression bomb does not
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = [
-    "JPEG",
-    "MPO",
-    "PNG",
-    "WEBP",
-    "BMP",
-    "GIF",
-    "TIFF",
-    "PPM",
-    "AVIF",
-    "ICO",
-    "JPEG2000",
-]  # not EPS: opening one runs a program
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "ICO", "JPEG2000")  # EPS would run a program
 TURNS = {  # EXIF orientation -> what sets it right
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -82,6 +71,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
+@cache
+def _formats() -> list[str]:
+    """Those of FORMATS that this Pillow was built with."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
 def called(source: Source) -> str:
     """What messages call a picture that was given no name."""
     if isinstance(source, bytes):
@@ -114,7 +110,7 @@ def _decode(stream: Any, max_pixels: int) -> Image.Image:
     try:
         image = stream
         if not isinstance(stream, Image.Image):
-            image = Image.open(stream, formats=FORMATS)
+            image = Image.open(stream, formats=_formats())
             if image.width * image.height > max_pixels:
                 raise ImageError(
                     f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}. "

@@ -36,7 +36,7 @@ class Config:
 
     def with_options(self, **options: Any) -> Self:
         """A copy with options changed, each by its own name ("registers"), by group ("positions") or by path."""
-        where = option_paths(type(self))
+        where, hints = option_paths(type(self)), _types(type(self))
         _check_names(options, list(where), "the model")
         changed: dict[str, Any] = {}
         grouped: dict[str, dict[str, Any]] = {}
@@ -48,6 +48,10 @@ class Config:
                 grouped.setdefault(group, {}).update(value)
             elif field == "" and is_dataclass(value):
                 changed[group] = value
+            elif field == "" and "kind" not in _types(hints[group]):
+                short = [n for n in where if "." not in n and n != name]
+                inside = ", ".join(_types(hints[group]))
+                raise ValueError(f"{name}={value!r}: {name} is a group of {inside}.{nearest(name, short)}")
             else:  # positions="rotary" sets the group's kind
                 grouped.setdefault(group, {})[field or "kind"] = value
         for group, values in grouped.items():
