@@ -117,8 +117,9 @@ def read(dialect: Dialect, state: State) -> Renamed:
     unused = {key: why for key in left for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)}
     if stray := [key for key in left if key not in unused]:
         raise ValueError(
-            f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. Another network? "
-            "Write a rename table (map='keys.toml', --map keys.toml); what it leaves out goes under [ignore]."
+            f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. "
+            "If this is another network, write a rename table (map='keys.toml', --map keys.toml); "
+            "what the table leaves out goes under [ignore]."
         )
     return Renamed(tensors, origin, unused)
 

@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would double the time it takes to appear
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -52,7 +53,7 @@ def inspect(
     heads: Heads = None,
     json: Json = False,
 ) -> None:
-    """Show every step of the forward pass: shape, meaning, parameters, MACs, memory."""
+    """Show every step of a forward pass, with shapes and costs."""
     from vitlab.cli import inspect as verb
 
     verb.run(what, image_size, batch, depth, all_blocks, grads, heads, json)
