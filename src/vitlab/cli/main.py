@@ -111,6 +111,41 @@ def convert(
     verb.run(source, target, to, check, map, image_size, told, force, json)
 
 
+@app.command()
+def train(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE|SOURCE|FOLDER]", help="What to train; digits if left out.")
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped.")
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Resume although the recipe was changed.")] = False,
+) -> None:
+    """Train a model by a recipe, on a data source, or on a folder of your pictures."""
+    from vitlab.cli import train as verb
+
+    verb.run(what, settings or [], resume, changed)
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are; or one run.")] = Path("runs"),
+    format: Annotated[str, typer.Option("--format", metavar="table|markdown|csv", help="How to print.")] = "table",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the validation curves: .png, .svg or .pdf.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="KEY", help="Best first, by a column or recipe key; -KEY: last.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List and compare runs, newest first."""
+    from vitlab.cli import runs as verb
+
+    verb.run(folder, format, plot, sort, json)
+
+
 def run() -> None:
     """The console script: errors a user can cause end in one clear line, not in a traceback."""
     from vitlab.cli.console import reporting_errors, set_up_output

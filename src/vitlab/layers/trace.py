@@ -10,7 +10,7 @@ never changes a bit of the logits. Only gradients of attention take the explicit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -144,6 +144,10 @@ class Trace:
 
     def __contains__(self, key: tuple[str, int | None]) -> bool:
         return key in self._kept
+
+    def items(self) -> Iterator[tuple[tuple[str, int | None], Tensor]]:
+        """((kind, layer), value) in the order of the pass; layer is None outside the blocks."""
+        return iter(self._kept.items())
 
     def stack(self, kind: str) -> Tensor:
         """All traced layers of one kind on a new first axis: (L, B, ...)."""

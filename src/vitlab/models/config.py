@@ -98,10 +98,11 @@ def _types(config: type) -> dict[str, Any]:
 
 def _coerce(value: Any, expected: Any) -> Any:
     """What JSON and callers write loosely: lists for tuples, one size for a square, whole numbers for floats."""
-    if expected == tuple[int, int]:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return (value, value)
-        return tuple(value) if isinstance(value, list) else value
+    if expected == tuple[int, int] and isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
+    if get_origin(expected) is tuple and isinstance(value, list | tuple):
+        inner = get_args(expected)
+        return tuple(map(_coerce, value, inner)) if len(inner) == len(value) else tuple(value)
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return value
@@ -118,7 +119,7 @@ def _fits(value: Any, expected: Any) -> bool:
         return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
     if expected is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, expected)
+    return isinstance(value, origin or expected)
 
 
 def _in_words(expected: Any) -> str:

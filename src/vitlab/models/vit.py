@@ -37,6 +37,7 @@ class VisionTransformer(nn.Module):
         self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
         self.labels: list[str] | None = None  # class names, where they are known
         self.card: Any = None  # where the weights come from
+        self.patch_dropout = c.drop.patch_dropout  # a training loop may change it on the way
 
         if c.stem.kind == "conv":
             self.patch_embed = ConvStem(c.patch_size, c.channels, c.width, pad=c.stem.pad)
@@ -71,6 +72,8 @@ class VisionTransformer(nn.Module):
         self.head = _head(self.feature_width, c.classes)
         self.head_distill = _head(c.width, c.classes) if c.tokens.distill_token else None
         self.apply(_init)
+        for head in (self.head, self.head_distill):
+            _init_head(head)
 
     @property
     def pooled_width(self) -> int:
@@ -150,8 +153,8 @@ class VisionTransformer(nn.Module):
                 table = torch.cat([table[:, :n], table.new_zeros(1, without, table.shape[-1]), table[:, n:]], dim=1)
             z = mark(trace, "positions", z + table)
         kept = None
-        if self.training and self.config.drop.patch_dropout:
-            z, kept = drop_patches(z, len(layout.prefix), self.config.drop.patch_dropout)
+        if self.training and self.patch_dropout:
+            z, kept = drop_patches(z, len(layout.prefix), self.patch_dropout)
         z = self.dropout(z)
         return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept
 
@@ -223,10 +226,10 @@ class VisionTransformer(nn.Module):
         self.config = replace(self.config, classes=classes)
         like = next(self.parameters())
         self.head = _head(self.feature_width, classes).to(like.device, like.dtype)
-        self.head.apply(_init)
+        _init_head(self.head)
         if self.head_distill is not None:
             self.head_distill = _head(self.config.width, classes).to(like.device, like.dtype)
-            self.head_distill.apply(_init)
+            _init_head(self.head_distill)
         self.labels = None
 
 
@@ -264,10 +267,21 @@ def _head(width: int, classes: int) -> nn.Module:
 
 
 def _init(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    """As the paper's code starts: Xavier for matrices, fan-in for the patches; small heads; biases at zero."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+    if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    if isinstance(module, Attention):  # queries, keys and values are three matrices in one
+        for part in module.qkv.weight.chunk(3):
+            nn.init.xavier_uniform_(part)
+
+
+def _init_head(head: nn.Module | None) -> None:
+    if isinstance(head, nn.Linear):
+        nn.init.trunc_normal_(head.weight, std=0.02)
 
 
 def _vit(variant: str, patch_size: int, **options: Any) -> VisionTransformer:

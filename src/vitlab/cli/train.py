@@ -1,0 +1,107 @@
+"""vitlab train."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vitlab.cli.console import out, say
+from vitlab.training.loop import Stopped, fit
+from vitlab.training.presets import find_recipe
+from vitlab.training.recipe import Recipe, read_recipe, with_settings
+
+
+def run(what: str | None, settings: list[str], resume: Path | None, changed: bool) -> None:
+    if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
+        what, settings = None, [what, *settings]
+    if resume is not None:
+        folder = resume
+        saved = read_recipe(folder / "recipe.toml") if (folder / "recipe.toml").is_file() else None
+        if what is not None:
+            settings = [what, *settings]
+        recipe = with_settings(saved, settings) if saved is not None else Recipe()
+    else:
+        name, recipe = find_recipe(what)
+        recipe = with_settings(recipe, settings)
+        folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / name)
+    show = Bar() if sys.stdout.isatty() else Plain()
+    try:
+        with show:
+            result = fit(recipe, folder, resume=resume is not None, changed=changed, show=show)
+    except Stopped as stopped:
+        say(f"vitlab: {stopped}")
+        raise SystemExit(130) from None
+    console = out()
+    console.print(
+        f"{result['split']} top-1 [bold]{result['top1']:.2%}[/bold] after {result['seconds']:.0f} s "
+        f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
+    )
+    console.print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}")
+
+
+def _fresh(folder: Path) -> Path:
+    """runs/name, or runs/name-2, ... where that is taken."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+class Plain:
+    """For files and pipes: a line now and then."""
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def start(self, done: int, total: int) -> None:
+        self.total, self.spoke = total, time.monotonic()
+        if done:
+            self.note(f"going on at step {done} of {total}")
+
+    def step(self, done: int, numbers: dict[str, float]) -> None:
+        if time.monotonic() - self.spoke > 30:
+            self.spoke = time.monotonic()
+            self.note(f"step {done} of {self.total}: loss {numbers['loss']:.4f}, lr {numbers['lr']:.2e}")
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class Bar:
+    """For a terminal: a bar with the time left, speed, loss and learning rate."""
+
+    def __enter__(self) -> Bar:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns: list[Any] = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")]
+        columns += [TextColumn("loss {task.fields[loss]}"), TextColumn("lr {task.fields[lr]}")]
+        self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=out())
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.__exit__(None, None, None)
+
+    def start(self, done: int, total: int) -> None:
+        self.task = self.progress.add_task("steps", total=total, completed=done, speed="", loss="-", lr="-")
+        self.began, self.first = time.monotonic(), done
+
+    def step(self, done: int, numbers: dict[str, float]) -> None:
+        speed = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
+        fields = dict(speed=f"{speed:.1f} steps/s", loss=f"{numbers['loss']:.4f}", lr=f"{numbers['lr']:.1e}")
+        self.progress.update(self.task, completed=done, **fields)
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(text, markup=False)

@@ -1,0 +1,187 @@
+"""One interface, many sources of labelled pictures, chosen by name or path.
+
+data = open_data("digits")                                    # or fashion-mnist, mnist, cifar10, cifar100
+data = open_data("photos/")                                   # class folders, with or without train/ val/ test/
+data = open_data("labels.csv")                                # columns path, label, and perhaps split
+data = open_data("shards/train-{000000..000009}.tar")         # WebDataset
+data.train.read(0), data.train.labels[0]                      # (H, W, C) uint8, a class number
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.images.sources import cifar, idx
+from vitlab.images.sources.dataset import SPLIT_NAMES, ArrayDataset, DataError, Dataset, Splits, subset
+from vitlab.images.sources.folder import is_picture, open_folder, subfolders
+from vitlab.images.sources.shards import open_shards
+from vitlab.images.sources.splits import few_labels, stratified_split
+from vitlab.images.sources.table import open_table
+
+__all__ = ["SOURCES", "Data", "DataError", "Dataset", "open_data", "stratified_split", "subset"]
+
+SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "cifar100")
+ACCEPTED = (
+    f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV of paths and labels; "
+    'or tar shards ("shards/train-{000000..000009}.tar").'
+)
+DIGITS_SPLIT = (0.6, 0.2, 0.2)
+DIGITS_SEED = 1998  # of that split, whatever the run's seed, so that test is the same for everybody
+
+
+@dataclass(frozen=True)
+class Data:
+    """A source, opened."""
+
+    name: str
+    classes: list[str]
+    train: Dataset
+    val: Dataset
+    test: Dataset | None
+    notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
+
+
+def open_data(
+    source: str,
+    *,
+    path: str | None = None,
+    seed: int = 0,
+    val_fraction: float = 0.1,
+    per_class: int | None = None,
+    fraction: float | None = None,
+    download: bool = True,
+) -> Data:
+    """Open a source by name (its files at `path`, where they are not found by themselves) or by path.
+
+    A missing val is a stratified `val_fraction` of train, by seed; `per_class` or `fraction` then keep part of train.
+    """
+    _check_numbers(val_fraction, per_class, fraction)
+    known = {_plain(name): name for name in SOURCES}
+    name = known.get(_plain(source), source) if not _looks_like_path(source) else source
+    if name in SOURCES:
+        splits = _open_named(name, None if path is None else Path(path).expanduser(), download)
+    elif path is not None:
+        raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
+    else:
+        splits = _open_path(source)
+    return _finish(name, splits, seed, val_fraction, per_class, fraction)
+
+
+def open_digits() -> Splits:
+    """scikit-learn's 1,797 digits of 8 x 8 (UCI, 1998), values 0..16 spread over 0..255."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "digits: come with scikit-learn, which is not installed. Type: pip install scikit-learn"
+        ) from None
+    values, labels = load_digits(return_X_y=True)  # (N, 64), (N,)
+    pixels = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    whole = ArrayDataset(pixels, labels, [str(i) for i in range(10)], "digits")
+    train, val, test = (subset(whole, part) for part in stratified_split(labels, DIGITS_SPLIT, DIGITS_SEED))
+    return Splits(whole.classes, train, val, test)
+
+
+def _open_named(name: str, path: Path | None, download: bool) -> Splits:
+    if name == "digits":
+        if path is not None:
+            raise DataError(f"digits: come with scikit-learn and need no path. Leave out {path}.")
+        return open_digits()
+    return cifar.open_cifar(name, path, download) if name in cifar.KINDS else idx.open_idx(name, path, download)
+
+
+def _open_path(source: str) -> Splits:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _open_folder(source, path)
+    if path.is_file():
+        if kind := re.match(r"cifar-(100?)-", path.name):
+            return cifar.open_cifar(f"cifar{kind[1]}", path, download=False)
+        if path.suffix.lower() in (".csv", ".tsv"):
+            return open_table(path)
+        if path.name.endswith((".tar", ".tar.gz", ".tgz")):
+            return open_shards(source)
+        what = (
+            "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
+        )
+        raise DataError(f"{source}: {what}. {ACCEPTED}")
+    if re.search(r"[*?{\[]|::", source):
+        return open_shards(source)
+    if _looks_like_path(source):
+        raise DataError(f"{source}: no such file or folder (from {Path.cwd()}). {ACCEPTED}")
+    near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise DataError(f"unknown data source {source!r}, and no such file or folder.{hint} {ACCEPTED}")
+
+
+def _open_folder(source: str, path: Path) -> Splits:
+    for name in cifar.KINDS:
+        if cifar.locate(name, path):
+            return cifar.open_cifar(name, path, download=False)
+    if idx.folder_files("mnist", path):
+        raise DataError(f"{path}: holds IDX files. Say which set they are: data.source=fashion-mnist data.path={path}")
+    folders = subfolders(path)
+    in_splits = [folder for name, folder in folders.items() if name.lower() in SPLIT_NAMES and not subfolders(folder)]
+    if len(in_splits) == len(folders) and any(any(folder.glob("*.tar")) for folder in [path, *in_splits]):
+        return open_shards(source)  # a .tar beside class folders is somebody's archive
+    return open_folder(path)
+
+
+def _finish(
+    name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
+) -> Data:
+    """Split off val if there is none, say what is missing, and keep few labels if asked to."""
+    classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
+    if (present := np.unique(train.labels)).size < 2:
+        only = f", {classes[present[0]]!r}" if present.size else ""
+        raise DataError(
+            f"{name}: train has only one class{only}; a classifier needs two or more. Add pictures of another."
+        )
+    if val is None:
+        kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
+        if not len(split_off):
+            raise DataError(
+                f"{name}: each class has a single picture, so none is left for val. Add pictures, or a val split."
+            )
+        train, val = subset(train, kept), subset(train, split_off)
+    if per_class is not None or fraction is not None:
+        train = subset(train, few_labels(train.labels, classes, seed, per_class=per_class, fraction=fraction))
+    for split, dataset in (("train", train), ("val", val), ("test", splits.test)):
+        if dataset is not None:
+            notes += _missing_classes(split, dataset)
+    return Data(name, classes, train, val, splits.test, notes)
+
+
+def _missing_classes(split: str, dataset: Dataset) -> list[str]:
+    missing = [
+        dataset.classes[i] for i in np.flatnonzero(np.bincount(dataset.labels, minlength=len(dataset.classes)) == 0)
+    ]
+    if not missing:
+        return []
+    named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    return [f"{split} has no pictures of {len(missing)} of the {len(dataset.classes)} classes: {named}."]
+
+
+def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction={val_fraction} must be above 0 and below 1.")
+    if per_class is not None and fraction is not None:
+        raise ValueError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
+    if per_class is not None and per_class < 1:
+        raise ValueError(f"per_class={per_class} must be 1 or more.")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ValueError(f"fraction={fraction} must be above 0 and at most 1.")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
+
+
+def _looks_like_path(source: str) -> bool:
+    return os.sep in source or "/" in source or source.startswith((".", "~")) or bool(Path(source).suffix)

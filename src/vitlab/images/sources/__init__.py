@@ -1,0 +1,1 @@
+"""Where pictures come from: one file per kind of source, each giving `Splits`; `vitlab.images.datasets` opens them."""

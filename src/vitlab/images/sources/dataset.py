@@ -1,0 +1,159 @@
+"""What every source gives: a Dataset (one split) and Splits (all of them), in memory or read one by one.
+
+Datasets go to worker processes: they pickle, and they keep no large lists of Python objects, whose reference counts
+would make every forked worker copy them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from vitlab.images.read import read_image
+
+SPLIT_NAMES = {  # what people call the splits
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on as it is; the message says why, and what to do."""
+
+
+class Dataset(Protocol):
+    """One split. `read` raises ImageError, naming the file, where a picture cannot be read."""
+
+    @property
+    def classes(self) -> list[str]: ...
+    @property
+    def labels(self) -> np.ndarray: ...  # (N,) int64
+    @property
+    def channels(self) -> int: ...  # 1 or 3
+    @property
+    def images(self) -> np.ndarray | None: ...  # (N, H, W, C) uint8 where the whole split lives in memory
+    def __len__(self) -> int: ...
+    def read(self, index: int) -> np.ndarray: ...  # (H, W, C) uint8
+    def name_of(self, index: int) -> str: ...  # a path, or "cifar10/train/123"
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a source holds, before a missing val is split off train."""
+
+    classes: list[str]
+    train: Dataset
+    val: Dataset | None = None
+    test: Dataset | None = None
+    notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
+
+
+class Strings(Sequence[str]):
+    """Many strings in two arrays."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [s.encode("utf-8", "surrogateescape") for s in strings]  # paths need not be UTF-8
+        self._bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        self._starts = np.cumsum([0, *map(len, encoded)], dtype=np.int64)  # (N + 1,)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index):  # one only: no caller slices
+        index = range(len(self))[index]
+        start, end = self._starts[index], self._starts[index + 1]
+        return self._bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
+
+
+class ArrayDataset:
+    """A split that lives in memory."""
+
+    def __init__(
+        self, images: np.ndarray, labels: np.ndarray, classes: list[str], name: str, ids: np.ndarray | None = None
+    ) -> None:
+        assert images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(labels)
+        self.images: np.ndarray | None = images  # (N, H, W, C)
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.classes = classes
+        self.channels = images.shape[3]
+        self.name = name
+        self.ids = np.arange(len(images)) if ids is None else ids  # where each picture stands in the original files
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> np.ndarray:
+        assert self.images is not None
+        return self.images[index].copy()  # (H, W, C)
+
+    def name_of(self, index: int) -> str:
+        return f"{self.name}/{self.ids[index]}"
+
+
+class FileDataset:
+    """A split of picture files, read when asked for; always RGB."""
+
+    channels = 3
+    images = None
+
+    def __init__(self, paths: Iterable[str | Path], labels: np.ndarray, classes: list[str]) -> None:
+        self.paths = Strings(map(str, paths))
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.classes = classes
+        assert len(self.paths) == len(self.labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> np.ndarray:
+        return np.array(read_image(self.name_of(index)))  # (H, W, 3)
+
+    def name_of(self, index: int) -> str:
+        return self.paths[index]
+
+
+class Subset:
+    """Some samples of a dataset that is read one by one."""
+
+    images = None
+
+    def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
+        self.dataset, self.indices = dataset, indices
+        self.labels = dataset.labels[indices]
+        self.classes, self.channels = dataset.classes, dataset.channels
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.dataset.read(int(self.indices[index]))
+
+    def name_of(self, index: int) -> str:
+        return self.dataset.name_of(int(self.indices[index]))
+
+
+def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
+    """The samples at `indices` (or where a mask is true), in that order; in memory if the dataset is."""
+    indices = np.asarray(indices)
+    if indices.dtype == bool:
+        if indices.shape != (len(dataset),):
+            raise IndexError(f"a mask of shape {indices.shape} does not fit {len(dataset)} samples.")
+        indices = np.flatnonzero(indices)
+    indices = indices.astype(np.int64)
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(dataset)):
+        raise IndexError(f"indices {indices.min()}..{indices.max()} are outside the {len(dataset)} samples.")
+    if isinstance(dataset, ArrayDataset) and dataset.images is not None:
+        images, labels = dataset.images[indices], dataset.labels[indices]
+        return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
+    if isinstance(dataset, Subset):
+        return Subset(dataset.dataset, dataset.indices[indices])
+    return Subset(dataset, indices)

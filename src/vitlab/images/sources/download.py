@@ -1,0 +1,145 @@
+"""Where the named sets are published, and a download that leaves a whole, checked file or none."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import logging
+import os
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlab.images.sources.dataset import DataError
+
+log = logging.getLogger(__name__)
+TIMEOUT = 30  # seconds without a byte
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Remote:
+    mirrors: tuple[str, ...]
+    files: dict[str, str]  # name -> MD5, as the publishers state it
+
+
+REMOTES = {
+    "mnist": Remote(
+        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+        {
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    ),
+    "fashion-mnist": Remote(
+        ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+        {
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+    ),
+    "cifar10": Remote(
+        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
+    ),
+    "cifar100": Remote(
+        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
+    ),
+}
+
+
+class _MirrorError(Exception):
+    """This mirror did not deliver; another may."""
+
+
+def cache_dir() -> Path:
+    """$VITLAB_CACHE, or ~/.cache/vitlab."""
+    return Path(os.environ.get("VITLAB_CACHE") or "~/.cache/vitlab").expanduser()
+
+
+def places(source: str) -> list[Path]:
+    """Folders to look in before downloading: $VITLAB_DATA, then the cache."""
+    shared = os.environ.get("VITLAB_DATA")
+    data = [Path(shared).expanduser() / source, Path(shared).expanduser()] if shared else []
+    return [*data, cache_dir() / source]
+
+
+def fetch(source: str, file: str) -> Path:
+    """Download a file of a named set into the cache, from the first mirror that delivers it whole."""
+    remote, target = REMOTES[source], cache_dir() / source / file
+    failures = []
+    for mirror in remote.mirrors:
+        try:
+            _download(mirror + file, target, remote.files[file])
+            return target
+        except _MirrorError as failure:
+            failures.append(f"  {mirror}{file}: {failure}")
+    raise DataError(
+        f"{source}: {file} could not be downloaded:\n"
+        + "\n".join(failures)
+        + "\nTry again later, or fetch it by other "
+        "means and pass its path (data.path), or put it into a folder and set VITLAB_DATA to that."
+    )
+
+
+def not_found(source: str, looked: list[Path]) -> DataError:
+    """For download=False."""
+    files = ", ".join(REMOTES[source].files)
+    return DataError(
+        f"{source}: not on this machine, and downloading is off. Looked in {', '.join(map(str, looked))} for {files}. "
+        "Allow the download, pass a path, or set VITLAB_DATA to the folder that holds them."
+    )
+
+
+def _download(url: str, target: Path, md5: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:
+        raise DataError(
+            f"{target.parent}: cannot be written ({error.strerror}). Set VITLAB_CACHE to a folder that can."
+        ) from None
+    try:
+        log.info("downloading %s to %s", url, target)
+        with os.fdopen(handle, "wb") as file:
+            digest = _receive(url, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest != md5:
+            raise _MirrorError(f"wrong checksum: MD5 is {digest}, expected {md5}.")
+        Path(partial).replace(target)
+    finally:
+        Path(partial).unlink(missing_ok=True)  # gone already if all went well
+
+
+def _receive(url: str, file) -> str:
+    """Write what the URL gives into the file; returns its MD5."""
+    digest, received = hashlib.md5(usedforsecurity=False), 0
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            expected = int(response.headers.get("Content-Length") or 0)
+            while chunk := response.read(CHUNK):
+                _write(file, chunk)
+                digest.update(chunk)
+                received += len(chunk)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
+        if isinstance(error, DataError):
+            raise
+        raise _MirrorError(f"{getattr(error, 'reason', None) or error or type(error).__name__}") from None
+    if received < expected:
+        raise _MirrorError(f"broke off after {received:,} of {expected:,} bytes.")
+    return digest.hexdigest()
+
+
+def _write(file, chunk: bytes) -> None:
+    try:
+        file.write(chunk)
+    except OSError as error:
+        raise DataError(
+            f"{file.name if isinstance(file.name, str) else cache_dir()}: cannot be written ({error.strerror}). "
+            "Free some space, or set VITLAB_CACHE to another disk."
+        ) from None

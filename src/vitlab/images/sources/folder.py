@@ -1,0 +1,151 @@
+"""A folder of class folders, with or without train/, val/ and test/ above them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.images.read import EXTENSIONS
+from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, FileDataset, Splits
+
+LAYOUT = "Put the pictures of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
+
+
+def open_folder(path: Path) -> Splits:
+    """Classes are the names of train's folders, sorted."""
+    folders = _split_folders(path)
+    train = _pictures_by_class(folders["train"])
+    classes, notes = list(train), []
+    _check_train(folders["train"], train)
+    if loose := _loose(folders["train"]):
+        notes.append(f"{folders['train']}: {len(loose)} pictures outside the class folders are not used.")
+    splits = {"train": _dataset(train, classes)}
+    for split in ("val", "test"):
+        if split not in folders:
+            continue
+        found = {name: pictures for name, pictures in _pictures_by_class(folders[split]).items() if pictures}
+        if split == "test" and not found:
+            notes.append(f"{folders[split]}: no pictures in class folders, so there is no test split.")
+            continue
+        if not found:
+            raise DataError(
+                f"{folders[split]}: no pictures in class folders. Fill it as train is filled, or remove it: part of "
+                "train will be used."
+            )
+        if unknown := [name for name in found if name not in train]:
+            raise DataError(
+                f"{folders[split]}: class {unknown[0]!r} is not in {folders['train']}"
+                + (f" (nor are {len(unknown) - 1} others)" if len(unknown) > 1 else "")
+                + f". Add pictures of it to train, or take it out of {folders[split].name}."
+            )
+        splits[split] = _dataset(found, classes)
+    return Splits(classes, splits["train"], splits.get("val"), splits.get("test"), notes)
+
+
+def subfolders(path: Path) -> dict[str, Path]:
+    """Visible folders by name, sorted; __MACOSX and the like are what archives leave behind."""
+    return {entry.name: Path(entry.path) for entry in _scan(path) if entry.is_dir() and not entry.name.startswith("__")}
+
+
+def is_picture(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS)
+
+
+def _scan(path: Path) -> list[os.DirEntry[str]]:
+    """Entries that are not hidden, sorted by name, so that no file system's order matters."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{path}: the folder cannot be read ({error.strerror}).") from None
+
+
+def _split_folders(path: Path) -> dict[str, Path]:
+    """Split -> its folder. Without train/, all of it is train; "train" may also be a class, as in CIFAR-100."""
+    inside = subfolders(path)
+    named: dict[str, list[Path]] = {}
+    for name, folder in inside.items():
+        if split := SPLIT_NAMES.get(name.lower()):
+            named.setdefault(split, []).append(folder)
+    all_named = sum(map(len, named.values())) == len(inside)
+    if "train" in named and (all_named or subfolders(named["train"][0])):
+        for split, folders in named.items():
+            if len(folders) > 1:
+                raise DataError(f"{path}: {' and '.join(f.name for f in folders)} both mean {split}. Keep one of them.")
+        return {split: folders[0] for split, folders in named.items()}
+    if named and all_named:
+        raise DataError(
+            f"{path}: has {' and '.join(f'{folder}/' for folder in inside)}, but no train/. Rename the folder that is "
+            "to be trained on."
+        )
+    return {"train": path}
+
+
+def _pictures_by_class(folder: Path) -> dict[str, list[str]]:
+    return {name: _pictures(path) for name, path in subfolders(folder).items()}
+
+
+def _pictures(folder: Path) -> list[str]:
+    """All pictures at any depth, sorted. A folder is entered once, so that links in a circle end."""
+    found, entered, waiting = [], set(), [folder]
+    while waiting:
+        here = waiting.pop()
+        status = here.stat()
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        for entry in _scan(here):
+            if entry.is_dir():
+                waiting.append(Path(entry.path))
+            elif is_picture(entry.name) and (entry.is_file() or entry.is_symlink()):  # a dangling link fails by name
+                found.append(entry.path)
+    return sorted(found)
+
+
+def _dataset(pictures: dict[str, list[str]], classes: list[str]) -> FileDataset:
+    counts = [len(pictures.get(name, ())) for name in classes]
+    paths = (path for name in classes for path in pictures.get(name, ()))
+    return FileDataset(paths, np.repeat(np.arange(len(classes)), counts), classes)
+
+
+def _loose(folder: Path) -> list[str]:
+    return [entry.name for entry in _scan(folder) if is_picture(entry.name) and not entry.is_dir()]
+
+
+def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
+    """Each way in which a folder cannot be trained on has its own message."""
+    here = LAYOUT.format(folder)
+    if not pictures:
+        entries = _scan(folder)
+        if not entries:
+            raise DataError(f"{folder}: the folder is empty. {here}")
+        tables = [entry.name for entry in entries if entry.name.lower().endswith((".csv", ".tsv"))]
+        hint = f" Or pass the table: {folder / tables[0]}." if tables else ""
+        if loose := _loose(folder):
+            raise DataError(f"{folder}: {len(loose)} pictures lie directly in it, without class folders. {here}{hint}")
+        raise DataError(f"{folder}: no class folders and no pictures in it. {here}{hint}")
+    if not any(pictures.values()):
+        raise DataError(f"{folder}: no pictures in its {len(pictures)} folders{_other_endings(folder)}. {here}")
+    if empty := [name for name, paths in pictures.items() if not paths]:
+        named = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise DataError(
+            f"{folder}: no pictures in class {named}{_other_endings(folder / empty[0])}. "
+            "Add some, or remove the empty folder."
+        )
+    if len(pictures) == 1:
+        (only,) = pictures
+        deeper = [name for name in subfolders(folder / only) if _pictures(folder / only / name)]
+        hint = f" Did you mean {folder / only}?" if len(deeper) > 1 else ""
+        raise DataError(f"{folder}: only one class, {only!r}; a classifier needs two or more.{hint} {here}")
+
+
+def _other_endings(folder: Path) -> str:
+    """What the files there are instead, for the message."""
+    endings = Counter(Path(name).suffix.lower() for _, _, names in os.walk(folder) for name in names)
+    endings.pop("", None)
+    if not endings:
+        return ""
+    return f" (files there end in {', '.join(e for e, _ in endings.most_common(3))}; read are {', '.join(EXTENSIONS)})"

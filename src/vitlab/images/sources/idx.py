@@ -1,0 +1,133 @@
+"""MNIST and Fashion-MNIST: four IDX files, plain or .gz (the format: yann.lecun.com/exdb/mnist; arXiv:1708.07747)."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
+from vitlab.images.sources.download import REMOTES, fetch, not_found, places
+
+CLASSES = {
+    "mnist": [str(digit) for digit in range(10)],
+    "fashion-mnist": (
+        ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+    ),
+}
+DEBIAN = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}  # the package dataset-fashion-mnist
+TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}  # where torchvision puts them
+FILES = {  # split -> images, labels
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+FIRST_TEST_LABELS = {  # the two sets' files have the same names: this tells them apart
+    "mnist": bytes([7, 2, 1, 0, 4, 1, 4, 9, 5, 9, 0, 6, 9, 0, 1, 5, 9, 7, 3, 4]),
+    "fashion-mnist": bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7, 4, 5, 7, 3, 4, 1, 2, 4, 8, 0]),
+}
+IMAGES, LABELS = 0x0803, 0x0801  # magic numbers: 08 = unsigned bytes, then the number of dimensions
+MOST = 1 << 31  # bytes: a damaged header must not ask for all the memory there is
+
+
+def open_idx(source: str, path: Path | None, download: bool) -> Splits:
+    """train and test as published; val is split off later."""
+    files = _find(source, path, download)
+    splits = {split: _open_split(source, split, *(files[name] for name in names)) for split, names in FILES.items()}
+    train, test = splits["train"], splits["test"]
+    assert train.images is not None and test.images is not None
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(
+            f"{source}: pictures of train are {train.images.shape[1:3]}, of test {test.images.shape[1:3]} "
+            "(height, width). The files come from different sets; fetch them again."
+        )
+    first = test.labels[:20].astype(np.uint8).tobytes()
+    for other, labels in FIRST_TEST_LABELS.items():
+        if other != source and first == labels:
+            raise DataError(
+                f"{files[FILES['test'][1]]}: these are {other}'s files, not {source}'s. Say data.source={other}, or "
+                f"pass the folder of {source}."
+            )
+    return Splits(CLASSES[source], train, test=test)
+
+
+def folder_files(source: str, folder: Path) -> dict[str, Path]:
+    """Those of the four files that lie in the folder, or where torchvision would put them below it."""
+    found = {}
+    for place in (folder, folder / "raw", folder / TORCHVISION[source]):
+        for name in (name for names in FILES.values() for name in names):
+            for spelling in (name, name.replace("-idx", ".idx")):
+                for file in (place / f"{spelling}.gz", place / spelling):
+                    if name not in found and file.is_file():
+                        found[name] = file
+    return found
+
+
+def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
+    wanted = [name for names in FILES.values() for name in names]
+    if path is not None:
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "no such folder"
+            raise DataError(f"{path}: {what}. Pass the folder that holds {', '.join(wanted)} (or the same with .gz).")
+        found = folder_files(source, path)
+        if missing := [name for name in wanted if name not in found]:
+            raise DataError(
+                f"{path}: {', '.join(missing)} missing there, with or without .gz. Put all four files in it."
+            )
+        return found
+    looked = [*places(source)[:-1], *([DEBIAN[source]] if source in DEBIAN else []), places(source)[-1]]
+    for folder in looked:
+        found = folder_files(source, folder)
+        if len(found) == len(wanted):
+            return found
+    if not download:
+        raise not_found(source, looked)
+    found = folder_files(source, looked[-1])  # what an earlier, interrupted download left whole
+    assert set(REMOTES[source].files) == {f"{name}.gz" for name in wanted}
+    return {name: found.get(name) or fetch(source, f"{name}.gz") for name in wanted}
+
+
+def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -> ArrayDataset:
+    images, labels = read_idx(images_file, IMAGES), read_idx(labels_file, LABELS)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{images_file} holds {len(images)} pictures, {labels_file} {len(labels)} labels. The two files do not "
+            "belong together; fetch both again."
+        )
+    classes = CLASSES[source]
+    if len(labels) and labels.max() >= len(classes):
+        at = int(labels.argmax())
+        raise DataError(f"{labels_file}: label {at} is {labels[at]}, outside 0..{len(classes) - 1}. Fetch it again.")
+    return ArrayDataset(images[..., None], labels, classes, f"{source}/{split}")  # (N, H, W, 1)
+
+
+def read_idx(path: Path, magic: int) -> np.ndarray:
+    """(N, H, W) or (N,) uint8, after checking the header against the bytes that follow."""
+    again = "Fetch the file again."
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            dims = magic & 0xFF
+            header = file.read(4 + 4 * dims)
+            if len(header) < 4 + 4 * dims:
+                raise DataError(f"{path}: only {len(header)} bytes, too short for an IDX file. {again}")
+            found, *shape = struct.unpack(f">{1 + dims}I", header)
+            if found != magic:
+                raise DataError(
+                    f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'pictures'} should: "
+                    f"magic number {found:#010x}, expected {magic:#010x}. {again}"
+                )
+            size = math.prod(shape)
+            if not 0 < size <= MOST:
+                raise DataError(f"{path}: its header says {' x '.join(map(str, shape))}, which cannot be. {again}")
+            data = file.read(size + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged or cut off ({error}). {again}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
+    if len(data) != size:
+        held = f"{len(data):,}" if len(data) < size else "more"
+        raise DataError(f"{path}: {' x '.join(map(str, shape))} needs {size:,} bytes, but {held} follow. {again}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape).copy()  # writable, as torch wants it

@@ -1,0 +1,82 @@
+"""Labels as written in a CSV or beside a shard's pictures -> class names and numbers, or an error that names the place.
+
+Labels that are all whole numbers are the class numbers; others are class names. A file classes.txt, one name a line,
+fixes the names and their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.images.sources.dataset import DataError
+
+Place = Callable[[str, int], str]  # (split, index) -> where that label is written
+
+
+def read_classes(path: Path) -> list[str] | None:
+    """The names of classes.txt, if there is one."""
+    if not path.is_file():
+        return None
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8 text. Save it as UTF-8, one class name a line.") from None
+    if not names:
+        raise DataError(f"{path}: is empty. Write one class name a line, or remove the file.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: names {twice!r} twice. Each class stands on one line.")
+    return names
+
+
+def number_labels(
+    written: Mapping[str, Sequence[str]], place: Place, classes_file: Path
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Labels by split -> the classes, and each split's class numbers (int64)."""
+    classes = read_classes(classes_file)
+    found = {label for labels in written.values() for label in labels}
+    numeric = all(label.isascii() and label.isdigit() for label in found)
+    if classes is None:
+        train = set(written["train"])
+        classes = _counted(train, classes_file) if numeric else sorted(train)
+        known, source = {name: i for i, name in enumerate(classes)}, "train"
+    else:
+        by_number = numeric and not found <= set(classes)
+        known = {str(i) if by_number else name: i for i, name in enumerate(classes)}
+        source = str(classes_file)
+    if numeric:
+        known |= {label: known[str(int(label))] for label in found if str(int(label)) in known}  # "007" is 7
+    numbers = {}
+    for split, labels in written.items():
+        for i, label in enumerate(labels):
+            if label not in known:
+                raise DataError(f"{place(split, i)}: {_outside(label, split, source, list(known), numeric)}")
+        numbers[split] = np.fromiter((known[label] for label in labels), dtype=np.int64, count=len(labels))
+    return classes, numbers
+
+
+def _counted(labels: set[str], classes_file: Path) -> list[str]:
+    """Classes "0" .. the largest, so that a label is its class number."""
+    different = {int(label) for label in labels}
+    if (largest := max(different)) >= 1000 + 10 * len(different):
+        raise DataError(
+            f"labels reach {largest}, but only {len(different)} different ones occur. Class numbers count from 0; "
+            f"if these are names, list them in {classes_file}, one a line."
+        )
+    return [str(i) for i in range(largest + 1)]
+
+
+def _outside(label: str, split: str, source: str, known: list[str], numeric: bool) -> str:
+    if source == "train":
+        return (
+            f"{split} has class {label!r}, which train has not. Add pictures of it to train, or take it out of {split}."
+        )
+    if numeric:
+        return (
+            f"label {label} is outside the {len(known)} classes of {source} (0..{len(known) - 1}). Correct one of them."
+        )
+    listed = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+    return f"label {label!r} is not among the {len(known)} classes of {source} ({listed}). Correct one of them."

@@ -1,0 +1,246 @@
+"""WebDataset tar shards, read through an offset index: any sample by one seek, so that a sample has coordinates.
+
+    shards/train-{000000..000009}.tar     samples are files that share a name: 0001.jpg + 0001.cls (or .json, .txt)
+
+The index of a shard is made once, by reading its tar headers, and kept beside it as shard.tar.index.json (in the cache
+where that folder cannot be written); it holds for a shard of the same size and time of change. Shards are opened for
+each read, so that forked workers and threads share no file position and thousands of shards no limit on open files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import secrets
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.images.read import EXTENSIONS, ImageError, read_image
+from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, Splits, Strings
+from vitlab.images.sources.download import cache_dir
+from vitlab.images.sources.labels import number_labels
+
+VERSION = 1  # of the index files
+MOST_SHARDS = 1_000_000
+LONGEST_LABEL = 200  # characters
+SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
+
+
+@dataclass
+class Index:
+    """Where each picture of a shard lies; column by column."""
+
+    size: int  # of the shard, bytes
+    mtime_ns: int
+    version: int = VERSION
+    names: list[str] = field(default_factory=list)  # of the picture in the tar
+    labels: list[str] = field(default_factory=list)  # as written
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+
+class ShardDataset:
+    """A split of tar shards; always RGB."""
+
+    channels = 3
+    images = None
+
+    def __init__(
+        self, shards: Sequence[Path], indexes: Sequence[Index], labels: np.ndarray, classes: list[str]
+    ) -> None:
+        self.shards = [str(shard) for shard in shards]
+        self.firsts = np.array([0, *accumulate(len(index.names) for index in indexes)])  # of each shard's samples
+        self.names = Strings(name for index in indexes for name in index.names)
+        self.offsets = np.array([n for index in indexes for n in index.offsets], dtype=np.int64)
+        self.sizes = np.array([n for index in indexes for n in index.sizes], dtype=np.int64)
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.classes = classes
+        assert len(self.names) == len(self.labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> np.ndarray:
+        shard, name, size = self._shard(index), self.name_of(index), int(self.sizes[index])
+        try:
+            with open(shard, "rb") as file:  # noqa: PTH123
+                file.seek(self.offsets[index])
+                data = file.read(size)
+        except OSError as error:
+            raise ImageError(f"{name}: the shard cannot be read ({error.strerror}).") from None
+        if len(data) < size:
+            raise ImageError(f"{name}: the shard ends after {len(data)} of its {size} bytes. Fetch the shard again.")
+        return np.array(read_image(data, name=name))  # (H, W, 3)
+
+    def name_of(self, index: int) -> str:
+        return f"{self._shard(index)}/{self.names[index]}"
+
+    def _shard(self, index: int) -> str:
+        return self.shards[int(np.searchsorted(self.firsts, range(len(self))[index], side="right")) - 1]
+
+
+def open_shards(source: str) -> Splits:
+    """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names."""
+    shards = _by_split(source, find_shards(source))
+    indexes = {split: [index_of(shard) for shard in paths] for split, paths in shards.items()}
+    for split, held in indexes.items():
+        if not any(index.names for index in held):
+            raise DataError(
+                f"{source}: no samples in the {len(held)} shards of {split}. Expected 0001.jpg + 0001.cls ..."
+            )
+
+    def place(split: str, at: int) -> str:
+        for shard, index in zip(shards[split], indexes[split], strict=True):
+            if at < len(index.names):
+                return f"{shard}, {index.names[at]}"
+            at -= len(index.names)
+        raise AssertionError(at)
+
+    written = {split: [label for index in held for label in index.labels] for split, held in indexes.items()}
+    classes, numbers = number_labels(written, place, shards["train"][0].with_name("classes.txt"))
+    datasets = {s: ShardDataset(shards[s], indexes[s], numbers[s], classes) for s in shards}
+    return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"))
+
+
+def find_shards(source: str) -> list[Path]:
+    """The files that a source means, in order."""
+    found: list[Path] = []
+    for pattern in (p for part in source.split("::") for p in expand(part)):
+        path = Path(pattern).expanduser()
+        if path.is_dir():
+            inside = [*path.glob("*.tar"), *(tar for name in SPLIT_NAMES for tar in path.glob(f"{name}/*.tar"))]
+            found += sorted(inside)
+            if not inside:
+                raise DataError(f"{path}: no .tar files in this folder.")
+        elif path.is_file():
+            found.append(path)
+        elif matches := sorted(glob.glob(str(path))):  # noqa: PTH207 - Path.glob takes no absolute pattern
+            found += map(Path, matches)
+        else:
+            raise DataError(f"{pattern}: no such shard (from {source!r}). Check the pattern and the numbers in it.")
+    for path in found:
+        if path.suffix != ".tar":
+            raise DataError(f"{path}: shards are plain .tar files. A compressed one must be unpacked first (gunzip).")
+    return list(dict.fromkeys(found))
+
+
+def expand(pattern: str) -> list[str]:
+    """{000000..000009} and {train,val}, as the shell reads them."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+        first, last = int(numbers[1]), int(numbers[2])
+        if not first <= last < first + MOST_SHARDS:
+            raise DataError(f"{pattern}: {{{match[1]}}} must count upwards, to at most {MOST_SHARDS:,} shards.")
+        width = len(numbers[1]) if numbers[1].startswith("0") else 0
+        middles = [f"{i:0{width}d}" for i in range(first, last + 1)]
+    else:
+        middles = match[1].split(",")
+    return [pattern[: match.start()] + middle + rest for middle in middles for rest in expand(pattern[match.end() :])]
+
+
+def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
+    """By the word train, val or test in a shard's name, or in its folder's where shards lie in several."""
+    several = len({shard.parent for shard in shards}) > 1
+    splits: dict[str, list[Path]] = {}
+    for shard in shards:
+        words = SPLIT.search(shard.stem.lower()) or (SPLIT.search(shard.parent.name.lower()) if several else None)
+        splits.setdefault(SPLIT_NAMES[words[1]] if words else "train", []).append(shard)
+    if "train" not in splits:
+        if len(splits) > 1:
+            raise DataError(
+                f"{source}: shards of {' and '.join(splits)}, but none of train. Name them train-000000.tar."
+            )
+        return {"train": shards}  # val-*.tar alone: what was asked for
+    return splits
+
+
+def index_of(shard: Path) -> Index:
+    """The shard's index: the stored one if it fits, else made and stored."""
+    try:
+        status = shard.stat()
+    except OSError as error:
+        raise DataError(f"{shard}: cannot be read ({error.strerror}).") from None
+    digest = hashlib.sha1(os.fsencode(shard.absolute()), usedforsecurity=False).hexdigest()
+    stores = [shard.with_name(f"{shard.name}.index.json"), cache_dir() / "shards" / f"{digest}.index.json"]
+    for store in stores:
+        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew
+            index = Index(**json.loads(store.read_text(encoding="utf-8")))
+            whole = len(index.names) == len(index.labels) == len(index.offsets) == len(index.sizes)
+            if whole and (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns):
+                return index
+    index = _scan(shard, Index(status.st_size, status.st_mtime_ns))
+    for store in stores:
+        partial = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
+        try:
+            store.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(asdict(index)), encoding="utf-8")
+            partial.replace(store)
+            break
+        except OSError:  # not writable: the next place; with no place at all, the index is made each time
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return index
+
+
+def _scan(shard: Path, index: Index) -> Index:
+    """Fill the index from the tar's headers; of the contents, only the labels are read."""
+    pictures: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, dict[str, tarfile.TarInfo]] = {}
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for info in tar:
+                folder, _, name = info.name.rpartition("/")
+                stem, dot, ending = name.partition(".")
+                if not info.isreg() or not stem or not dot:  # folders, links, hidden files
+                    continue
+                key, ending = f"{folder}/{stem}", ending.lower()
+                if f".{ending}" in EXTENSIONS:
+                    if info.issparse():
+                        raise DataError(f"{shard}, {info.name}: a sparse file. Make the shard again without --sparse.")
+                    pictures.setdefault(key, info)
+                elif ending in ("cls", "json", "txt"):
+                    labels.setdefault(key, {})[ending] = info
+            for key, info in pictures.items():
+                index.names.append(info.name)
+                index.offsets.append(info.offset_data)
+                index.sizes.append(info.size)
+                index.labels.append(_label(tar, shard, info.name, labels.pop(key, {})))
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: sizes in a header that no file can have
+        raise DataError(f"{shard}: not a plain tar file, damaged, or cut off ({error}). Fetch it again.") from None
+    for files in labels.values():
+        name = next(iter(files.values())).name
+        raise DataError(f"{shard}: {name} has no picture beside it. Pictures end in {', '.join(EXTENSIONS)}.")
+    return index
+
+
+def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
+    """What .cls, else .json ("label"), else .txt says, as text."""
+    ending = next((ending for ending in ("cls", "json", "txt") if ending in files), None)
+    if ending is None:
+        raise DataError(f'{shard}: {picture} has no label. Put a .cls, a .json with "label", or a .txt beside it.')
+    name, stream = files[ending].name, tar.extractfile(files[ending])
+    assert stream is not None
+    try:
+        label = stream.read(1 << 20).decode("utf-8").strip()
+        if ending == "json":
+            label = json.loads(label).get("label")
+    except (ValueError, AttributeError):
+        raise DataError(f'{shard}: {name} cannot be read. Expected {{"label": ...}}, or plain text.') from None
+    if isinstance(label, bool) or not isinstance(label, (int, str)) or label == "":
+        raise DataError(f"{shard}: {name} holds no label, but {label!r}. Write a class number or name.")
+    if len(str(label)) > LONGEST_LABEL or "\n" in str(label):
+        raise DataError(f"{shard}: {name} holds a text, not a label. Add .cls files with the class numbers or names.")
+    return str(label)

@@ -1,0 +1,101 @@
+"""A CSV of paths and labels: a header, then one picture a line; an optional column `split` says train, val or test."""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, FileDataset, Splits
+from vitlab.images.sources.labels import number_labels
+
+COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
+SHOWN = 5  # missing files that a message lists
+
+
+@dataclass
+class _Rows:
+    """One split's columns."""
+
+    lines: list[int]
+    paths: list[str]
+    labels: list[str]
+
+
+def open_table(path: Path) -> Splits:
+    """Relative paths are relative to the CSV; classes.txt beside it fixes the classes and their order."""
+    splits = _read_rows(path)
+    _check_files(path, splits)
+    if "train" not in splits:
+        raise DataError(f"{path}: its column split never says train, only {', '.join(splits)}.")
+    classes, numbers = number_labels(
+        {split: rows.labels for split, rows in splits.items()},
+        place=lambda split, i: f"{path}, line {splits[split].lines[i]}",
+        classes_file=path.with_name("classes.txt"),
+    )
+    datasets = {split: FileDataset(rows.paths, numbers[split], classes) for split, rows in splits.items()}
+    return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"))
+
+
+def _read_rows(path: Path) -> dict[str, _Rows]:
+    splits: dict[str, _Rows] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            delimiter = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = _columns(path, next(reader, []))
+            for row in reader:
+                if not any(cell.strip() for cell in row):
+                    continue
+                line = reader.line_num
+                cells = {key: row[at].strip() if at < len(row) else "" for key, at in columns.items()}
+                for key, cell in cells.items():
+                    if not cell:
+                        raise DataError(f"{path}, line {line}: the {key} is empty. Fill it in, or remove the line.")
+                split = SPLIT_NAMES.get(cells.get("split", "train").lower())
+                if split is None:
+                    raise DataError(f"{path}, line {line}: split is {cells['split']!r}; write train, val or test.")
+                rows = splits.setdefault(split, _Rows([], [], []))
+                rows.lines.append(line)
+                rows.paths.append(str(path.parent / cells["path"]))
+                rows.labels.append(cells["label"])
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8 text. Save it as CSV in UTF-8.") from None
+    except csv.Error as error:
+        raise DataError(f"{path}: cannot be read as CSV ({error}).") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not splits:
+        raise DataError(f"{path}: has a header, but no lines below it. Write one picture a line: cats/1.jpg,cat")
+    return splits
+
+
+def _columns(path: Path, header: list[str]) -> dict[str, int]:
+    """Column -> where it stands."""
+    names = [name.strip().lower() for name in header]
+    found = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
+    for key in ("path", "label"):
+        if key not in found:
+            seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
+            raise DataError(
+                f"{path}: no column {' or '.join(COLUMNS[key])} ({seen}). Begin with a header line: path,label"
+            )
+    return found
+
+
+def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
+    missing = [
+        (line, picture)
+        for rows in splits.values()
+        for line, picture in zip(rows.lines, rows.paths, strict=True)
+        if not os.path.isfile(picture)  # noqa: PTH113 - a million Path objects would take seconds
+    ]
+    if missing:
+        shown = "\n".join(f"  line {line}: {picture}" for line, picture in sorted(missing)[:SHOWN])
+        more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise DataError(
+            f"{path}: {len(missing)} of its files do not exist:\n{shown}{more}\nPaths are relative to {path.parent}. "
+            "Correct them, or remove the lines."
+        )

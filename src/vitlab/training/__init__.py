@@ -1,0 +1,1 @@
+"""One loop for every method: recipe -> data, model, objective -> run folder."""

@@ -1,0 +1,160 @@
+"""Which images every step takes, and how they become a batch: a function of (seed, step) and of nothing else.
+
+Batches can be made in any order by any number of workers, so a resumed run sees what it would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitlab.images.augment import Augment
+from vitlab.images.preprocess import Preprocess
+from vitlab.images.randomness import permutation
+from vitlab.images.read import ImageError
+
+ORDER = 1  # coordinate of the draw that shuffles an epoch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """n images in steps of batch_size * accumulate * world, each epoch in its own order; a partial step is left out."""
+
+    n: int
+    batch_size: int
+    epochs: int
+    seed: int
+    repeats: int = 1
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError("there are no training images.")
+        if self.n < self.world * self.accumulate:
+            raise ValueError(
+                f"{self.n} training images are too few for {self.world * self.accumulate} parts of a step."
+            )
+
+    @property
+    def part(self) -> int:
+        """Images per micro-step and process; fewer than asked where the data are few."""
+        return min(self.batch_size, self.n // (self.world * self.accumulate))
+
+    @property
+    def per_step(self) -> int:
+        return self.part * self.world * self.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.n // self.per_step
+
+    @property
+    def total(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def take(self, step: int, micro: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Epoch, sample numbers and repeat numbers of this process's part of a step."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        order = permutation(self.n, self.seed, ORDER, epoch)
+        repeat = np.zeros(self.n, dtype=np.int64)
+        if self.repeats > 1:  # each image stands `repeats` times in a row; the epoch stays as long
+            repeat = np.tile(np.arange(self.repeats), -(-self.n // self.repeats))[: self.n]
+            order = np.repeat(order, self.repeats)[: self.n]
+        start = within * self.per_step + (micro * self.world + self.rank) * self.part
+        return epoch, order[start : start + self.part], repeat[start : start + self.part]
+
+
+@dataclass
+class Batch:
+    images: Tensor  # (B, C, H, W), normalised
+    labels: Tensor  # (B,)
+    indices: Tensor  # (B,), numbers in the training set
+    skipped: list[str] = field(default_factory=list)  # pictures that could not be read
+
+
+class Pictures:
+    """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
+
+    def __init__(self, data: Any, preprocess: Preprocess):
+        self.data, self.preprocess = data, preprocess
+        self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
+        self.whole: Tensor | None = None
+        if data.images is not None:
+            self.whole = torch.stack([self._fit(image) for image in data.images])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def _fit(self, image: np.ndarray, box: np.ndarray | None = None) -> Tensor:
+        """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
+        same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
+        if not same or box is not None:
+            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+            if box is not None:
+                left, top, right, bottom = (int(v) for v in box)
+                picture = picture.crop((left, top, right, bottom))
+                picture = picture.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
+                picture = picture.resize(self.preprocess.size[::-1], Image.Resampling.BICUBIC)
+            else:
+                picture = self.preprocess.view(picture)
+            image = np.asarray(picture)
+            image = image[:, :, None] if image.ndim == 2 else image
+        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+
+    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, list[str]]:
+        """Pictures, the positions of those that could be read, and what was wrong with the others."""
+        if self.whole is not None and boxes is None:
+            return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), []
+        found, kept, skipped = [], [], []
+        for position, index in enumerate(indices):
+            try:
+                image = self.data.read(int(index))
+                box = boxes(position, image.shape[:2]) if boxes is not None else None
+                found.append(self._fit(image, box))
+                kept.append(position)
+            except ImageError as error:
+                skipped.append(str(error))
+        if not found:
+            raise ImageError(f"none of {len(indices)} pictures of a batch can be read, e.g. {skipped[0]}")
+        return torch.stack(found), np.array(kept), skipped
+
+
+class Steps(Dataset):
+    """Batches by (step, micro-step), for DataLoader workers."""
+
+    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment):
+        self.pictures, self.plan, self.augment = pictures, plan, augment
+
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
+        epoch, indices, repeat = self.plan.take(*key)
+        crops = self.augment.options.crop == "resized" and self.pictures.whole is None
+        boxes = None
+        if crops:
+
+            def boxes(position: int, size: tuple[int, int]) -> np.ndarray:
+                one = slice(position, position + 1)
+                sizes = np.array([size])
+                return self.augment.boxes(sizes, indices[one], seed=self.plan.seed, epoch=epoch, repeat=repeat[one])[0]
+
+        pixels, kept, skipped = self.pictures.take(indices, boxes)
+        indices, repeat = indices[kept], repeat[kept]
+        images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
+        numbers = torch.from_numpy(indices)
+        return Batch(images, self.pictures.labels[numbers], numbers, skipped)
+
+
+def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:
+    """Every micro-step's batch from `first_step` to the end of the run, in order."""
+    plan = steps.plan
+    keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]
+    loader = DataLoader(steps, batch_size=None, sampler=keys, num_workers=workers)  # type: ignore[arg-type]
+    yield from loader

@@ -1,0 +1,106 @@
+"""The end of a run: the best model is judged on the test split, once; result.json and report.html are written."""
+
+from __future__ import annotations
+
+import platform
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitlab.checkpoints import native
+from vitlab.checkpoints.load import load
+from vitlab.checkpoints.native import Card
+from vitlab.training.batches import Pictures
+from vitlab.training.evaluate import Scores, evaluate
+from vitlab.training.job import Job
+from vitlab.training.recipe import to_toml
+from vitlab.training.report import Mistake, write_report
+from vitlab.training.runlog import RunLog, read_log, to_json
+from vitlab.training.state import Progress, save_best
+from vitlab.version import __version__
+
+
+def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+    """Judge the best model on the test split, once; write result.json and the report."""
+    job.who.wait()
+    best = load(job.run / "best").to(job.who.device)
+    split = "test" if job.data.test is not None else "val"
+    pictures = Pictures(job.data.test or job.data.val, best.preprocess)
+    scores = evaluate(best, pictures, processes=job.who, flip=job.recipe.augment.flip_at_test)
+    result = {
+        "split": split,
+        "top1": scores.top(1),
+        "top5": scores.top(5),
+        "loss": scores.loss(),
+        "ece": scores.calibration_error(),
+        "val_top1": progress.best_top1,
+        "best_epoch": progress.best_epoch + 1,
+        "epochs": job.recipe.run.epochs,
+        "steps": progress.step,
+        "seconds": progress.seconds,
+        "images_per_second": progress.images / max(progress.seconds, 1e-9),
+        "params": sum(p.numel() for p in best.parameters()),
+        "seed": job.recipe.run.seed,
+        "unreadable": progress.unreadable,
+    }
+    if job.who.first:
+        best.card = Card(
+            job.recipe.model.name, f"vitlab train, {job.data.name}", None, {f"{split}_top1": result["top1"]}
+        )
+        save_best(job.run, best)
+        write_text = partial(_write_text, to_json(result) + "\n")
+        native.write_whole(job.run / "result.json", write_text)
+        if log is not None:
+            log.write("result", progress.step, **result)
+        write_run_report(job, scores, pictures, result)
+        progress.finished = True
+        job.save(progress)
+    return result
+
+
+def write_run_report(job: Job, scores: Scores, pictures: Pictures, result: dict[str, Any]) -> None:
+    """report.html, with the mistakes the model was surest of and the first pictures as samples."""
+    chances, answers = scores.logits.softmax(dim=1).max(dim=1)
+    wrong = ((answers != scores.labels) & scores.read).nonzero()[:, 0]
+    worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
+
+    def shown(index: int) -> Mistake:
+        pixels, _, _ = pictures.take(np.array([index]))
+        names = job.data.classes
+        return Mistake(
+            image=pixels[0].permute(1, 2, 0).numpy(),
+            truth=names[int(scores.labels[index])],
+            predicted=names[int(answers[index])],
+            confidence=float(chances[index]),
+            name=pictures.data.name_of(index),
+        )
+
+    samples = scores.read.nonzero()[:24, 0].tolist()
+    write_report(
+        job.run,
+        log=read_log(job.run),
+        recipe_text=to_toml(job.recipe),
+        result=result,
+        classes=job.data.classes,
+        confusion=scores.confusion(),
+        mistakes=[shown(i) for i in worst],
+        samples=[shown(i) for i in samples],
+        environment=environment(),
+    )
+
+
+def environment() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "vitlab": __version__,
+        "system": platform.platform(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,245 @@
+"""The loop: flat, resumable, one process or many. Everything random is a function of (seed, step), so a run that is
+killed at any moment and resumed ends with the same weights, to the bit.
+
+    runs/<name>/{recipe.toml, log.jsonl, result.json, last/, best/, report.html}
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from vitlab.checkpoints import native
+from vitlab.images.randomness import torch_seed
+from vitlab.training import doctor, objectives, processes
+from vitlab.training.batches import Batch, batches
+from vitlab.training.ending import finish
+from vitlab.training.evaluate import evaluate
+from vitlab.training.job import MODEL, Job, prepare
+from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
+from vitlab.training.runlog import RunLog, read_log
+from vitlab.training.schedule import lr_factor
+from vitlab.training.state import Progress, load_last, save_best
+
+
+class Show(Protocol):
+    """Who watches the run; the command line draws a progress bar."""
+
+    def start(self, done: int, total: int) -> None: ...
+    def step(self, done: int, numbers: dict[str, float]) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class Silent:
+    notes: list[str] = field(default_factory=list)
+
+    def start(self, done: int, total: int) -> None: ...
+    def step(self, done: int, numbers: dict[str, float]) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Stopped(Exception):  # noqa: N818  (nothing went wrong)
+    """SIGTERM or Ctrl-C: the run was saved and can go on."""
+
+
+def fit(
+    recipe: Recipe, run: Path, *, resume: bool = False, changed: bool = False, show: Show | None = None
+) -> dict[str, Any]:
+    """Train to the end and return what result.json holds. `resume` goes on from the last save of the run folder."""
+    show = show or Silent()
+    saved = None
+    if resume:
+        recipe = check_resume(recipe, run, changed)
+        saved = load_last(run)
+        if saved is not None and saved.progress.finished:
+            show.note(f"{run} is finished: nothing to resume.")
+            return json.loads((run / "result.json").read_text(encoding="utf-8"))
+    elif (run / "recipe.toml").exists():
+        raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
+    job = prepare(recipe, run)
+    progress = job.restore(saved) if saved is not None else Progress()
+    log = None
+    if job.who.first:
+        run.mkdir(parents=True, exist_ok=True)
+        native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
+        log = RunLog(
+            run,
+            wandb=recipe.track.wandb,
+            tensorboard=recipe.track.tensorboard,
+            config=to_tables(recipe),
+            name=run.name,
+            start_step=progress.step,
+        )
+        log.write("start", progress.step, steps=job.plan.total)
+    for note in job.notes:
+        show.note(note)
+    try:
+        train(job, progress, log, show)
+        result = finish(job, progress, log)
+        show.note(f"{result['split']} top-1 {result['top1']:.2%}, by the model of epoch {result['best_epoch']}")
+        return result
+    finally:
+        if log is not None:
+            log.close()
+        processes.stop()
+
+
+def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
+    """The saved recipe; another one is refused with what differs, unless that was asked for."""
+    if not (run / "recipe.toml").is_file():
+        raise ValueError(f"{run}: holds no recipe.toml, so there is no run to resume.")
+    old = read_recipe(run / "recipe.toml")
+    if recipe is None or recipe == old:
+        return old
+    if not changed:
+        lines = "\n  ".join(difference(old, recipe))
+        raise ValueError(
+            f"{run} was started with another recipe:\n  {lines}\nPass --changed to go on with the new one."
+        )
+    return recipe
+
+
+def train(job: Job, progress: Progress, log: RunLog | None, show: Show) -> None:
+    """From where the run stands to its last step."""
+    recipe, plan, o = job.recipe, job.plan, job.recipe.optim
+    warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
+    save_every = recipe.run.save_every or plan.steps_per_epoch
+    log_every = max(1, plan.steps_per_epoch // 20)
+    scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
+    if progress.scaler:
+        scaler.load_state_dict({**scaler.state_dict(), "scale": progress.scaler})
+    clock = time.perf_counter() - progress.seconds
+    stream = batches(job.steps, progress.step, recipe.data.workers)
+    show.start(progress.step, plan.total)
+    with StopSignal() as stop:
+        for step in range(progress.step, plan.total):
+            epoch = step // plan.steps_per_epoch
+            factor = lr_factor(step, plan.total, warmup=warmup, schedule=o.schedule, final=o.final_lr)
+            lr = job.optimisers.set_factor(factor)
+            loss = backward(job, stream, step, lr, scaler, progress, log)
+            norm = update(job, scaler)
+            progress.step, progress.seconds = step + 1, time.perf_counter() - clock
+            progress.scaler = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
+            show.step(step + 1, {"loss": loss, "lr": lr})
+            if log is not None and (step + 1) % log_every == 0:
+                numbers = dict(epoch=epoch, loss=loss, lr=lr, grad_norm=norm, seconds=progress.seconds)
+                log.write("train", step + 1, **numbers, images=progress.images)
+            ended = (step + 1) % plan.steps_per_epoch == 0
+            if ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs):
+                judge(job, progress, log, show, epoch)
+            halt = job.who.any(stop.asked) and step + 1 < plan.total
+            if job.who.first and ((step + 1) % save_every == 0 or halt or step + 1 == plan.total):
+                job.save(progress)
+            if halt:
+                raise Stopped(f"saved at step {step + 1} of {plan.total}. Go on: vitlab train --resume {job.run}")
+
+
+def backward(
+    job: Job, stream: Any, step: int, lr: float, scaler: torch.GradScaler, progress: Progress, log: RunLog | None
+) -> float:
+    """Gradients of one step, over its micro-steps; returns the loss."""
+    recipe, a, who = job.recipe, job.recipe.augment, job.who
+    job.model.patch_dropout = a.drop_patches if step < a.drop_patches_until * job.plan.total else 0.0
+    job.optimisers.zero_grad()
+    total = 0.0
+    for micro in range(job.plan.accumulate):
+        batch: Batch = next(stream)
+        _count_skipped(job, batch, step, progress, log)
+        coordinates = dict(seed=recipe.run.seed, step=step, rank=who.rank, micro=micro)
+        images, targets = job.mix(batch.images, batch.labels, len(job.data.classes), a.smoothing, **coordinates)
+        images, targets = images.to(who.device), targets.to(who.device)
+        torch.manual_seed(torch_seed(recipe.run.seed, MODEL, step, who.rank, micro))
+        more = micro < job.plan.accumulate - 1
+        quiet = job.forward.no_sync() if more and who.world > 1 else nullcontext()
+        with quiet:
+            with _autocast(recipe.run.amp, who.device):
+                loss = objectives.supervised(job.forward, images, targets) / job.plan.accumulate
+            scaler.scale(loss).backward()
+        total += float(loss.detach())
+        progress.images += len(batch.labels) * who.world
+        if doctor.explodes(total):
+            numbers = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
+            raise doctor.stop_run(job.run, job.model, images, targets, {**numbers, "indices": batch.indices.tolist()})
+    return total
+
+
+def update(job: Job, scaler: torch.GradScaler) -> float:
+    """One step of the optimisers and of the running average; returns the gradient's norm before clipping."""
+    for part in job.optimisers.parts:
+        scaler.unscale_(part)
+    trained = [p for p in job.model.parameters() if p.requires_grad]
+    norm = torch.nn.utils.clip_grad_norm_(trained, job.recipe.optim.clip or float("inf"))
+    for part in job.optimisers.parts:
+        scaler.step(part)
+    scaler.update()
+    if job.ema is not None:
+        job.ema.update_parameters(job.model)
+    return float(norm)
+
+
+def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: int) -> None:
+    """Evaluate on the validation split, and keep the model if it is the best so far."""
+    flip = job.recipe.augment.flip_at_test
+    scores = evaluate(job.judged, job.val, processes=job.who, flip=flip)
+    top1, loss = scores.top(1), scores.loss()
+    show.note(f"epoch {epoch + 1} of {job.recipe.run.epochs}: val top-1 {top1:.2%}, loss {loss:.4f}")
+    if log is not None:
+        log.write("val", progress.step, epoch=epoch, top1=top1, loss=loss)
+    if top1 > progress.best_top1:
+        progress.best_top1, progress.best_epoch = top1, epoch
+        if job.who.first:
+            save_best(job.run, job.judged)
+
+
+class StopSignal:
+    """While inside, SIGTERM and Ctrl-C ask the run to stop after its step instead of ending it; a second one ends it."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _count_skipped(job: Job, batch: Batch, step: int, progress: Progress, log: RunLog | None) -> None:
+    """Unreadable pictures are named in the log; too many stop the run."""
+    for message in batch.skipped:
+        progress.unreadable += 1
+        if log is not None:
+            log.write("skip", step + 1, message=message)
+    limit = job.recipe.data.max_unreadable
+    if progress.unreadable > limit:
+        named = [line["message"] for line in read_log(job.run) if line.get("kind") == "skip"] or batch.skipped
+        raise doctor.TrainingError(
+            f"{progress.unreadable} pictures could not be read, more than data.max_unreadable={limit}:\n  "
+            + "\n  ".join(dict.fromkeys(named))
+            + "\nMend or remove them, or allow more."
+        )
+
+
+def _autocast(amp: str, device: torch.device) -> Any:
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    return torch.autocast(device.type, dtype=kinds[amp]) if amp in kinds else nullcontext()

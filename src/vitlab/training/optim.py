@@ -1,0 +1,167 @@
+"""Parameter groups (what decays, how fast each layer learns) and optimisers: AdamW, Adam, SGD, and Muon in float32.
+
+Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix by Newton-Schulz steps.
+torch's own does them one matrix at a time in bfloat16, which CPUs without bfloat16 units emulate slowly; `Muon` here
+does all matrices of one shape at once in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from vitlab.training.recipe import OptimRecipe
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NO_DECAY = re.compile(r"(^|\.)(class_token|distill_token|register_tokens|positions\.table|relative\.table|query)$")
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    """Groups of {params, names, weight_decay, lr_scale}: norms, biases, positions and tokens do not decay."""
+    depth = 1 + max((layer_of(name, 10**9) for name, _ in model.named_parameters() if "blocks." in name), default=0)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = 0.0 if parameter.ndim < 2 or NO_DECAY.search(name) else weight_decay
+        scale = layer_decay ** (depth - layer_of(name, depth))
+        group = groups.setdefault((decay, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale})
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for the embedding, 1 .. for the blocks, `depth` for norm and head; the head learns at the full rate."""
+    if match := re.search(r"(?:^|\.)blocks\.(\d+)\.", name):
+        return int(match[1]) + 1
+    embedding = ("patch_embed.", "positions.", "class_token", "distill_token", "register_tokens", "norm_pre.")
+    return 0 if name.startswith(embedding) else depth
+
+
+def newton_schulz(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
+    """Push the singular values of every (m, n) matrix of a batch towards 1: (k, m, n) -> (k, m, n)."""
+    a, b, c = NEWTON_SCHULZ
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Muon(Optimizer):
+    """torch.optim.Muon's update for 2-D weights, in float32 and batched by shape."""
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
+    ):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, steps=steps))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[tuple(parameter.shape)].append(parameter)
+            for (rows, columns), parameters in by_shape.items():
+                updates = torch.stack([self._with_momentum(p, group["momentum"]) for p in parameters])
+                updates = newton_schulz(updates, group["steps"])  # (k, rows, columns)
+                rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-rate)
+
+    def _with_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Nesterov: the gradient, drawn towards its running average."""
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        assert parameter.grad is not None
+        state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(state["momentum"], momentum)
+
+
+class Optimisers:
+    """One or two optimisers driven as one: their rates, their steps, and their state by parameter name."""
+
+    def __init__(self, model: nn.Module, recipe: OptimRecipe):
+        groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
+        if not groups:
+            raise ValueError(
+                "no parameter is left to learn: model.freeze leaves nothing, e.g. on a model with classes=0."
+            )
+        self.parts: list[Optimizer] = []
+        if recipe.name == "muon":
+            matrices, rest = _split_matrices(groups)
+            if matrices:
+                self.parts.append(Muon(matrices, lr=recipe.muon_lr))
+            groups = rest
+        if recipe.name == "sgd":
+            self.parts.append(SGD(groups, lr=recipe.lr, momentum=recipe.momentum))
+        elif groups:
+            kind = Adam if recipe.name == "adam" else AdamW
+            self.parts.append(kind(groups, lr=recipe.lr, betas=recipe.betas))
+        self.names = {
+            p: n for part in self.parts for g in part.param_groups for n, p in zip(g["names"], g["params"], strict=True)
+        }
+        for part in self.parts:
+            for group in part.param_groups:
+                group["base_lr"] = group["lr"] * group["lr_scale"]
+
+    def set_factor(self, factor: float) -> float:
+        """Set every rate to its base times `factor`; returns the largest, for the log."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = group["base_lr"] * factor
+        return max(group["lr"] for group in self.parts[-1].param_groups)
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State as `name|entry` -> tensor, for safetensors."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for parameter, state in part.state.items():
+                for entry, value in state.items():
+                    value = value if isinstance(value, Tensor) else torch.tensor(float(value))
+                    found[f"{self.names[parameter]}|{entry}"] = value.detach().clone().contiguous()
+        return found
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        by_name = {name: parameter for parameter, name in self.names.items()}
+        for key, value in tensors.items():
+            name, _, entry = key.partition("|")
+            if name not in by_name:
+                raise ValueError(
+                    f"the saved optimiser knows {name!r}, which this model does not train: another recipe?"
+                )
+            part = next(p for p in self.parts if any(by_name[name] is q for g in p.param_groups for q in g["params"]))
+            part.state[by_name[name]][entry] = value.clone()
+
+
+def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Matrices inside the blocks for Muon; embeddings, heads, norms and biases for AdamW."""
+    matrices, rest = [], []
+    for group in groups:
+        inside = [
+            p.ndim == 2 and "blocks." in n and n.endswith(".weight")
+            for n, p in zip(group["names"], group["params"], strict=True)
+        ]
+        for wanted, target in ((True, matrices), (False, rest)):
+            picked = [i for i, is_matrix in enumerate(inside) if is_matrix == wanted]
+            if picked:
+                part = {key: [group[key][i] for i in picked] for key in ("params", "names")}
+                target.append({**group, **part})
+    return matrices, rest

@@ -1,0 +1,34 @@
+"""Recipes that ship with vitlab, found by name; and the recipe for a source or folder that has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from vitlab.models.config import nearest
+from vitlab.training.recipe import Recipe, read_recipe
+
+FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")  # installed; in the repository
+BY_SOURCE = {"cifar10": "cifar10_30min"}
+
+
+def recipes() -> dict[str, Path]:
+    return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.toml"))}
+
+
+def find_recipe(what: str | None) -> tuple[str, Recipe]:
+    """A name for the run and the recipe: of a TOML file, of a shipped recipe, of a data source or of a folder."""
+    known = recipes()
+    name = "digits" if what is None else BY_SOURCE.get(what, what)
+    if name in known:
+        return name, read_recipe(known[name])
+    path = Path(name)
+    if path.suffix == ".toml":
+        return path.stem, read_recipe(path)
+    if path.exists():
+        base = read_recipe(known["folder"])
+        return path.resolve().stem, replace(base, data=replace(base.data, source=name))
+    raise ValueError(
+        f"{what!r} is no recipe, data source or folder.{nearest(name, [*known, *BY_SOURCE])} "
+        f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class."
+    )

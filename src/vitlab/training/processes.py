@@ -1,0 +1,68 @@
+"""One process or many: who am I, on which device, and how results come together. torchrun's environment tells."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Processes:
+    rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up over all processes."""
+        if self.world > 1:
+            moved = tensor.to(self.device)
+            dist.all_reduce(moved)
+            return moved.to(tensor.device)
+        return tensor
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process; all must ask together."""
+        return flag if self.world == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+
+
+def start(device: str = "auto") -> Processes:
+    """Join the group that torchrun made, or be the only process."""
+    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    return Processes(rank, world, chosen)
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pick_device(device: str, local_rank: int = 0) -> torch.device:
+    """CUDA, then MPS, then CPU, unless one is named."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"run.device={device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("run.device=cuda, but torch sees no CUDA device here: use run.device=auto.")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("run.device=mps, but torch sees no MPS device here: use run.device=auto.")
+    return chosen

@@ -1,0 +1,245 @@
+"""A recipe: everything that decides a training run, as plain values in TOML.
+
+    [data]
+    source = "cifar10"
+    [run]
+    epochs = 12
+
+`vitlab train recipe.toml optim.lr=3e-4` changes a value; an unknown name is an error that gives the nearest one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vitlab.models.config import Config, nearest
+
+Value = str | int | float | bool | list[Any]
+
+
+@dataclass(frozen=True)
+class DataRecipe(Config):
+    source: str = "digits"  # a name, a folder of class folders, a CSV, or shards
+    path: str | None = None  # where a named source lies; otherwise it is looked for, or downloaded
+    batch_size: int = 128  # images per step and process
+    workers: int = 0  # processes that prepare batches; 0: the training process does
+    val_fraction: float = 0.1  # of train, where there is no val split
+    per_class: int | None = None  # few labels: so many of each class
+    fraction: float | None = None  # few labels: this share
+    repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
+    max_unreadable: int = 20  # pictures that may be skipped before the run stops
+
+
+@dataclass(frozen=True)
+class AugmentRecipe(Config):
+    crop: Literal["none", "padded", "resized"] = "none"
+    padding: int = 4
+    border: Literal["reflect", "zeros"] = "reflect"  # of a padded crop
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    flip: bool = False
+    randaugment: int = 0  # operations per image
+    magnitude: float = 9.0
+    jitter: float = 0.0
+    erasing: float = 0.0  # probability
+    mixup: float = 0.0  # alpha; 0 = off
+    cutmix: float = 0.0
+    mix_probability: float = 1.0
+    smoothing: float = 0.0  # of labels
+    drop_patches: float = 0.0  # share of patches left out ...
+    drop_patches_until: float = 1.0  # ... in this first part of the run
+    flip_at_test: bool = False  # average the scores of a picture and its mirror image
+
+
+@dataclass(frozen=True)
+class ModelRecipe(Config):
+    name: str = "vit_digits"
+    init_from: str | None = None  # any checkpoint or hub name: fine-tuning
+    freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns
+    options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
+
+
+@dataclass(frozen=True)
+class OptimRecipe(Config):
+    name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9  # of sgd; muon has 0.95
+    muon_lr: float = 0.02  # of the matrices in the blocks; lr is that of everything else
+    layer_decay: float = 1.0  # lr of block i is lr * layer_decay^(depth - i)
+    clip: float = 0.0  # gradient norm; 0 = off
+    accumulate: int = 1  # micro-steps per step
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_epochs: float = 0.0
+    warmup_steps: int = 0  # instead of epochs
+    final_lr: float = 0.0  # share of lr at the end
+    ema: float = 0.0  # decay of the running average that is evaluated and kept; 0 = off
+
+
+@dataclass(frozen=True)
+class RunRecipe(Config):
+    epochs: int = 30
+    seed: int = 0
+    dir: str = ""  # runs/<recipe's name> unless given
+    save_every: int = 0  # steps between saves; 0: at the end of each epoch
+    eval_every: int = 1  # epochs between evaluations
+    amp: Literal["off", "bf16", "fp16"] = "off"
+    compile: bool = False
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class TrackRecipe(Config):
+    wandb: Literal["off", "offline", "online"] = "off"
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe(Config):
+    data: DataRecipe = field(default_factory=DataRecipe)
+    augment: AugmentRecipe = field(default_factory=AugmentRecipe)
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    optim: OptimRecipe = field(default_factory=OptimRecipe)
+    run: RunRecipe = field(default_factory=RunRecipe)
+    track: TrackRecipe = field(default_factory=TrackRecipe)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive = {"data.batch_size": self.data.batch_size, "run.epochs": self.run.epochs}
+        positive |= {"optim.accumulate": self.optim.accumulate, "data.repeats": self.data.repeats}
+        positive |= {"run.eval_every": self.run.eval_every}
+        for name, value in positive.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1.")
+        shares = {"optim.final_lr": self.optim.final_lr, "augment.drop_patches_until": self.augment.drop_patches_until}
+        for name, value in shares.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} must lie between 0 and 1.")
+        below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
+        below_one |= {"augment.drop_patches": self.augment.drop_patches}
+        for name, value in below_one.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"{name}={value} must be at least 0 and below 1.")
+        if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
+            raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
+        for name, value in (("workers", self.data.workers), ("save_every", self.run.save_every)):
+            if value < 0:
+                raise ValueError(f"{name}={value} must be 0 or more.")
+
+
+GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
+
+
+def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
+    """Tables of a TOML file -> a recipe; what is absent keeps its default."""
+    recipe = base or Recipe()
+    for group, values in tables.items():
+        if group not in GROUPS:
+            raise ValueError(f"there is no [{group}].{nearest(group, list(GROUPS))} Tables: {', '.join(GROUPS)}.")
+        if not isinstance(values, dict):
+            raise ValueError(f"{group} must be a table: write [{group}] and its values below, or {group}.name=value.")
+        for name, value in values.items():
+            recipe = with_value(recipe, f"{group}.{name}", value)
+    return recipe
+
+
+def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
+    """One value changed, by its dotted name."""
+    group, _, name = key.partition(".")
+    known = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
+    if group not in GROUPS or not name:
+        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+    part = getattr(recipe, group)
+    if f"{group}.{name}" in known:
+        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML has no word for it
+            value = None
+        try:
+            return replace(recipe, **{group: replace(part, **{name: value})})
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(group + ".") else f"{group}.{text}") from None
+    if group == "model":  # an option of the model itself; its own config checks it
+        return replace(recipe, model=replace(part, options={**part.options, name: value}))
+    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+
+
+def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
+    """Apply `key=value` texts as typed on the command line."""
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        if not sign:
+            raise ValueError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
+        recipe = with_value(recipe, key.strip(), parse_value(text.strip()))
+    return recipe
+
+
+def parse_value(text: str) -> Any:
+    """As TOML where it is TOML (numbers, true, lists), otherwise the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # 1e-3, which TOML reads, and 1.e-3, which it does not
+    except ValueError:
+        return text
+
+
+def read_recipe(path: Path) -> Recipe:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such recipe.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: is not valid TOML ({error}).") from None
+    try:
+        return from_tables(tables)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    tables = asdict(recipe)
+    tables["model"] |= tables["model"].pop("options")
+    return tables
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The whole recipe, every value resolved; None is left out, because TOML has no word for it."""
+    lines: list[str] = []
+    for group, values in to_tables(recipe).items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    return repr(value)
+
+
+def difference(old: Recipe, new: Recipe) -> list[str]:
+    """What differs between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
+    before, after = to_tables(old), to_tables(new)
+    lines = []
+    for group in before:
+        for name in sorted(before[group].keys() | after[group].keys()):
+            a, b = before[group].get(name), after[group].get(name)
+            if a != b:
+                lines.append(f"{group}.{name}: {a} -> {b}")
+    return lines

@@ -1,0 +1,273 @@
+"""Many runs side by side: what each was, what came of it, and in which recipe keys they differ.
+
+rows = table(list_runs(Path("runs")).runs)       # one dict a run, newest first; the same columns in each
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitlab.models.config import nearest
+from vitlab.training.runlog import from_json, read_log
+
+RECIPE, RESULT = "recipe.toml", "result.json"
+COLUMNS = (
+    "name", "data", "model", "params", "epochs", "top1", "val_top1", "loss", "seconds", "images_per_second", "seed",
+    "status",
+)  # fmt: skip
+SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed"}
+ALWAYS_DIFFER = {"run.dir", "run.name"}
+MORE_IS_BETTER = {"top1", "val_top1", "images_per_second", "started"}
+# Names that matplotlib knows; of the Noto collections it knows the first face only, which is the Japanese one.
+CHINESE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "Source Han Sans", "PingFang SC",
+    "Hiragino Sans GB", "Heiti SC", "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
+    "Noto Sans CJK JP", "Droid Sans Fallback", "Arial Unicode MS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read."""
+
+    folder: Path
+    recipe: dict[str, Any]  # by dotted key
+    result: dict[str, Any]  # empty until the run is finished
+    log: list[dict[str, Any]] = field(repr=False)
+    saved: bool  # there is a checkpoint to resume from
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @cached_property
+    def started(self) -> float:
+        """When it began, in seconds since 1970."""
+        times = [line["time"] for line in self.log if isinstance(line.get("time"), int | float)]
+        return times[0] if times else (self.folder / RECIPE).stat().st_mtime
+
+    @cached_property
+    def val_curve(self) -> list[tuple[int, float]]:
+        """(step, validation accuracy)"""
+        points = [(line["step"], line.get("top1")) for line in self.log if line["kind"] == "val"]
+        return [(step, top1) for step, top1 in points if isinstance(top1, int | float) and math.isfinite(top1)]
+
+    @property
+    def status(self) -> str:
+        if self.result:
+            return "finished"
+        step = max((line["step"] for line in self.log), default=0)
+        totals = [line["steps"] for line in self.log if line["kind"] == "start" and "steps" in line]
+        where = f"step {step} of {totals[-1]}" if totals else f"step {step}"
+        # Nobody can tell a running process from a killed one by its files.
+        return f"running or stopped at {where}" if self.saved else f"never saved, at {where}"
+
+    def row(self) -> dict[str, Any]:
+        values = {
+            **{key: self.result.get(key) for key in ("params", "top1", "loss", "seconds", "images_per_second")},
+            "name": self.name,
+            "data": self.recipe.get("data.source"),
+            "model": self.recipe.get("model.name"),
+            "epochs": self.result.get("epochs", self.recipe.get("run.epochs")),
+            "val_top1": max((top1 for _, top1 in self.val_curve), default=None),
+            "seed": self.result.get("seed", self.recipe.get("run.seed")),
+            "status": self.status,
+        }
+        return {key: values[key] for key in COLUMNS}
+
+
+@dataclass(frozen=True)
+class Found:
+    runs: list[Run]
+    skipped: list[str]  # what else lies there, and why it is no run
+
+
+def list_runs(folder: Path) -> Found:
+    """Every run in a folder, newest first; a folder that is itself a run counts as one."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder.")
+    inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    places = [folder] if (folder / RECIPE).is_file() else inside
+    runs, skipped = [], []
+    for place in places:
+        try:
+            runs.append(read_run(place))
+        except (ValueError, OSError) as error:
+            skipped.append(str(error) if str(place) in str(error) else f"{place}: {error}")
+    return Found(sorted(runs, key=lambda run: -run.started), skipped)
+
+
+def read_run(folder: Path) -> Run:
+    if not (folder / RECIPE).is_file():
+        raise ValueError(f"{folder}: is not a run, for it holds no {RECIPE}.")
+    try:
+        recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except ValueError as error:  # bad TOML, or not UTF-8
+        raise ValueError(f"{folder / RECIPE}: cannot be read ({error}).") from None
+    result: Any = {}
+    if (folder / RESULT).is_file():
+        try:
+            result = from_json((folder / RESULT).read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{folder / RESULT}: cannot be read ({error}).") from None
+        if not isinstance(result, dict):
+            raise ValueError(f"{folder / RESULT}: holds no table of results but {type(result).__name__}.")
+    saved = any((folder / name).is_dir() for name in ("last", ".last.old"))  # .old: killed in the middle of a save
+    return Run(folder, flat(recipe), result, read_log(folder), saved)
+
+
+def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"run": {"seed": 0}} -> {"run.seed": 0}"""
+    pairs: dict[str, Any] = {}
+    for key, value in tables.items():
+        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return pairs
+
+
+def differences(runs: list[Run]) -> list[str]:
+    """The recipe keys that are not the same in all runs, without those that have a column anyway."""
+    known = sorted({key for run in runs for key in run.recipe} - SHOWN_AS_COLUMN - ALWAYS_DIFFER)
+    return [key for key in known if any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs)]
+
+
+def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
+    """A row for each run, with a column for every recipe key that varies. Newest first, or the best by `sort` first.
+
+    `sort` is a column or any recipe key; with - before it, the other way round. Runs without the value come last.
+    """
+    varying = differences(runs)
+    if sort is not None:
+        runs = _sorted(runs, sort)
+    return [{**run.row(), **{key: run.recipe.get(key) for key in varying}} for run in runs]
+
+
+def _sorted(runs: list[Run], sort: str) -> list[Run]:
+    key = sort.removeprefix("-")
+    values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
+    known = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
+    if key not in known:
+        raise ValueError(f"--sort {sort}: no run has {key!r}.{nearest(key, known)} Columns: {', '.join(COLUMNS)}.")
+    numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
+    numeric = any(numbers)
+    has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]
+    backwards = (key in MORE_IS_BETTER) != sort.startswith("-")
+    has.sort(key=lambda i: values[i][key] if numeric else str(values[i][key]), reverse=backwards)
+    return [runs[i] for i in has] + [run for i, run in enumerate(runs) if i not in has]
+
+
+# ------------------------------------------------------------------------------------------------------------ as text
+
+
+def shown(key: str, value: Any) -> str:
+    """A cell as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if not math.isfinite(value):
+        return str(value)
+    if key in ("top1", "val_top1"):
+        return f"{100 * value:.2f} %"
+    if key in ("params", "epochs"):
+        return f"{value:,}"
+    return {"loss": f"{value:.4f}", "seconds": f"{value:.1f}", "images_per_second": f"{value:.0f}"}.get(key, f"{value}")
+
+
+def to_markdown(rows: list[dict[str, Any]]) -> str:
+    """A GitHub table; numbers to the right."""
+    if not rows:
+        return ""
+    keys = list(rows[0])
+    right = {key for key in keys if all(isinstance(row[key], int | float | None) for row in rows)}
+    lines = [keys, ["---:" if key in right else "---" for key in keys]]
+    lines += [[_in_markdown(shown(key, row[key])) for key in keys] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _in_markdown(text: str) -> str:
+    text = re.sub(r"([\\`*{}\[\]<>|~&$#])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # between letters _ is only itself
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """Exact values; an empty cell where there is none."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(list(rows[0]) if rows else COLUMNS)
+    writer.writerows([_in_csv(value) for value in row.values()] for row in rows)
+    return buffer.getvalue()
+
+
+def _in_csv(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        return json.dumps(value, ensure_ascii=False)
+    # A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup is left as it is.
+    if isinstance(value, str) and re.match(r"[=+\-@\t\r].*[(|!]", value, re.DOTALL):
+        return "'" + value
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------- a picture
+
+
+def plot(runs: list[Run], path: Path) -> list[str]:
+    """Draw the validation accuracy of all runs into one picture; returns the names of runs that have none."""
+    drawn = [run for run in runs if run.val_curve]
+    if not drawn:
+        raise ValueError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
+    except ImportError:
+        raise ValueError("--plot needs matplotlib, which is not installed: pip install matplotlib.") from None
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in ("png", "svg", "pdf", "jpg", "webp"):
+        raise ValueError(f"--plot {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
+    names = [run.name for run in drawn]
+    with rc_context({"font.family": _fonts("".join(names)), "text.usetex": False, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")  # no pyplot: no window, no global state
+        axes = figure.add_subplot()
+        for i, run in enumerate(drawn):
+            steps, top1 = zip(*run.val_curve, strict=True)
+            dashes = ("-", "--", ":", "-.")[i // 10 % 4]  # the ten colours come round again
+            marker = "o" if len(steps) <= 60 else ""
+            axes.plot(steps, top1, dashes, color=f"C{i % 10}", marker=marker, markersize=3, linewidth=1.6)
+        axes.set(xlabel="step", ylabel="validation accuracy")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        legend = axes.legend(
+            axes.get_lines(), ["run"] * len(drawn), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
+        )
+        for text, run in zip(legend.get_texts(), drawn, strict=True):  # set here, a name like _x or $a$ is only a name
+            best = max(run.val_curve, key=lambda point: point[1])[1]
+            text.set_parse_math(False)
+            text.set_text(f"{run.name if len(run.name) <= 40 else run.name[:39] + '…'}  {100 * best:.2f} %")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format=kind)
+    return [run.name for run in runs if not run.val_curve]
+
+
+def _fonts(text: str) -> list[str]:
+    """matplotlib's own font, then those of this machine that know Chinese, where a name needs them."""
+    if text.isascii():
+        return ["DejaVu Sans"]
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    if not found:  # installed since matplotlib made its list?
+        for file in findSystemFonts():
+            if re.search(r"(?i)cjk|hansans|notosanssc|wqy|simhei|msyh|pingfang|hiragino", Path(file).name):
+                fontManager.addfont(file)
+        found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    return ["DejaVu Sans", *found]

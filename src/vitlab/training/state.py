@@ -1,0 +1,117 @@
+"""A run folder's checkpoints: everything a run needs to go on, written so that `last` is always whole.
+
+last/   weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
+best/   weights.safetensors, model.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitlab.checkpoints import native
+from vitlab.checkpoints.files import CheckpointError, read_json, read_tensors
+
+
+@dataclass
+class Progress:
+    """Where a run stands; the numbers that no tensor holds."""
+
+    step: int = 0  # steps done
+    best_top1: float = -1.0
+    best_epoch: int = -1
+    seconds: float = 0.0  # of training, over all its parts
+    images: int = 0
+    unreadable: int = 0
+    scaler: float = 0.0  # fp16's loss scale
+    finished: bool = False
+
+
+Tensors = dict[str, Tensor]
+
+
+def save_last(run: Path, model: Any, optimizer: Tensors, ema: Tensors | None, progress: Progress) -> None:
+    """Everything that --resume needs."""
+
+    def fill(folder: Path) -> None:
+        native.save(model, folder)
+        save_file(optimizer, folder / "optimizer.safetensors")
+        if ema is not None:
+            save_file(ema, folder / "ema.safetensors")
+        (folder / "state.json").write_text(json.dumps(asdict(progress)) + "\n", encoding="utf-8")
+
+    replace_folder(run / "last", fill)
+
+
+def save_best(run: Path, model: Any) -> None:
+    replace_folder(run / "best", lambda folder: native.save(model, folder))
+
+
+def replace_folder(folder: Path, fill: Any) -> None:
+    """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole."""
+    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    recover(folder)
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        fill(new)
+        for path in new.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_folder(new)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    _sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """After a kill between the two renames, the old folder goes back to its place."""
+    old = folder.with_name(f".{folder.name}.old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    elif old.exists():
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@dataclass
+class Saved:
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    ema: dict[str, Tensor] | None
+    progress: Progress
+
+
+def load_last(run: Path) -> Saved | None:
+    """What the last save holds; None where nothing was saved yet."""
+    folder = run / "last"
+    recover(folder)
+    if not folder.is_dir():
+        return None
+    values = read_json(folder / "state.json")
+    try:
+        progress = Progress(**values)
+    except TypeError as error:
+        raise CheckpointError(f"{folder}/state.json: {error}. It was written by another vitlab.") from None
+    ema = load_file(folder / "ema.safetensors") if (folder / "ema.safetensors").is_file() else None
+    return Saved(read_tensors(folder / native.WEIGHTS), load_file(folder / "optimizer.safetensors"), ema, progress)

@@ -1,0 +1,117 @@
+"""Optimisers: Muon against torch's own and against singular values, groups, rates, and their state through a file."""
+
+import math
+
+import pytest
+import torch
+
+import vitlab
+from vitlab.training.optim import Muon, Optimisers, newton_schulz, parameter_groups
+from vitlab.training.recipe import OptimRecipe
+from vitlab.training.schedule import lr_factor
+
+
+def small(**options):
+    return vitlab.create("vit_digits", depth=3, registers=2, distill_token=True, **options)
+
+
+def test_muon_takes_torchs_steps():
+    """torch's own works in bfloat16: its rounding is the tolerance; the direction must be the same."""
+    shapes = [(48, 16), (16, 48), (32, 32), (48, 16)]
+    ours = [torch.nn.Parameter(torch.randn(s)) for s in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    a = Muon(ours, lr=0.02, weight_decay=0.1)
+    b = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1)
+    start = [p.detach().clone() for p in ours]
+    for step in range(4):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    for p, q, s in zip(ours, theirs, start, strict=True):
+        moved, expected = (p - s).flatten(), (q - s).flatten()
+        assert torch.cosine_similarity(moved, expected, dim=0) > 0.9995
+        assert float(moved.norm() / expected.norm()) == pytest.approx(1, abs=0.01)
+
+
+def test_newton_schulz_matches_its_polynomial_on_singular_values():
+    """Each singular value s goes through a s + b s^3 + c s^5, five times; vectors stay."""
+    x = torch.randn(3, 20, 12, dtype=torch.float64)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    for matrix, found in zip(x, newton_schulz(x), strict=True):
+        u, s, v = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+        for _ in range(5):
+            s = a * s + b * s**3 + c * s**5
+        torch.testing.assert_close(found, u @ torch.diag(s) @ v, atol=1e-8, rtol=0)
+
+
+def test_norms_biases_positions_and_tokens_do_not_decay():
+    groups = parameter_groups(small(), weight_decay=0.1)
+    decays = {name: group["weight_decay"] for group in groups for name in group["names"]}
+    assert decays.keys() == dict(small().named_parameters()).keys()
+    for name, decay in decays.items():
+        matrix = name.endswith("weight") and "norm" not in name
+        assert decay == (0.1 if matrix else 0.0), name
+
+
+def test_layer_decay_slows_early_layers():
+    groups = parameter_groups(small(), weight_decay=0.1, layer_decay=0.5)
+    scales = {name: group["lr_scale"] for group in groups for name in group["names"]}
+    assert scales["head.weight"] == scales["norm.weight"] == 1
+    assert scales["blocks.2.mlp.fc1.weight"] == 0.5
+    assert scales["blocks.0.norm1.weight"] == 0.125
+    assert scales["patch_embed.proj.weight"] == scales["positions.table"] == scales["class_token"] == 0.0625
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])
+def test_state_goes_through_tensors_to_the_bit(name):
+    recipe = OptimRecipe(name=name, lr=1e-2, momentum=0.9)
+    models = [small(), small()]
+    models[1].load_state_dict(models[0].state_dict())
+    optimisers = [Optimisers(model, recipe) for model in models]
+
+    def step(which, seed):
+        torch.manual_seed(seed)
+        optimisers[which].zero_grad()
+        models[which](torch.randn(4, 1, 8, 8)).square().sum().backward()
+        optimisers[which].set_factor(0.5)
+        for part in optimisers[which].parts:
+            part.step()
+
+    for seed in range(3):
+        step(0, seed)
+    models[1].load_state_dict(models[0].state_dict())
+    optimisers[1].load(optimisers[0].tensors())
+    for seed in (3, 4):
+        step(0, seed)
+        step(1, seed)
+    for (key, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(a, b), key
+
+
+def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest():
+    optimisers = Optimisers(small(), OptimRecipe(name="muon"))
+    muon, adamw = optimisers.parts
+    names = {n for g in muon.param_groups for n in g["names"]}
+    assert names == {
+        f"blocks.{i}.{part}.weight"
+        for i in range(3)
+        for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
+    }
+    assert "patch_embed.proj.weight" in {n for g in adamw.param_groups for n in g["names"]}
+
+
+def test_nothing_left_to_learn_is_refused():
+    model = small().requires_grad_(False)
+    with pytest.raises(ValueError, match="freeze"):
+        Optimisers(model, OptimRecipe())
+
+
+def test_schedule_rises_to_1_and_falls_as_a_cosine():
+    factors = [lr_factor(s, 100, warmup=10, schedule="cosine", final=0.1) for s in range(100)]
+    assert factors[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    for s in range(10, 100):
+        assert factors[s] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * (s - 10) / 90)) / 2)
+    assert [lr_factor(s, 4, warmup=0, schedule="linear", final=0) for s in range(4)] == [1, 0.75, 0.5, 0.25]
+    assert lr_factor(7, 9, warmup=2, schedule="constant", final=0) == 1
