@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitlab.images.read import ImageError, Source
@@ -43,6 +45,9 @@ def predict(
 
     `progress` is called with the number of pictures done, after each batch.
     """
+    if not hasattr(model, "config"):
+        load = f": vitlab.predict(vitlab.load({model!r}), images)" if isinstance(model, str | PathLike) else ""
+        raise ValueError(f"predict takes a model first, not a {type(model).__name__}{load}.")
     if not model.config.classes:
         raise ValueError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
@@ -91,8 +96,11 @@ def _batches(
         raise ValueError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first."
         )
-    single = isinstance(images, str | PathLike | bytes) or hasattr(images, "convert") or hasattr(images, "dtype")
+    single = _is_picture(images) or isinstance(images, Tensor) or not isinstance(images, Iterable)
     sources: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
+    for source in sources:
+        if not _is_picture(source):
+            raise ValueError(_no_picture(source))
     for start in range(0, len(sources), size):
         names: list[str] = []
         tensors: list[Tensor] = []
@@ -100,8 +108,32 @@ def _batches(
         for number, source in enumerate(sources[start : start + size], start):
             names.append(fspath(source) if isinstance(source, str | PathLike) else f"image {number}")
             try:
-                tensors.append(model.preprocess(source, name=names[-1]))
+                tensors.append(model.preprocess(_plain(source), name=names[-1]))
                 errors.append(None)
             except ImageError as error:
                 errors.append(str(error))
         yield names, tensors, errors
+
+
+def _is_picture(source: Any) -> bool:
+    """Of a kind that can hold one picture; whether it does is seen when it is read."""
+    kinds = str | PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
+    return isinstance(source, kinds) or hasattr(source, "read")
+
+
+def _plain(source: Any) -> Source:
+    """An open file is one picture, from where it stands; its bytes, like any others, as `bytes`."""
+    found = source.read() if hasattr(source, "read") else source
+    if found is not source and isinstance(found, str):
+        raise ValueError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
+    return bytes(found) if isinstance(found, bytearray | memoryview) else found
+
+
+def _no_picture(source: Any) -> str:
+    hint = ""
+    if isinstance(source, Tensor):
+        hint = " Call the model itself on tensors that are normalised: model(images).softmax(-1)."
+    return (
+        f"a picture is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a {type(source).__name__}."
+        f"{hint}"
+    )

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +50,17 @@ def test_help_and_import_do_not_import_torch():
     code = "import sys; sys.argv = ['vitlab', '--help']\nfrom vitlab.cli.main import run\ntry: run()\n"
     code += "except SystemExit: sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_starting_takes_less_than_a_third_of_a_second():
+    """The best of five, so that a busy machine does not count."""
+    for command in ([sys.executable, "-c", "import vitlab"], [VITLAB, "--help"]):
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run(command, capture_output=True, check=True)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 0.3, command
 
 
 def test_the_installed_command_helps_and_fails_in_one_line(run):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitlab.layers.attention import Attention, attention_weights
@@ -79,3 +80,30 @@ def test_relative_bias_matches_beit():
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="head_dim"):
         Attention(50, heads=4)
+
+
+def test_dropout_on_the_explicit_path_acts_on_the_weights_and_on_the_projection():
+    layer = Attention(48, heads=4, attention_dropout=0.4, dropout=0.2, path="explicit").train()
+    x = torch.randn(3, 7, 48)
+    torch.manual_seed(4)
+    out = layer(x)
+    torch.manual_seed(4)
+    q, k, v = (part.reshape(3, 7, 4, 12).transpose(1, 2) for part in layer.qkv(x).chunk(3, dim=-1))
+    weights = F.dropout((q * 12**-0.5 @ k.mT).softmax(-1), 0.4)
+    y = F.dropout(layer.proj((weights @ v).transpose(1, 2).reshape(3, 7, 48)), 0.2)
+    torch.testing.assert_close(out, y, atol=1e-6, rtol=1e-5)
+    assert (layer.eval()(x) - out).abs().max() > 1e-3
+
+
+def test_normed_queries_and_keys_with_the_given_eps():
+    """Small queries and keys, so that eps weighs as much as their variance."""
+    layer = Attention(48, heads=4, qk_norm=True, eps=1e-3, path="explicit")
+    for norm in (layer.q_norm, layer.k_norm):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    x = 0.05 * torch.randn(2, 7, 48)
+    q, k, v = (part.reshape(2, 7, 4, 12).transpose(1, 2) for part in layer.qkv(x).chunk(3, dim=-1))
+    q = F.layer_norm(q, (12,), layer.q_norm.weight, layer.q_norm.bias, 1e-3)
+    k = F.layer_norm(k, (12,), layer.k_norm.weight, layer.k_norm.bias, 1e-3)
+    y = ((q @ k.mT / 12**0.5).softmax(-1) @ v).transpose(1, 2).reshape(2, 7, 48)
+    torch.testing.assert_close(layer(x), layer.proj(y), atol=1e-6, rtol=1e-5)

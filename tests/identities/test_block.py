@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import Dinov2Config, SiglipVisionConfig
 from transformers.activations import ACT2FN
@@ -89,3 +90,33 @@ def test_stochastic_depth_drops_whole_samples_and_keeps_the_mean():
     torch.testing.assert_close(out.flatten(1).unique(dim=0), torch.tensor([[0.0] * 6, [1 / 0.75] * 6]))
     assert abs(out.mean() - 1) < 0.02
     assert torch.equal(drop.eval()(x), x)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_stochastic_depth_drops_each_branch_on_its_own(norm):
+    """Branches that add 1 and 10 to one channel: kept at rate 0.5 they add 2 and 20, and all four sums occur."""
+    block = Block(Attention(48, 4), MLP(48, 96), 48, norm=norm, stochastic_depth=0.5).train()
+    for last, step in ((block.attention.proj, 1.0), (block.mlp.fc2, 10.0)):
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        last.bias.data[0] = step
+    if norm == "post":
+        block.norm1, block.norm2 = nn.Identity(), nn.Identity()  # what is added stays to be seen
+    z = torch.randn(400, 3, 48)
+    added = (block(z) - z).round(decimals=3)
+    assert torch.equal(added[:, :, 1:], torch.zeros(400, 3, 47))
+    sums, counts = added[:, :, 0].unique(dim=0, return_counts=True)  # (combinations, N): equal for all of a sample
+    torch.testing.assert_close(sums, torch.tensor([0.0, 2.0, 20.0, 22.0])[:, None].expand(4, 3))
+    assert counts.min() > 60
+
+
+def test_mlp_drops_after_the_activation_and_after_the_second_layer():
+    x = torch.randn(3, 5, 48)
+    for mlp in (MLP(48, 96, dropout=0.3).train(), SwiGLU(48, 96, dropout=0.3).train()):
+        torch.manual_seed(4)
+        out = mlp(x)
+        torch.manual_seed(4)
+        y = mlp.fc1(x)
+        y = F.gelu(y) if isinstance(mlp, MLP) else F.silu(y[..., :96]) * y[..., 96:]
+        y = F.dropout(mlp.fc2(F.dropout(y, 0.3)), 0.3)
+        torch.testing.assert_close(out, y)

@@ -1,10 +1,17 @@
 """Positions: sin-cos against transformers' MAE, rotary against complex numbers, resizing against torch."""
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
+import vitlab
+from vitlab.checkpoints import convert, keymap, timm
+from vitlab.checkpoints.load import load_with_report
 from vitlab.layers.positions import LearnedPositions, resize_grid, resize_relative, rotary_2d, rotate, sincos_2d
 
 
@@ -104,3 +111,94 @@ def test_relative_tables_keep_their_prefix_entries():
     assert new.shape == (7 * 11 + 3, 2)
     assert torch.equal(new[-3:], table[-3:])
     torch.testing.assert_close(new[3 * 11 + 5], table[2 * 7 + 3])  # offset (0, 0) stays in the middle
+
+
+# ---------------------------------------------------------------- each library's own rule, when a file is loaded
+
+SMALL = dict(image_size=40, patch_size=8, width=48, depth=1, heads=4, classes=3)  # a grid of 5 x 5
+NEW = {"smaller": (24, 32), "larger": (56, 48), "one of each": (24, 64)}
+
+
+def by_torch(table: Tensor, prefix: int, size: tuple[int, int], rule: str) -> Tensor:
+    """The stored 5 x 5 grid at another image size, as F.interpolate gives it."""
+    new = (size[0] // 8, size[1] // 8)
+    options = {
+        "bicubic": dict(size=new),
+        "bicubic_antialias": dict(size=new, antialias=True),
+        "bicubic_offset": dict(scale_factor=((new[0] + 0.1) / 5, (new[1] + 0.1) / 5)),
+    }[rule]
+    picture = table[:, prefix:].reshape(1, 5, 5, 48).permute(0, 3, 1, 2)
+    resized = F.interpolate(picture, mode="bicubic", align_corners=False, **options)
+    return torch.cat([table[:, :prefix], resized.flatten(2).mT], dim=1)
+
+
+def check_resized(path, size: tuple[int, int], rule: str, **told) -> None:
+    """Loaded at another size the table is torch's under this rule, and no other rule's; so it is at forward time."""
+    stored, _ = load_with_report(path, **told)
+    model, report = load_with_report(path, image_size=size, **told)
+    assert report.counts()["resized"] == 1
+    n = model.config.positioned_prefix
+    expected = {each: by_torch(stored.positions.table, n, size, each) for each in ("bicubic", rule)}
+    torch.testing.assert_close(model.positions.table, expected[rule], atol=1e-6, rtol=0)
+    if rule == "bicubic_offset" or (rule == "bicubic_antialias" and min(size) < 40):
+        assert (expected["bicubic"] - expected[rule]).abs().max() > 1e-3  # the rules are told apart
+    images = torch.randn(2, 3, *size)
+    torch.testing.assert_close(stored(images), model(images), atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def made():
+    """A model whose positions vary, so that every rule shows; written where a test says."""
+
+    def make(**options):
+        model = vitlab.create("vit_base", **{**SMALL, **options}).eval()
+        torch.nn.init.normal_(model.positions.table)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("size", NEW.values(), ids=NEW)
+def test_a_timm_folder_is_resized_with_antialiasing(size, made, tmp_path):
+    convert.write(made(), tmp_path / "timm", "timm")
+    assert "resize_rule" not in json.loads((tmp_path / "timm" / "config.json").read_text())["model_args"]
+    check_resized(tmp_path / "timm", size, "bicubic_antialias")
+
+
+@pytest.mark.parametrize("size", NEW.values(), ids=NEW)
+def test_a_transformers_folder_is_resized_without(size, made, tmp_path):
+    convert.write(made(), tmp_path / "hf", "hf")
+    check_resized(tmp_path / "hf", size, "bicubic")
+
+
+@pytest.mark.parametrize("size", NEW.values(), ids=NEW)
+@pytest.mark.parametrize(("registers", "rule"), [(0, "bicubic_offset"), (3, "bicubic_antialias")])
+def test_facebooks_dinov2_is_resized_by_scale_and_with_registers_antialiased(registers, rule, size, made, tmp_path):
+    model = made(registers=registers, layer_scale=0.1, classes=0)
+    state = keymap.write("timm", timm.RULES, dict(model.state_dict()), heads=4)
+    state["mask_token"] = torch.zeros(1, 48)
+    if registers:
+        state["register_tokens"] = state.pop("reg_token")
+    save_file(state, tmp_path / "dinov2.safetensors")
+    told = dict(heads=4, eps=1e-6, activation="gelu")
+    model, report = load_with_report(tmp_path / "dinov2.safetensors", **told)
+    assert (report.dialect, model.config.positions.resize_rule) == ("facebook", rule)
+    check_resized(tmp_path / "dinov2.safetensors", size, rule, **told)
+
+
+@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset"])
+def test_a_native_folder_remembers_its_rule(rule, made, tmp_path):
+    vitlab.save(made(resize_rule=rule, registers=2), tmp_path)
+    assert load_file(tmp_path / "weights.safetensors")["positions.table"].shape == (1, 26, 48)
+    check_resized(tmp_path, (24, 32), rule)
+
+
+@pytest.mark.parametrize("size", ["small", "base", "large", "giant"])
+@pytest.mark.parametrize(
+    ("name", "rule"), [("dinov2_{}", "bicubic_offset"), ("dinov2_{}_registers", "bicubic_antialias")]
+)
+def test_registered_dinov2_resizes_as_its_release(name, rule, size):
+    with torch.device("meta"):
+        model = vitlab.create(name.format(size), depth=1)
+    assert (model.config.positions.resize_rule, model.positions.rule) == (rule, rule)
+    assert (model.config.norm.eps, model.norm.eps, model.blocks[0].norm1.eps) == (1e-6, 1e-6, 1e-6)

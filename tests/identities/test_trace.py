@@ -225,3 +225,98 @@ def test_an_equal_key_bias_changes_nothing_and_fused_equals_explicit():
 def test_positions_tied_to_a_grid_refuse_a_reducer():
     with pytest.raises(ValueError, match='positions="learned"'):
         small(positions="rotary")(IMAGES, reducer=DropLast(2))
+
+
+class MergeLast:
+    """Averages the last `count` + 1 tokens into one at the given layers, weighted by size; later keys get log size."""
+
+    needs = ("class_attention",)
+
+    def __init__(self, count: int, layers=(0,)):
+        self.count, self.layers = count, layers
+        self.seen: list[Tensor] = []
+
+    def removes(self, layer, depth, tokens, prefix):
+        return self.count if layer in self.layers else 0
+
+    def reduce(self, tokens, remove, prefix, sizes, seen):
+        self.seen.append(seen["class_attention"])
+        keep = tokens.shape[1] - remove
+        share = sizes[:, keep - 1 :, None] / sizes[:, keep - 1 :].sum(1)[:, None, None]
+        merged = (tokens[:, keep - 1 :] * share).sum(1, keepdim=True)
+        sizes = torch.cat([sizes[:, : keep - 1], sizes[:, keep - 1 :].sum(1, keepdim=True)], dim=1)
+        places = torch.arange(tokens.shape[1]).clamp(max=keep - 1).expand(tokens.shape[:2])
+        return Reduction(torch.cat([tokens[:, : keep - 1], merged], dim=1), places, sizes, 2 * sizes.log())
+
+
+def attention_by_hand(layer, x: Tensor, key_bias: Tensor) -> Tensor:
+    """Eqs. 5-8 in loops over images and heads, with one number per key added to the scaled product."""
+    D, d = x.shape[-1], x.shape[-1] // 4
+    out = torch.empty_like(x)
+    for b in range(len(x)):
+        q, k, v = (x[b] @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=-1)
+        for part in (slice(i, i + d) for i in range(0, D, d)):
+            scores = q[:, part] @ k[:, part].T / d**0.5 + key_bias[b]
+            out[b, :, part] = scores.softmax(-1) @ v[:, part]
+    return out @ layer.proj.weight.T + layer.proj.bias
+
+
+def test_an_unequal_key_bias_is_added_in_every_later_layer():
+    """The merged token stands for 6 of 24 patches: its column gets 2 log 6, all others 0, in layers 1 and 2."""
+    model = small(registers=2)
+    trace = Trace("tokens")
+    with torch.no_grad():
+        model(IMAGES, reducer=MergeLast(5, layers=(0,)), trace=trace)
+        key_bias = torch.zeros(2, 22)
+        key_bias[:, -1] = 2 * torch.tensor(6.0).log()
+        for layer in (1, 2):
+            block, z = model.blocks[layer], trace["tokens", layer - 1]
+            assert z.shape == (2, 22, 48)
+            z = z + attention_by_hand(block.attention, block.norm1(z), key_bias)
+            z = z + block.mlp(block.norm2(z))
+            torch.testing.assert_close(trace["tokens", layer], z, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [(0,), (0, 2)], ids=str)
+@pytest.mark.parametrize("pooling", ["mean", "class_mean", "mean_norm"])
+def test_the_mean_of_merged_tokens_is_weighted_by_their_sizes(pooling, layers):
+    model = small(pooling=pooling, registers=2)
+    reducer = MergeLast(5, layers)
+    with torch.no_grad():
+        tokens = model.forward_features(IMAGES, reducer=reducer)
+        last = 1 + 5 * len(layers)
+        sizes = [1.0] * (24 - last) + [float(last)]
+        assert tokens.shape[1] == 3 + len(sizes)
+        mean = sum(size * tokens[:, 3 + i] for i, size in enumerate(sizes)) / 24
+        y = {
+            "mean": mean,
+            "class_mean": torch.cat([tokens[:, 0], mean], dim=1),
+            "mean_norm": model.head_norm(mean) if model.head_norm is not None else None,
+        }[pooling]
+        torch.testing.assert_close(model(IMAGES, reducer=reducer), model.head(y), atol=1e-5, rtol=1e-5)
+        assert (mean - tokens[:, 3:].mean(1)).abs().max() > 1e-2  # the plain mean is something else
+
+
+def test_class_attention_holds_the_relative_bias():
+    model = small(positions="relative", registers=2)
+    for block in model.blocks:
+        torch.nn.init.normal_(block.attention.relative.table, std=2.0)
+    whole, row = Trace("attention"), Trace("class_attention")
+    for trace in (whole, row):
+        model(IMAGES, trace=trace)
+    for layer in range(3):
+        torch.testing.assert_close(row["class_attention", layer], whole["attention", layer][:, :, 0])
+
+
+@pytest.mark.parametrize("path", ["auto", "explicit"])
+def test_class_attention_holds_a_reducers_key_bias(path):
+    model = small(registers=2, attention=path)
+    whole, row, reducer = Trace("attention", "values", "heads"), Trace("class_attention"), MergeLast(5, (0, 2))
+    model(IMAGES, reducer=reducer, trace=whole)
+    model(IMAGES, reducer=MergeLast(5, (0, 2)), trace=row)
+    for layer in range(3):
+        first_row = whole["attention", layer][:, :, 0]
+        torch.testing.assert_close(row["class_attention", layer], first_row)
+        head_by_head = (first_row[:, :, None] @ whole["values", layer]).flatten(1)  # (B, hd): what was computed with
+        torch.testing.assert_close(head_by_head, whole["heads", layer][:, 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(reducer.seen[1], row["class_attention", 2])  # what the reducer scores tokens by

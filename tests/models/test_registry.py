@@ -104,6 +104,8 @@ def test_names_from_elsewhere():
     assert vitlab.create("ViT-S/32", depth=1).config.patch_size == 32
     assert vitlab.create("vit_huge", depth=1).config.patch_size == 14
     assert vitlab.create("vit_small_patch14_reg4_dinov2", depth=1).config.tokens.registers == 4
+    plain = vitlab.create("deit_small_patch16_224", depth=1)
+    assert plain.preprocess.mean[0] == 0.485 and not plain.config.tokens.distill_token
     assert vitlab.create("deit_tiny_distilled_patch16_224", depth=1).config.tokens.distill_token
 
 
@@ -118,10 +120,16 @@ def test_a_near_miss_is_told_the_name(wrong, near):
 
 def test_list_models():
     assert vitlab.list_models() == list(MODELS)
-    assert vitlab.list_models("base_patch") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    assert vitlab.list_models("vit_base_patch") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
     assert vitlab.list_models("dinov2_*_registers") == [
         f"dinov2_{s}_registers" for s in ("small", "base", "large", "giant")
     ]
+
+
+def test_list_models_by_alias():
+    assert vitlab.list_models("ViT-B/*") == vitlab.list_models("b/") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    assert vitlab.list_models("vit_base_patch16_384") == ["vit_base_patch16"]
+    assert vitlab.list_models("resnext") == []
 
 
 def test_the_five_functions_are_the_registered_models():

@@ -43,7 +43,8 @@ def unpack(name: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
 def test_outputs_agree(name, tmp_path):
     path, tensors = unpack(name, tmp_path)
     model, report = load_with_report(path, **FILES[name])
-    assert report.dialect == name.split("_")[0].replace("hf4", "hf")
+    expected = "facebook" if "deit_distilled" in name and "timm" in name else name.split("_")[0].replace("hf4", "hf")
+    assert report.dialect == expected  # a distilled DeiT has the same names there, and facebook's mean and std
     assert report.counts()["matched"] == len(model.state_dict()) == len(report.rows)
     compared = 0
     with torch.inference_mode():

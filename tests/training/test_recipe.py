@@ -72,7 +72,7 @@ def test_wrong_tables(tmp_path):
         "[run\n": "not valid TOML",
     }.items():
         (tmp_path / "r.toml").write_text(text)
-        with pytest.raises(ValueError, match="r.toml") as error:
+        with pytest.raises(ValueError, match=r"r\.toml") as error:
             read_recipe(tmp_path / "r.toml")
         assert says in str(error.value)
     with pytest.raises(ValueError, match="no such recipe"):

@@ -6,15 +6,16 @@ import importlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import hf, jax, keymap, native, timm
+from vitlab.checkpoints import hf, hub, jax, keymap, native, timm
 from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report
 
 TARGETS = ("native", "timm", "hf", "jax")
@@ -39,7 +40,9 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         timm.check_writable(c)
         found = keymap.write("timm", timm.RULES, state, heads=c.heads)
         _write_folder(found, target, {"config.json": timm.config_for(c, model.preprocess)})
-        return _eps_note("timm's ViT", c)
+        bare = target.suffix == ".safetensors" and HEADS.get(c.width) != c.heads
+        heads = [f"a bare file does not say its heads: load it with heads={c.heads}."] if bare else []
+        return _eps_note("timm's ViT", c) + heads
     rules, prefix = hf.write_rules(c)
     found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
     extra = {"config.json": hf.config_for(c, model.labels)}
@@ -50,43 +53,69 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     return [] if processor is not None else ["its preprocess has no counterpart in transformers, so none was written."]
 
 
-def check(source: str | Path, target: str | Path, to: str, model: Any) -> list[tuple[str, float | None, str]]:
-    """(what was compared, largest logit difference or None, remark): the result read by us and by the other library."""
+def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) -> list[Compared]:
+    """The result read back by us, and source and result run by the library they belong to, where it is installed.
+
+    `changed`: head or size are no longer the source's, so its numbers cannot be compared.
+    """
     c = model.config
     images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
+    told = {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
+    told = told if Path(target).is_file() else {}
     with torch.inference_mode():
-        ours = model.eval()(images)
-        told = {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
         again, _ = load_with_report(target, **told)
-        rows: list[tuple[str, float | None, str]] = [
-            (f"{target} read back by vitlab", float((again(images) - ours).abs().max()), "")
-        ]
-        for folder in (Path(source), Path(target)):
-            if (folder / "config.json").is_file() and not (folder / native.CARD).exists():
-                rows.append(_by_library(folder, images, ours))
-    if to == "jax":
-        rows.append((f"{target} in JAX", None, "no JAX ViT library to compare with"))
+        rows = [Compared(f"{target} read back by vitlab", float((again(images) - model.eval()(images)).abs().max()))]
+        place = hub.fetch(str(source)) if str(source).startswith(hub.PREFIX) else Path(source)
+        if changed:
+            rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
+        elif _foreign_folder(place):
+            rows.append(_by_library(str(source), place, images, model))
+        if _foreign_folder(Path(target)):
+            rows.append(_by_library(str(target), Path(target), images, model))
+        elif Path(target).suffix == ".npz":
+            rows.append(Compared(f"{target} in JAX", None, "there is no library of JAX ViTs to compare with"))
     return rows
 
 
-def _by_library(folder: Path, images: Tensor, ours: Tensor) -> tuple[str, float | None, str]:
+class Compared(NamedTuple):
+    what: str
+    difference: float | None  # largest, of logits or features; None: not compared
+    remark: str = ""
+
+
+def _foreign_folder(path: Path) -> bool:
+    return (path / "config.json").is_file() and not (path / native.CARD).exists()
+
+
+def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared:
     config = read_json(folder / "config.json")
     library = "transformers" if "model_type" in config else "timm"
-    what = f"{folder} in {library}"
+    what = f"{name} in {library}"
     try:
         module = importlib.import_module(library)
     except Exception as error:  # timm raises more than ImportError where its own needs are broken
-        return what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared"
-    if library == "transformers":
-        theirs = getattr(module, config["architectures"][0]).from_pretrained(folder).eval()(images)
-        found = theirs.logits if hasattr(theirs, "logits") else theirs.pooler_output
-        if found is None or found.shape != ours.shape:
-            found = theirs.last_hidden_state[:, 0]
-    else:
-        model = module.create_model(config["architecture"], num_classes=config["num_classes"], **config["model_args"])
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        found = model.eval()(images)
-    return what, float((found - ours).abs().max()), ""
+        return Compared(what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared")
+    if config.get("model_type") == "vit_mae":
+        return Compared(what, None, "transformers masks the input of an MAE: not compared")
+    try:
+        if library == "transformers":
+            module.utils.logging.disable_progress_bar()
+            kind = (config.get("architectures") or ["AutoModel"])[0]
+            theirs = getattr(module, kind).from_pretrained(folder).eval()(images)
+            logits, tokens = getattr(theirs, "logits", None), getattr(theirs, "last_hidden_state", None)
+        else:
+            args = config.get("model_args", {})
+            net = module.create_model(config["architecture"], num_classes=config.get("num_classes", 1000), **args)
+            net.load_state_dict(load_file(folder / "model.safetensors"))
+            logits, tokens = net.eval()(images), None
+    except Exception as error:  # whatever the other library does not like, the file is written; say it and go on
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return Compared(what, None, f"{library} could not run it ({first}): not compared")
+    if logits is not None:
+        return Compared(what, float((logits - model(images)).abs().max()))
+    if tokens is not None:
+        return Compared(what, float((tokens - model.forward_features(images)).abs().max()))
+    return Compared(what, None, "the model there gives neither logits nor features: not compared")
 
 
 def _write_folder(state: dict[str, Tensor], target: Path, extra: dict[str, Any]) -> None:

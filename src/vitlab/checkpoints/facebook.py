@@ -18,8 +18,9 @@ RULES = (
 
 
 def _recognise(keys: set[str]) -> bool:
-    own = keys & {"mask_token", "register_tokens"} or any(key.startswith(BESIDE) for key in keys)
-    return timm.DIALECT.recognise(keys) and bool(own)
+    own = keys & {"mask_token", "register_tokens", "dist_token"} or any(key.startswith(BESIDE) for key in keys)
+    encoder = not keys & {"head.weight", "fc_norm.weight", "reg_token", "norm_pre.weight"}  # DINO and MAE come headless
+    return timm.DIALECT.recognise(keys) and (bool(own) or encoder)
 
 
 def _recognise_mae(keys: set[str]) -> bool:
@@ -27,9 +28,10 @@ def _recognise_mae(keys: set[str]) -> bool:
 
 
 def _hints(state: State) -> dict[str, object]:
+    """Each release resizes its positions in its own way."""
     if "register_tokens" in state:
         return {"resize_rule": "bicubic_antialias"}
-    return {"resize_rule": "bicubic_offset"}
+    return {"resize_rule": "bicubic" if "dist_token" in state else "bicubic_offset"}
 
 
 DIALECT = Dialect(

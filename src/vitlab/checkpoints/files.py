@@ -23,6 +23,8 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 WRAPPERS = ("model_ema", "teacher", "model", "state_dict", "model_state_dict", "student", "net", "module")
 BESIDE = "beside_backbone."
 PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MAX_WRAPPERS = 16
 SAVE_TENSORS = 'torch.save(model.state_dict(), "weights.pth")'
 SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.savez(path, **arrays)."
 
@@ -42,8 +44,11 @@ def naming(path: object) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a .safetensors, .npz, .pth, .pt or .bin file, out of what training scripts put around it."""
+def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor]:
+    """Every tensor of a .safetensors, .npz, .pth, .pt or .bin file, out of what training scripts put around it.
+
+    A choice between several sets of weights in one file is written to `notes`.
+    """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise CheckpointError(
@@ -58,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     elif suffix == ".npz":
         found = _read_npz(path)
     else:
-        found = unwrap(_read_pickle(path), path)
+        found = unwrap(_read_pickle(path), path, notes)
     state = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     if not state:
         raise CheckpointError(f"{path}: holds no tensors. Expected a state dict: names -> tensors.")
@@ -91,13 +96,17 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> None:
     """Weights must be plain floats, and finite unless that is waived."""
     for key, tensor in state.items():
-        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(
-                f"{path}: {key} is {tensor.dtype}, {tensor.layout}: only plain float weights are read."
+                f"{path}: {key} is {tensor.dtype}, {tensor.layout}: only plain float weights are read ({known}). "
+                "Save it anew from weights that are not quantised or sparse: model.float()."
             )
+    if allow_nan:
+        return
     bad = {key: int((~torch.isfinite(t)).sum()) for key, t in state.items()}
     bad = {key: count for key, count in bad.items() if count}
-    if bad and not allow_nan:
+    if bad:
         key, count = next(iter(bad.items()))
         raise CheckpointError(
             f"{path}: {len(bad)} tensor(s) hold NaN or infinity, e.g. {key} ({count} of {state[key].numel()} values). "
@@ -189,12 +198,18 @@ def _read_pickle(path: Path) -> Any:
         ) from None
 
 
-def unwrap(found: Any, path: Path) -> dict[str, Any]:
+def unwrap(found: Any, path: Path, notes: list[str] | None = None) -> dict[str, Any]:
     """Training scripts save {"model": ..., "args": ...} and prefix names with module. or backbone.: undo both."""
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, expected a state dict: names -> tensors.")
-    while inner := next((found[key] for key in WRAPPERS if _holds_tensors(found.get(key))), None):
-        found = inner
+    outer = {id(found)}  # a dict can hold itself
+    while inside := [k for k in WRAPPERS if id(found.get(k)) not in outer and _holds_tensors(found.get(k))]:
+        if len(outer) > MAX_WRAPPERS:
+            raise CheckpointError(f"{path}: weights inside more than {MAX_WRAPPERS} dicts. Save anew: {SAVE_TENSORS}.")
+        if len(inside) > 1 and notes is not None:
+            notes.append(f"holds {', '.join(inside)}: {inside[0]} was read.")
+        found = found[inside[0]]
+        outer.add(id(found))
     found = {key: value for key, value in found.items() if isinstance(key, str)}
     for prefix in PREFIXES * 2:
         keys = [key for key, value in found.items() if isinstance(value, Tensor)]
@@ -208,4 +223,12 @@ def unwrap(found: Any, path: Path) -> dict[str, Any]:
 
 def _holds_tensors(value: Any) -> bool:
     """A dict with tensors somewhere in it; one of numbers and words is a config, not weights."""
-    return isinstance(value, dict) and any(isinstance(v, Tensor) or _holds_tensors(v) for v in value.values())
+    waiting, seen = [value] if isinstance(value, dict) else [], set()
+    while waiting:  # no recursion, and nothing twice: a file may nest without end
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            return True
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values()
+    return False

@@ -49,9 +49,14 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
         told = {**stated, **overrides}
         says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
         renamed = keymap.read(dialect, state)
+        if dialect is hf.DIALECT and "head.weight" in renamed.tensors:
+            hf.leave_out_pooler(renamed)
         certain = {**dialect.options, **dialect.hints(state), **stated, **says}
         stored_size = {"image_size": says["image_size"], "size_is_stored": True} if "image_size" in says else {}
-        inferred = infer_options(renamed.tensors, {**certain, **told, **stored_size})
+        stored_size |= {"prefix_positions": says["prefix_positions"]} if "prefix_positions" in says else {}
+        inferred = infer_options(renamed.tensors, {**told, **certain, **stored_size})
+        if inferred["pooling"] in ("class", "mean"):  # the weights are the same for both
+            inferred["pooling"] = says.get("pooling", inferred["pooling"])
         _check_agreement(says, inferred)
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config)
@@ -59,6 +64,10 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
     found.labels = labels if labels and len(labels) == config.classes else None
     found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
+    if unsaid and "heads" not in {**certain, **told} and not config.attention.qk_norm:
+        unsaid["heads"] = config.heads
+    if (wanted := overrides.get("image_size")) and "image_size" not in says and "grid" not in overrides:
+        found.notes += _note_resize(config, wanted)
     if unsaid:
         values = ", ".join(f"{k}={v}" for k, v in unsaid.items())
         p = found.preprocess
@@ -68,6 +77,16 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
             f"{' or preprocess=dict(mean=..., std=...)' if colours else ''} to change it."
         )
     return found
+
+
+def _note_resize(config: Any, wanted: int | tuple[int, int]) -> list[str]:
+    """As many patches in another grid: was it the stored one, or shall it be resized?"""
+    asked = config.with_options(image_size=wanted).grid
+    if asked == config.grid or asked[0] * asked[1] != config.grid[0] * config.grid[1]:
+        return []
+    stored = f"{config.grid[0]}x{config.grid[1]}"
+    text = f"positions were taken as {stored} and resized to {asked[0]}x{asked[1]}"
+    return [f"{text}; if {asked[0]}x{asked[1]} is what they were made for, pass grid={asked}."]
 
 
 def _folder_says(

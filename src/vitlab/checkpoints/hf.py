@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Rule, State
+from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Renamed, Rule, State
 from vitlab.models.vit_config import ViTConfig
 
 COMMON = (
@@ -216,13 +216,22 @@ def architecture(c: ViTConfig) -> str:
         "patch_bias=False": not c.stem.patch_bias,
         "mlp=swiglu outside DINOv2": c.mlp.kind == "swiglu" and not kind.startswith("dinov2"),
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
+        f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
     if found := [what for what, wrong in refuse.items() if wrong]:
         raise ValueError(f"transformers' {kind} cannot express {', '.join(found)}. Use --to native.")
     return kind
 
 
-CLASSES = {  # model_type -> its class with and without a classifier, and the prefix of the encoder inside
+def leave_out_pooler(renamed: Renamed) -> None:
+    """Some classifier files also hold a pooler; transformers' classifiers do not read it."""
+    for key in ("pre_logits.weight", "pre_logits.bias"):
+        if key in renamed.tensors:
+            del renamed.tensors[key]
+            renamed.unused |= dict.fromkeys(renamed.origin.pop(key), "a pooler, which the classifier does not read")
+
+
+CLASSES = {  # model_type -> its class with and without a classifier
     "vit": ("ViTForImageClassification", "ViTModel"),
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Model"),
@@ -271,7 +280,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
     }
     if kind.startswith("dinov2"):
         config |= {
-            "mlp_ratio": int(c.mlp.mlp_ratio) if c.mlp.mlp_ratio == int(c.mlp.mlp_ratio) else c.mlp.mlp_ratio,
+            "mlp_ratio": int(c.mlp.mlp_ratio),
             "use_swiglu_ffn": c.mlp.kind == "swiglu",
             "layerscale_value": c.residual.layer_scale,
             "drop_path_rate": c.residual.stochastic_depth,

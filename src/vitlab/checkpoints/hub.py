@@ -10,6 +10,7 @@ from vitlab.checkpoints.files import CheckpointError
 
 PREFIX = "hf-hub:"
 FIRST = ["*.json", "*.safetensors"]
+BELOW = ["*/*"]  # onnx/, openvino/ and the like: loading reads the top folder
 SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetensors file
 
 
@@ -30,9 +31,10 @@ def fetch(name: str) -> Path:
     repo, revision = match[1], match[2]
     where = os.environ.get("HF_ENDPOINT") or "the Hugging Face hub"
     try:
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=FIRST))
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=FIRST, ignore_patterns=BELOW))
         if not list(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=FIRST + SECOND))
+            every = FIRST + SECOND
+            folder = Path(snapshot_download(repo, revision=revision, allow_patterns=every, ignore_patterns=BELOW))
     except GatedRepoError:
         raise CheckpointError(
             f"{name}: {where} asks you to accept its terms. Do so on the model's page, then `hf auth login`."

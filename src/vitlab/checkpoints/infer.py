@@ -16,7 +16,10 @@ def infer_options(state: State, told: dict[str, Any]) -> dict[str, Any]:
     _check_shapes(state)
     _check_told(told)
     width, channels, patch_size, _ = state["patch_embed.proj.weight"].shape
-    depth = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("blocks."))
+    numbers = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
+    depth = len(numbers)
+    if numbers != set(range(depth)):
+        raise ValueError(f"the blocks are not numbered 0 to {depth - 1}: blocks.{max(numbers)} is there.")
     classes = state["head.weight"].shape[0] if "head.weight" in state else 0
     found: dict[str, Any] = {
         "width": width,
@@ -35,6 +38,11 @@ def infer_options(state: State, told: dict[str, Any]) -> dict[str, Any]:
         "qk_norm": "blocks.0.attention.q_norm.weight" in state,
         "head_hidden": state["pre_logits.weight"].shape[0] if "pre_logits.weight" in state else 0,
     }
+    if found["distill_token"] and (("head_distill.weight" in state) != bool(classes) or found["head_hidden"]):
+        raise ValueError(
+            "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
+            "(transformers' DeiTForImageClassification, DeiTModel), is not known."
+        )
     if "blocks.0.scale1.gamma" in state:
         found["layer_scale"] = told.get("layer_scale") or 1e-5
     found |= _mlp(state, width) | _heads(state, width, told) | _pooling(state, width)
@@ -125,27 +133,49 @@ def _grid(state: State, found: dict[str, Any], told: dict[str, Any]) -> dict[str
     count = state["positions.table"].shape[1]
     special = found["class_token"] + found["distill_token"]
     prefixes = {"class": special, "none": 0, "all": special + found["registers"]}
-    P = found["patch_size"]
-    stated = told.get("grid") if not told.get("size_is_stored") else None
-    asked = told.get("image_size")
-    if stated is None and asked is not None:
-        asked = (asked, asked) if isinstance(asked, int) else tuple(asked)
-        candidate = tuple(-(-side // P) for side in asked)
-        if math.isqrt(candidate[0] * candidate[1]) ** 2 != candidate[0] * candidate[1] or told.get("size_is_stored"):
-            stated = candidate  # counts that are no square can only be the stored grid; a square one may be a resize
-    if stated is not None:
+    if told.get("prefix_positions") in prefixes:
+        prefixes = {told["prefix_positions"]: prefixes[told["prefix_positions"]]}
+    stated, asked = _stated_grid(told, found["patch_size"])
+    for grid in (g for g in (stated, asked) if g is not None):
         for which, n in prefixes.items():
-            if count - n == stated[0] * stated[1]:
-                return {"positions": "learned", "prefix_positions": which, "image_size": (stated[0] * P, stated[1] * P)}
-        if told.get("grid") is not None:
-            raise ValueError(f"{count} positions do not fit a grid of {stated[0]}x{stated[1]} patches.")
-    for which, n in prefixes.items():
-        side = math.isqrt(max(count - n, 0))
-        if side > 0 and side * side == count - n:
-            return {"positions": "learned", "prefix_positions": which, "image_size": (side * P, side * P)}
-    example = next(((r, (count - special) // r) for r in range(2, 64) if (count - special) % r == 0), (1, count))
-    raise ValueError(
-        f"{count - special} patch positions are no square, so the grid must be told. If the images were "
-        f"{example[0] * P}x{example[1] * P}: vitlab.load(path, image_size=({example[0] * P}, {example[1] * P})), "
-        f"or --image-size {example[0] * P}x{example[1] * P}."
+            if count - n == grid[0] * grid[1]:
+                return _positions(which, grid, found["patch_size"])
+    if stated is not None:
+        raise ValueError(f"{count} positions do not fit a grid of {stated[0]}x{stated[1]} patches.")
+    squares = {which: math.isqrt(max(count - n, 0)) for which, n in prefixes.items()}
+    squares = {which: side for which, side in squares.items() if side > 0 and side**2 == count - prefixes[which]}
+    first = next(iter(prefixes))
+    if first in squares:  # the usual reading: a square grid, and a position for the class token
+        return _positions(first, (squares[first], squares[first]), found["patch_size"])
+    raise ValueError(_ask_for_grid(count, prefixes[first], squares, found["patch_size"]))
+
+
+def _stated_grid(told: dict[str, Any], P: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+    """The grid that is known to be the stored one, and one that may be: the asked image size can also mean a resize."""
+    size = told.get("image_size")
+    size = (size, size) if isinstance(size, int) else size
+    asked = None if size is None else (-(-size[0] // P), -(-size[1] // P))
+    if told.get("size_is_stored"):
+        return asked, None
+    if told.get("grid") is not None:
+        return tuple(told["grid"]), None
+    if asked is not None and asked[0] != asked[1] and math.isqrt(asked[0] * asked[1]) ** 2 == asked[0] * asked[1]:
+        asked = None  # 7 x 28 has as many patches as 14 x 14, which is the usual one: it is resized
+    return None, asked
+
+
+def _positions(which: str, grid: tuple[int, int], P: int) -> dict[str, Any]:
+    return {"positions": "learned", "prefix_positions": which, "image_size": (grid[0] * P, grid[1] * P)}
+
+
+def _ask_for_grid(count: int, special: int, squares: dict[str, int], P: int) -> str:
+    patches = count - special
+    rows = max((r for r in range(1, math.isqrt(max(patches, 1)) + 1) if patches % r == 0), default=1)
+    size = (rows * P, patches // rows * P)
+    text = (
+        f"{patches} patch positions are no square, so the grid must be told. If the images were {size[0]}x{size[1]}: "
+        f"vitlab.load(path, image_size={size}), or --image-size {size[0]}x{size[1]}."
     )
+    for which, side in squares.items():
+        text += f' If they were {side * P}x{side * P}, pass prefix_positions="{which}".'
+    return text

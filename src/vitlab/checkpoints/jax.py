@@ -73,7 +73,7 @@ def check_writable(c: ViTConfig) -> None:
         "registers": bool(c.tokens.registers),
         "distill_token": c.tokens.distill_token,
         "mask_token": c.tokens.mask_token,
-        f"pooling={c.head.pooling}": c.head.pooling not in ("class", "mean"),
+        f"pooling={c.head.pooling}": c.head.pooling != "class",
         "norm=post": c.norm.kind == "post",
         "norm_pre": c.norm.norm_pre,
         "qk_norm": c.attention.qk_norm,

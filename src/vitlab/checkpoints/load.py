@@ -9,9 +9,11 @@ load("mine.pth", heads=4, image_size=(32, 48))             # what a bare state d
 from __future__ import annotations
 
 import warnings
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitlab.checkpoints import files, hub, native
@@ -73,6 +75,8 @@ def load_with_report(
         found = _read_native(path)
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides)
+    if "grid" in overrides and path.is_dir():
+        raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
     files.check_values(found.tensors, path, allow_nan)
     model, report = _assemble(found, overrides, str(source))
@@ -107,6 +111,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     if overrides.get("classes") and not stored.classes and "head_hidden" not in overrides:
         overrides = {**overrides, "head_hidden": 0}  # a pre-training head goes when a new classifier comes (ViT, 3.2)
     config = stored.with_options(**overrides)
+    _check_same_network(stored, config, source)
     report = Report(source, found.dialect, notes=list(found.notes))
     as_saved = native.on_meta(lambda: registry.build(found.family, stored)).state_dict()
     model: Any = native.on_meta(lambda: registry.build(found.family, config))
@@ -148,7 +153,8 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
     if fresh:  # asked for and not in the file: initialised as in a new model, of one block where that is enough
         enough = config if any(key.startswith("blocks.") for key in fresh) else config.with_options(depth=1)
-        new = registry.build(found.family, enough).state_dict()
+        with torch.device("cpu"):
+            new = registry.build(found.family, enough).state_dict()
         state |= {key: new[key] for key in fresh}
     state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     model.load_state_dict(state, assign=True)
@@ -159,6 +165,24 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
         preprocess = preprocess.with_size(config.image_size)
     model.preprocess, model.card = preprocess, found.card
     return model.eval(), report
+
+
+def _check_same_network(stored: Any, config: Any, source: str) -> None:
+    """Weights belong to one network: what would make it another is refused, not quietly left untrained."""
+    same = ["patch_size", "channels", "width", "depth", "heads", "head_dim", "stem.kind", "stem.patch_bias"]
+    same += ["stem.patch_norms", "tokens.class_token", "tokens.distill_token", "positions.kind", "norm.kind"]
+    same += ["positions.prefix_positions", "norm.norm_pre", "attention.qkv_bias", "attention.qk_norm"]
+    same += ["mlp.kind", "mlp.mlp_ratio"]
+    for path in same:
+        old, new = (attrgetter(path)(c) for c in (stored, config))
+        if old != new:
+            name = path.removesuffix(".kind").split(".")[-1]
+            raise CheckpointError(
+                f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
+                "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
+            )
+    if stored.tokens.registers != config.tokens.registers and stored.positions.prefix_positions == "all":
+        raise CheckpointError(f"{source}: its registers have positions, so their number cannot change.")
 
 
 def _resizable(key: str) -> bool:

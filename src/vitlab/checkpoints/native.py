@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.files import CheckpointError, check_values, read_json
+from vitlab.models import registry
 from vitlab.version import __version__
 
 FORMAT = 1
@@ -30,12 +31,13 @@ class Card:
 
 
 def save(model: Any, folder: str | Path) -> Path:
-    """Write a checkpoint folder. Files appear under their names only when they are whole."""
-    folder = Path(folder)
+    """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
+    folder, model = Path(folder).expanduser(), _unwrapped(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
+    state = _whole_state(model, folder)
+    _check_labels(model, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     card = {
         "format": FORMAT,
         "vitlab": __version__,
@@ -53,6 +55,64 @@ def save(model: Any, folder: str | Path) -> Path:
         }
     )
     return folder
+
+
+def _unwrapped(model: Any) -> Any:
+    """Out of what torch.compile, DataParallel and DistributedDataParallel put around a model."""
+    while (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None:
+        model = inner
+    if not hasattr(model, "family") or not hasattr(model, "config"):
+        raise CheckpointError(
+            f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
+            "For another network: torch.save(model.state_dict(), path)."
+        )
+    return model
+
+
+def _whole_state(model: Any, folder: Path) -> dict[str, Tensor]:
+    """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
+    state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
+    wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
+    problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
+    problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys()]
+    for key in wanted.keys() & state.keys():
+        found, expected = (tuple(getattr(t, "shape", ())) for t in (state[key], wanted[key]))
+        if found != expected:
+            problems.append(f"{key} is {found}, expected {expected}")
+    if problems:
+        raise CheckpointError(
+            f"{folder}: not written, because it could not be loaded: {'; '.join(sorted(problems)[:4])}. "
+            f"The model was changed after it was built with model.config: {_remedy(state, model.config.classes)}."
+        )
+    if any(value.is_meta for value in state.values()):
+        raise CheckpointError(
+            f"{folder}: not written: the model is on the meta device, where tensors have no values. Build it outside "
+            'torch.device("meta"), or load weights into it first.'
+        )
+    check_values(state, folder, allow_nan=True)
+    return {key: value.detach().cpu().contiguous() for key, value in state.items()}
+
+
+def _remedy(state: dict[str, Any], classes: int) -> str:
+    head = state.get("head.weight")
+    if head is None or head.ndim != 2 or head.shape[0] == classes:
+        return "change it by options of vitlab.create or vitlab.load instead"
+    n = head.shape[0]
+    return (
+        f"for another number of classes call model.reset_classifier({n}); a head that is trained already can be put "
+        f"back after it (head = model.head; model.reset_classifier({n}); model.head = head)"
+    )
+
+
+def _check_labels(model: Any, folder: Path) -> None:
+    labels, n = model.labels, model.config.classes
+    named = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+    if labels is not None and not (named and len(labels) == n):
+        found = f"{len(labels)} names" if named else f"{labels!r:.60}"
+        raise CheckpointError(
+            f"{folder}: not written: model.labels must be a list of {n} texts, one for each class, or None; "
+            f"found {found}."
+        )
 
 
 def write_whole(path: Path, write: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from vitlab.checkpoints.keymap import Dialect, Rule, State
@@ -39,31 +40,53 @@ DIALECT = Dialect(
     preprocess={"interpolation": "bicubic", "how": "crop", "mean": (0.5,) * 3, "std": (0.5,) * 3},
     options={"resize_rule": "bicubic_antialias"},
 )
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu"}
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
+ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
+    "num_heads": "heads",
+    "img_size": "image_size",
+    "act_layer": "activation",
+    "embed_dim": "width",
+    "depth": "depth",
+    "patch_size": "patch_size",
+    "in_chans": "channels",
+    "qkv_bias": "qkv_bias",
+    "qk_norm": "qk_norm",
+    "class_token": "class_token",
+    "reg_tokens": "registers",
+    "pre_norm": "norm_pre",
+}
+WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm|.*img_size|.*img_pad|weight_init")
+OWN_RULE = ("global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
 def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     """A timm hub folder's config.json -> options for our config, and preprocess values."""
-    args = config.get("model_args", {})
+    args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
     cfg = config.get("pretrained_cfg", {})
-    options: dict[str, Any] = {}
-    for theirs, ours in (("num_heads", "heads"), ("img_size", "image_size"), ("act_layer", "activation")):
-        if theirs in args:
-            options[ours] = args[theirs]
-    if "heads" not in options:
-        size = str(config.get("architecture", "")).split("_")[1:2]
-        sizes = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
-        if size and size[0] in sizes and VARIANTS[sizes[size[0]]]["width"] == state["patch_embed.proj.weight"].shape[0]:
-            options["heads"] = VARIANTS[sizes[size[0]]]["heads"]
-    if "eps" in config.get("vitlab", {}):
-        options["eps"] = config["vitlab"]["eps"]
-    if "activation" in options and options["activation"] not in ACTIVATIONS:
+    name = str(config.get("architecture", ""))
+    options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
+    options |= {"eps": 1e-5} if "_clip_" in name else {}
+    options |= {"activation": "quick_gelu"} if "quickgelu" in name else {}
+    options |= config.get("vitlab", {})
+    size = re.match(r"(?:vit|deit)_(tiny|small|base|large|huge)_", name)
+    variant = VARIANTS[{"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}[size[1]]] if size else {}
+    if "heads" not in options and variant.get("width") == state["patch_embed.proj.weight"].shape[0]:
+        options["heads"] = variant["heads"]
+    if options.get("activation", "gelu") not in ACTIVATIONS:
         raise ValueError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
         options["image_size"] = tuple(cfg["input_size"][1:])
+    if args.get("no_embed_class"):
+        options["prefix_positions"] = "none"
     if args.get("pos_embed") == "none":
         options["positions"] = "none"
-    pooled = args.get("global_pool", config.get("global_pool"))
+    pooled = args.get("global_pool", config.get("global_pool", "token"))
+    wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
+    wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
+    known = {*ARGUMENTS, *OWN_RULE}
+    wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
+    if wrong:
+        raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
     preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
@@ -85,7 +108,7 @@ def check_writable(c: ViTConfig) -> None:
         "head_hidden": bool(c.head.head_hidden),
         "mask_token": c.tokens.mask_token,
         "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
-        "patch bias together with norm_pre": c.norm.norm_pre == c.stem.patch_bias,
+        "a patch bias with norm_pre, or none without": c.norm.norm_pre == c.stem.patch_bias,
         "registers without positions beside a class token with one": bool(
             c.tokens.registers and c.positions.prefix_positions == "class"
         ),
@@ -103,7 +126,7 @@ def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
         "embed_dim": c.width,
         "depth": c.depth,
         "num_heads": c.heads,
-        "mlp_ratio": c.mlp.mlp_ratio,
+        "mlp_ratio": _ratio(c),
         "qkv_bias": c.attention.qkv_bias,
         "qk_norm": c.attention.qk_norm,
         "class_token": c.tokens.class_token,
@@ -134,3 +157,8 @@ def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
             "num_classes": c.classes,
         },
     }
+
+
+def _ratio(c: ViTConfig) -> float:
+    """timm cuts width * ratio off where we round it."""
+    return c.mlp.mlp_ratio if int(c.width * c.mlp.mlp_ratio) == c.mlp_hidden else (c.mlp_hidden + 0.5) / c.width

@@ -16,11 +16,11 @@ def set_up_output() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
-def out() -> Any:
-    """The console for results; wide when piped, so that no table is cut."""
+def out(markup: bool = True) -> Any:
+    """The console for results; wide when piped, so that no table is cut. Paths and names go out with markup=False."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
 
 
 def say(text: str) -> None:

@@ -26,21 +26,24 @@ def run(
 ) -> None:
     if to not in convert.TARGETS:
         raise ValueError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
+    target, map = target.expanduser(), map.expanduser() if map is not None else None
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
     told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
     model, report = load_with_report(source, map=map, **told)
     report.notes += convert.write(model, target, to)
-    rows = convert.check(source, target, to, model) if check else []
+    changed = any(row.status in ("new", "resized") for row in report.rows)
+    rows = convert.check(source, target, model, changed=changed) if check else []
     if json:
         compared = [dict(what=what, max_difference=difference, remark=remark) for what, difference, remark in rows]
         print_json({**report.to_dict(), "written": str(target), "to": to, "check": compared})
     else:
         _show(report)
-        out().print(f"written: {target} ({to})")
+        console = out(markup=False)
+        console.print(f"written: {target} ({to})")
         for what, difference, remark in rows:
             shown = remark if difference is None else f"largest logit difference {difference:.2e}"
-            out().print(f"check: {what}: {shown}")
+            console.print(f"check: {what}: {shown}")
     wrong = [what for what, difference, _ in rows if difference is not None and not difference <= convert.TOLERANCE]
     if wrong:
         say(f"vitlab: error: logits differ by more than {convert.TOLERANCE:g}: {'; '.join(wrong)}")
@@ -49,14 +52,15 @@ def run(
 
 def _show(report: Report) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    console = out()
+    console = out(markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "ours", f"theirs ({report.dialect})", "shape", ""):
         table.add_column(column)
     for row in report.rows:
         table.add_row(
-            f"[{COLOURS[row.status]}]{row.status}[/]",
+            Text(row.status, style=COLOURS[row.status]),
             row.ours or "-",
             " + ".join(row.theirs) or "-",
             " x ".join(map(str, row.shape)),

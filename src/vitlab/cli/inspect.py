@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import groupby
 from typing import Any
 
-from vitlab.cli.console import count, out, parse_size, print_json, short
+from vitlab.cli.console import count, out, parse_size, print_json, say, short
 from vitlab.explain.inspect import Gradient, Inspection, Step, gradients, inspect
 
 
@@ -14,8 +15,12 @@ def run(
 ) -> None:
     image_size = parse_size(size)
     options: dict[str, Any] = {} if heads is None else {"heads": heads}
-    found = inspect(what, image_size=image_size, batch=batch, **options)
-    slopes = _gradients(what, image_size, batch, options) if grads else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = inspect(what, image_size=image_size, batch=batch, **options)
+        slopes = gradients(what, image_size=image_size, batch=max(batch, 2), **options) if grads else None
+    for note in dict.fromkeys(str(warning.message) for warning in caught):
+        say(f"note: {note}")
     if json:
         value = {**found.to_dict(), "steps": [vars(step) for step in found.at_depth(depth)]}
         print_json(value if slopes is None else {**value, "gradients": [vars(g) for g in slopes]})
@@ -25,23 +30,14 @@ def run(
         _show_gradients(slopes)
 
 
-def _gradients(what: str, image_size: tuple[int, int] | None, batch: int, options: dict[str, Any]) -> list[Gradient]:
-    from pathlib import Path
-
-    from vitlab.checkpoints import hub
-    from vitlab.checkpoints.load import create, load
-
-    is_file = what.startswith(hub.PREFIX) or Path(what).exists()
-    model = load(what, **options) if is_file else create(what, **options)
-    return gradients(model, image_size=image_size, batch=max(batch, 2))
-
-
 def _show(found: Inspection, depth: int, all_blocks: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    console = out()
+    console = out(markup=False)
     h, w = found.image_size
-    console.print(f"[bold]{found.name}[/bold] on {found.batch} image{'s' if found.batch > 1 else ''} of {h} x {w}")
+    images = f" on {found.batch} image{'s' if found.batch > 1 else ''} of {h} x {w}"
+    console.print(Text.assemble((found.name, "bold"), images))
     console.print(f"tokens: {found.tokens}")
     console.print(f"attention: {found.backend}")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -68,7 +64,7 @@ def _show(found: Inspection, depth: int, all_blocks: bool) -> None:
         f"Total: {short(found.macs)} MACs = {short(2 * found.macs)} FLOPs. Memory: float32, one training step."
     )
     if found.unused:
-        console.print(f"[yellow]not read by any step: {', '.join(found.unused)}[/yellow]")
+        console.print(f"not read by any step: {', '.join(found.unused)}", style="yellow")
 
 
 def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
@@ -120,7 +116,7 @@ def _signature(block: list[Step]) -> list[tuple[Any, ...]]:
 def _show_gradients(found: list[Gradient]) -> None:
     from rich.table import Table
 
-    console = out()
+    console = out(markup=False)
     table = Table(
         box=None, pad_edge=False, header_style="bold", title="gradient norms, one batch of noise", title_justify="left"
     )
@@ -128,14 +124,13 @@ def _show_gradients(found: list[Gradient]) -> None:
     table.add_column("norm", justify="right")
     table.add_column("")
     for g in found:
-        table.add_row(g.name, f"{g.norm:.3e}", g.verdict, style="red" if g.verdict else None)
+        style = {"": None, "frozen": "dim"}.get(g.verdict, "red")
+        table.add_row(g.name, f"{g.norm:.3e}", g.verdict, style=style)
     console.print(table)
-    wrong = [g for g in found if g.verdict]
+    trained = [g for g in found if g.verdict != "frozen"]
+    wrong = [g for g in trained if g.verdict]
     if wrong:
-        console.print(
-            f"[red]{len(wrong)} of {len(found)} look wrong: "
-            + ", ".join(f"{g.name} ({g.verdict})" for g in wrong[:8])
-            + "[/red]"
-        )
+        named = ", ".join(f"{g.name} ({g.verdict})" for g in wrong[:8])
+        console.print(f"{len(wrong)} of {len(trained)} look wrong: {named}", style="red")
     else:
-        console.print(f"all {len(found)} parameters have a finite gradient that is not zero.")
+        console.print(f"all {len(trained)} parameters have a finite gradient that is not zero.")

@@ -113,9 +113,7 @@ def convert(
 
 @app.command()
 def train(
-    what: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE|SOURCE|FOLDER]", help="What to train; digits if left out.")
-    ] = None,
+    what: Annotated[str | None, typer.Argument(metavar="[RECIPE|SOURCE|FOLDER]", help="digits if left out.")] = None,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped.")

@@ -101,7 +101,7 @@ class Bar:
     def step(self, done: int, numbers: dict[str, float]) -> None:
         speed = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
         fields = dict(speed=f"{speed:.1f} steps/s", loss=f"{numbers['loss']:.4f}", lr=f"{numbers['lr']:.1e}")
-        self.progress.update(self.task, completed=done, **fields)
+        self.progress.update(self.task, completed=done, **fields)  # type: ignore[arg-type]
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False)

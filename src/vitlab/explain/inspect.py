@@ -9,7 +9,8 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.checkpoints import hub, load
+from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.models import registry
@@ -157,12 +159,10 @@ def inspect(
     what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
 ) -> Inspection:
     """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
-    if batch < 1:
-        raise ValueError(f"batch={batch} must be at least 1.")
-    family, config, name = _resolve(what, options)
-    size: tuple[int, int] = config.image_size
-    if image_size is not None:
-        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    _check_batch(batch)
+    asked = _size(image_size)
+    family, config, name, _ = _resolve(what, asked, options)
+    size: tuple[int, int] = asked or config.image_size
     shape = (batch, config.channels, *size)
     with torch.device("meta"):
         model = registry.build(family, config).eval().requires_grad_(False)
@@ -197,15 +197,42 @@ def inspect(
     return Inspection(name, size, batch, str(recorder.layout), kernel_name(model), steps, unused)
 
 
-def _resolve(what: Any, options: dict[str, Any]) -> tuple[str, Any, str]:
-    """A model, a name or a checkpoint -> family, config and what to call it."""
+def _resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
+    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one."""
     if not isinstance(what, str | Path):
-        return what.family, what.config.with_options(**options), type(what).__name__
-    if str(what).startswith(hub.PREFIX) or Path(what).exists():
-        model, _ = load.load_with_report(what, **options)
-        return model.family, model.config, str(what)
+        if not hasattr(what, "family") or not hasattr(what, "config"):
+            raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
+        return what.family, what.config.with_options(**options), type(what).__name__, what
+    if str(what).startswith(hub.PREFIX) or Path(what).expanduser().exists():
+        model = _load(what, size, options)
+        return model.family, model.config, str(what), model
     entry, config = registry.build_config(str(what), **options)
-    return entry.family, config, entry.name
+    return entry.family, config, entry.name, None
+
+
+def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any]) -> Any:
+    """At the size it was saved with; only a bare file that does not tell its grid is told the asked size."""
+    try:
+        return load.load(what, **options)
+    except CheckpointError as error:
+        if size is None or "--image-size" not in str(error) or not Path(what).expanduser().is_file():
+            raise
+        return load.load(what, image_size=size, **options)
+
+
+def _check_batch(batch: int) -> None:
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
+
+
+def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    pair = (image_size, image_size) if isinstance(image_size, int) else image_size
+    whole = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or len(pair) != 2:
+        raise ValueError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
+    return (pair[0], pair[1])
 
 
 def _memory(family: str, config: Any, shape: tuple[int, ...]) -> dict[tuple[str, int | None], int]:
@@ -269,33 +296,55 @@ def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
 class Gradient:
     name: str
     norm: float
-    verdict: str = ""  # "dead" or "exploding"
+    verdict: str = ""  # "dead", "exploding", or "frozen" where none is asked for
 
 
 def gradients(
-    model: Any, *, image_size: tuple[int, int] | None = None, batch: int = 2, seed: int = 0
+    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
 ) -> list[Gradient]:
-    """One backward pass on random images and labels: the gradient's norm of every parameter, in order."""
-    c = model.config
+    """One backward pass on random images and labels: the gradient's norm of every parameter, in order.
+
+    Dropout and stochastic depth are off, or a branch left out by chance would look dead. The model's own gradients and
+    modes stay as they were.
+    """
+    _check_batch(batch)
+    asked = _size(image_size)
+    family, c, _, model = _resolve(what, asked, options)
+    if model is what and options:
+        raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
+    model = registry.build(family, c) if model is None else model
+    like = next(model.parameters())
+    if like.is_meta:
+        raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch, c.channels, *(image_size or c.image_size), generator=generator)
-    model.train()
-    model.zero_grad(set_to_none=True)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        out = model(images)
-    if c.classes:
-        F.cross_entropy(out, torch.randint(c.classes, (batch,), generator=generator)).backward()
-    else:
-        out.square().mean().backward()
-    found = []
-    for name, parameter in model.named_parameters():
-        norm = 0.0 if parameter.grad is None else float(parameter.grad.norm())
-        verdict = "dead" if norm == 0.0 else "exploding" if not norm < 1e3 else ""
-        found.append(Gradient(name, norm, verdict))
-    model.zero_grad(set_to_none=True)
+    images = torch.randn(batch, c.channels, *(asked or c.image_size), generator=generator).to(like.device, like.dtype)
+    labels = torch.randint(c.classes, (batch,), generator=generator).to(like.device) if c.classes else None
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    slopes: dict[str, Tensor | None] = {}
+    if trained:
+        with _evaluating(model), torch.enable_grad():
+            out = model(images).float()
+            loss = out.square().mean() if labels is None else F.cross_entropy(out, labels)
+            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        slopes = dict(zip(trained, found, strict=True))
+    return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
+
+
+def _gradient(name: str, trained: bool, slope: Tensor | None) -> Gradient:
+    norm = 0.0 if slope is None else float(slope.float().norm())
+    verdict = "dead" if norm == 0.0 else "exploding" if not norm < 1e3 else ""
+    return Gradient(name, norm, verdict if trained else "frozen")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
     model.eval()
-    return found
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def size_of(name: str) -> tuple[int, int]:

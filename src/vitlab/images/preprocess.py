@@ -6,6 +6,7 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -44,6 +45,19 @@ class Geometry:
         return ((left + self.left) * x, (top + self.top) * y, (right + self.left) * x, (bottom + self.top) * y)
 
 
+def _side(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _sides(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_side, value))
+
+
+def _numbers(values: Any) -> bool:
+    plain = isinstance(values, tuple) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
+    return plain and all(map(math.isfinite, values))
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """how: "stretch" to size; "crop" the centre after resizing; "fit" inside size, with padding of the mean colour."""
@@ -60,21 +74,21 @@ class Preprocess:
         for name in ("size", "mean", "std", "resize"):
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
-        if isinstance(self.size, int):
+        if _side(self.size):
             object.__setattr__(self, "size", (self.size, self.size))
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ValueError(f"size={self.size} must be (height, width), each at least 1.")
+        if not _sides(self.size):
+            raise ValueError(f"size={self.size!r} must be (height, width) in whole numbers, each at least 1.")
         if self.how not in ("stretch", "crop", "fit"):
             raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
-        if self.interpolation not in RESAMPLING:
+        if not isinstance(self.interpolation, str) or self.interpolation not in RESAMPLING:
             raise ValueError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
-        pair = isinstance(self.resize, tuple) and len(self.resize) == 2 and min(self.resize) >= 1
-        if not (self.resize is None or pair or (isinstance(self.resize, int) and self.resize >= 1)):
+        if not (self.resize is None or _side(self.resize) or _sides(self.resize)):
             raise ValueError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
-        if self.scale <= 0:
-            raise ValueError(f"scale={self.scale} must be above 0.")
-        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or min(self.std) <= 0:
-            raise ValueError(f"mean={self.mean} and std={self.std} must hold 1 or 3 numbers each, std above 0.")
+        if not _numbers((self.scale,)) or self.scale <= 0:
+            raise ValueError(f"scale={self.scale!r} must be a number above 0.")
+        plain = _numbers(self.mean) and _numbers(self.std) and len(self.mean) == len(self.std)
+        if not plain or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+            raise ValueError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
 
     def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
         """One picture (path, bytes, array or PIL image) -> (C, H, W), normalised."""
@@ -158,6 +172,8 @@ class Preprocess:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocess:
         known = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or "size" not in values:
+            raise ValueError(f"preprocess must be a table with a size in it; it can have {', '.join(sorted(known))}.")
         if unknown := set(values) - known:
             raise ValueError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}.")
         return cls(**values)

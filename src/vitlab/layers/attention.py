@@ -109,7 +109,7 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -
 
 
 def kernel_name(model: nn.Module, device: str = "cpu") -> str:
-    """Which attention code would run for this model on this device, in words."""
+    """Which attention code a forward pass of this model would run on this device, in words."""
     layer = next((m for m in model.modules() if isinstance(m, Attention)), None)
     if layer is None:
         return "no attention"
@@ -117,5 +117,9 @@ def kernel_name(model: nn.Module, device: str = "cpu") -> str:
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
     mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
-    choice = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale))
-    return f"fused: scaled_dot_product_attention, {choice.name.lower()} kernel on {device}"
+    try:
+        choice = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)).name.lower()
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # not part of torch's public interface
+        return f"fused: scaled_dot_product_attention, torch chooses the kernel on {device}"
+    otherwise = mask is not None or layer.attention_dropout > 0  # a bias to be learned, dropout: other kernels
+    return f"fused: scaled_dot_product_attention, {choice} kernel on {device}{' for inference' if otherwise else ''}"

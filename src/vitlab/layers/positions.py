@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-RESIZE_RULES = {  # how each library resizes a position grid; the same weights give other numbers under another rule
-    "bicubic": "transformers ViT, DeiT, DINOv2: bicubic to the new size",
-    "bicubic_antialias": "timm, and DINOv2 with registers: bicubic with antialiasing when the grid shrinks",
-    "bicubic_offset": "facebook's DINO and DINOv2: bicubic by the scale (new + 0.1) / old",
-}
-
 
 def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "bicubic") -> Tensor:
-    """Resize (1, rows*columns, D) from the old grid to the new one."""
+    """Resize (1, rows*columns, D) from the old grid to the new one, as the weights' own library does.
+
+    bicubic            transformers' ViT, DeiT and DINOv2
+    bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
+    bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
+    """
     if old == new:
         return values
     D = values.shape[-1]

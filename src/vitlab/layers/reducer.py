@@ -6,6 +6,7 @@ keeping every token changes nothing, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.block import Block
-from vitlab.layers.trace import LayerTrace
+from vitlab.layers.trace import FROM_HEADS, LayerTrace
+
+SEEN = ("norm1", "qkv", "heads", "proj", "after_attention", *FROM_HEADS)  # what a block has shown before it reduces
 
 
 @dataclass
@@ -42,7 +45,14 @@ class Reducer(Protocol):
 class Reducing:
     """One forward pass under a Reducer: runs each block with it, and keeps account of where every token went."""
 
-    def __init__(self, reducer: Reducer, *, depth: int, prefix: int):
+    def __init__(self, reducer: Reducer, *, depth: int, prefix: int, offers: Iterable[str]):
+        known = [kind for kind in offers if kind in SEEN]
+        for kind in reducer.needs:
+            if kind not in known:
+                raise ValueError(
+                    f"{type(reducer).__name__} needs {kind!r}, which this model cannot give where tokens are reduced. "
+                    f"It can give: {', '.join(known)}."
+                )
         self.reducer, self.depth, self.prefix = reducer, depth, prefix
         self.sizes: Tensor | None = None  # (B, M); None until something was removed
         self.assignment: Tensor | None = None  # (B, N at the start): where each first token is now, -1 dropped
@@ -53,6 +63,12 @@ class Reducing:
         remove = self.reducer.removes(layer, self.depth, z.shape[1], self.prefix)
         if remove == 0:
             return block(z, bias=bias, trace=trace)
+        patches = z.shape[1] - self.prefix
+        if not 0 < remove <= patches:
+            raise ValueError(
+                f"{type(self.reducer).__name__} removes {remove} tokens at layer {layer}, where {patches} patches are "
+                f"left (prefix tokens stay): it must be 0 to {patches}."
+            )
         seen = LayerTrace(trace.trace if trace is not None else None, layer, needs=self.reducer.needs)
         return block(z, bias=bias, trace=seen, reduce=partial(self._reduce, remove, seen))
 

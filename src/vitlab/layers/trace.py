@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from operator import index
 
 import torch
 from torch import Tensor
@@ -61,9 +62,8 @@ class Trace:
     ):
         if not kinds:
             raise ValueError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
-        if isinstance(layers, str) and layers != "all":
-            raise ValueError(f'layers must be "all" or a list of layer numbers, not {layers!r}.')
-        self.kinds, self.asked_layers, self.heads = kinds, layers, heads
+        self.kinds = kinds
+        self.asked_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
         self.gradients, self.reduce = gradients, reduce
         self.layout: TokenLayout | None = None
         self.layers: tuple[int, ...] = ()
@@ -152,6 +152,17 @@ class Trace:
     def stack(self, kind: str) -> Tensor:
         """All traced layers of one kind on a new first axis: (L, B, ...)."""
         return torch.stack([self[kind, layer] for layer in self.layers])
+
+
+def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:
+    if isinstance(given, str) and given == "all":
+        return given
+    try:
+        return tuple(index(n) for n in ([given] if isinstance(given, str) else given))  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(
+            f'{what}s={given!r} must be "all" or a list of {what} numbers, e.g. {what}s=[0, -1].'
+        ) from None
 
 
 class LayerTrace:

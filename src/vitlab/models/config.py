@@ -7,11 +7,36 @@ An option can be set by its own name wherever it stands, and a group by its kind
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+FAMILIAR = {  # what other libraries call our options; a miss is told our name
+    "attn_drop_rate": "attention_dropout",
+    "act_layer": "activation",
+    "drop_path_rate": "stochastic_depth",
+    "drop_rate": "dropout",
+    "embed_dim": "width",
+    "global_pool": "pooling",
+    "hidden_act": "activation",
+    "hidden_size": "width",
+    "img_size": "image_size",
+    "in_chans": "channels",
+    "init_values": "layer_scale",
+    "layer_norm_eps": "eps",
+    "num_attention_heads": "heads",
+    "num_channels": "channels",
+    "num_classes": "classes",
+    "num_heads": "heads",
+    "num_hidden_layers": "depth",
+    "num_labels": "classes",
+    "num_layers": "depth",
+    "patch_drop_rate": "patch_dropout",
+    "reg_tokens": "registers",
+}
 
 
 class Config:
@@ -30,6 +55,8 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what `to_dict` wrote; an unknown name is an error, so that a newer file is not half understood."""
+        if not isinstance(values, dict):
+            raise ValueError(f"{cls.__name__} must be a table of options, not {values!r}.")
         _check_names(values, [f.name for f in fields(cls)], cls.__name__)  # type: ignore[arg-type]
         hints = _types(cls)
         return cls(**{k: hints[k].from_dict(v) if is_dataclass(hints[k]) else v for k, v in values.items()})  # type: ignore[union-attr]
@@ -57,6 +84,7 @@ class Config:
         for group, values in grouped.items():
             current = changed.get(group, getattr(self, group))
             _check_names(values, [f.name for f in fields(current)], group)
+            _check_kind(group, values, _types(hints[group]))
             changed[group] = replace(current, **values)
         return replace(self, **changed)  # type: ignore[type-var]
 
@@ -80,7 +108,8 @@ def option_paths(config: type[Config]) -> dict[str, tuple[str | None, str]]:
 
 def nearest(name: str, names: list[str]) -> str:
     """' Did you mean ...?' where something is near, '' otherwise."""
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    familiar = FAMILIAR.get(name)
+    near = [familiar] if familiar in names else get_close_matches(name, names, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
@@ -89,6 +118,16 @@ def _check_names(given: dict[str, Any], known: list[str], where: str) -> None:
         if name not in known:
             short = sorted({n for n in known if "." not in n})
             raise ValueError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
+
+
+def _check_kind(group: str, given: dict[str, Any], inside: dict[str, Any]) -> None:
+    """norm=1e-5 is told of norm, not of the field `kind` that a group's name stands for."""
+    if "kind" in given and not _fits(given["kind"], inside["kind"]):
+        others = ", ".join(name for name in inside if name != "kind")
+        raise ValueError(
+            f"{group}={given['kind']!r} is not valid: expected {_in_words(inside['kind'])}. "
+            f"What else {group} has is set by its own name: {others}."
+        )
 
 
 @cache
@@ -119,6 +158,8 @@ def _fits(value: Any, expected: Any) -> bool:
         return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
     if expected is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if expected is float:
+        return isinstance(value, float) and math.isfinite(value)
     return isinstance(value, origin or expected)
 
 
@@ -127,5 +168,5 @@ def _in_words(expected: Any) -> str:
         return " | ".join(map(str, get_args(expected)))
     if expected == tuple[int, int]:
         return "a whole number, or (height, width)"
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
     return words.get(expected, str(expected).replace("typing.", ""))

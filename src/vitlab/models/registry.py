@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -11,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from vitlab.models.config import Config
-from vitlab.models.deit import DISTILLED
+from vitlab.models.deit import DISTILLED, PLAIN
 from vitlab.models.dinov2 import ENCODERS
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
@@ -46,7 +47,7 @@ def _entries() -> list[Entry]:
         grey = {"mean": (0.5,), "std": (0.5,)}
         found.append(Entry(name, "vit", ViTConfig().with_options(**options), grey if "channels" in options else HALF))
     crop = {**IMAGENET, "interpolation": "bicubic", "how": "crop"}
-    for name, config in DISTILLED.items():
+    for name, config in {**PLAIN, **DISTILLED}.items():
         found.append(Entry(name, "vit", config, {**crop, "resize": 256}, (name.removesuffix("_patch16"),)))
     for name, config in ENCODERS.items():
         found.append(Entry(name, "vit", config, crop))
@@ -74,11 +75,14 @@ def find(name: str) -> tuple[Entry, dict[str, Any]]:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Canonical names that match: with * and ? as a whole, otherwise anywhere in the name."""
+    """Canonical names that match, by themselves or by an alias: with * and ? as a whole, otherwise any part of it."""
     pattern = pattern.lower()
-    if any(c in pattern for c in "*?["):
-        return [name for name in MODELS if fnmatch(name, pattern)]
-    return [name for name in MODELS if pattern in name]
+    wild = any(c in pattern for c in "*?[")
+    found = {n for alias, n in ALIASES.items() if (fnmatch(alias, pattern) if wild else pattern in alias)}
+    if not found and not wild:  # a whole name with an image size or tag: vit_base_patch16_384
+        with suppress(ValueError):
+            found = {find(pattern)[0].name}
+    return [name for name in MODELS if name in found]
 
 
 def build_config(name: str, **options: Any) -> tuple[Entry, Any]:

@@ -164,7 +164,7 @@ class VisionTransformer(nn.Module):
                 f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
                 'reduced: use a model with positions="learned" or "sincos".'
             )
-        return Reducing(reducer, depth=len(self.blocks), prefix=len(self.config.prefix))
+        return Reducing(reducer, depth=len(self.blocks), prefix=len(self.config.prefix), offers=self.traceable)
 
     def _positions_inside(self, layout: TokenLayout, kept: Tensor | None, z: Tensor):
         """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class Pictures:
                 left, top, right, bottom = (int(v) for v in box)
                 picture = picture.crop((left, top, right, bottom))
                 picture = picture.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
-                picture = picture.resize(self.preprocess.size[::-1], Image.Resampling.BICUBIC)
+                picture = picture.resize((self.preprocess.size[1], self.preprocess.size[0]), Image.Resampling.BICUBIC)
             else:
                 picture = self.preprocess.view(picture)
             image = np.asarray(picture)
@@ -137,14 +138,14 @@ class Steps(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         epoch, indices, repeat = self.plan.take(*key)
         crops = self.augment.options.crop == "resized" and self.pictures.whole is None
-        boxes = None
-        if crops:
+        draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
-            def boxes(position: int, size: tuple[int, int]) -> np.ndarray:
-                one = slice(position, position + 1)
-                sizes = np.array([size])
-                return self.augment.boxes(sizes, indices[one], seed=self.plan.seed, epoch=epoch, repeat=repeat[one])[0]
+        def box(position: int, size: tuple[int, int]) -> np.ndarray:
+            """Files differ in size, so each is cropped as it is read."""
+            one = slice(position, position + 1)
+            return draw(np.array([size]), indices[one], repeat=repeat[one])[0]
 
+        boxes = box if crops else None
         pixels, kept, skipped = self.pictures.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)

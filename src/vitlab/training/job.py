@@ -66,8 +66,14 @@ def prepare(recipe: Recipe, run: Path) -> Job:
     """Data, model and optimiser of a recipe; the same for a new run and a resumed one."""
     who = processes.start(recipe.run.device)
     d, a = recipe.data, recipe.augment
-    few = dict(per_class=d.per_class, fraction=d.fraction)
-    data = open_data(d.source, path=d.path, seed=recipe.run.seed, val_fraction=d.val_fraction, **few)
+    data = open_data(
+        d.source,
+        path=d.path,
+        seed=recipe.run.seed,
+        val_fraction=d.val_fraction,
+        per_class=d.per_class,
+        fraction=d.fraction,
+    )
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
     model, notes = build_model(recipe.model, data.classes, data.train.channels)
     model.to(who.device).train()

@@ -202,7 +202,7 @@ def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: i
 
 
 class StopSignal:
-    """While inside, SIGTERM and Ctrl-C ask the run to stop after its step instead of ending it; a second one ends it."""
+    """While inside, SIGTERM and Ctrl-C ask the run to stop after its step; a second one ends it at once."""
 
     def __init__(self) -> None:
         self.asked = False
