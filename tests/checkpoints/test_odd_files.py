@@ -1,4 +1,4 @@
-"""Files that nobody writes by accident: nested without end, in kinds of numbers that are not read; and what is fetched."""
+"""Files that nobody writes by accident: endless dicts, odd kinds of numbers; and what the hub is asked for."""
 
 from __future__ import annotations
 

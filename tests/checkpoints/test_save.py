@@ -1,4 +1,4 @@
-"""What save writes, load reads: models as they are wrapped, compiled and changed on the way. Else nothing is written."""
+"""What save writes, load reads: also of models that were wrapped, compiled or changed. Else nothing is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths and names go out as they are: [brackets] and :colons: are no markup. And what is assumed is a note, not a warning."""
+"""Names go out as they are: [brackets] and :colons: are no markup; what is assumed is a note, not a warning."""
 
 from __future__ import annotations
 

@@ -261,20 +261,22 @@ def attention_by_hand(layer, x: Tensor, key_bias: Tensor) -> Tensor:
     return out @ layer.proj.weight.T + layer.proj.bias
 
 
-def test_an_unequal_key_bias_is_added_in_every_later_layer():
-    """The merged token stands for 6 of 24 patches: its column gets 2 log 6, all others 0, in layers 1 and 2."""
+@pytest.mark.parametrize("layers", [(0,), (0, 1)], ids=str)
+def test_an_unequal_key_bias_is_added_in_every_later_layer(layers):
+    """A merged token that stands for n patches: its column gets 2 log n, all others 0; also where it merges again."""
     model = small(registers=2)
-    trace = Trace("tokens")
+    trace = Trace("after_attention", "tokens")
     with torch.no_grad():
-        model(IMAGES, reducer=MergeLast(5, layers=(0,)), trace=trace)
-        key_bias = torch.zeros(2, 22)
-        key_bias[:, -1] = 2 * torch.tensor(6.0).log()
-        for layer in (1, 2):
+        model(IMAGES, reducer=MergeLast(5, layers), trace=trace)
+        for layer, merged in ((1, 6), (2, 1 + 5 * len(layers))):
             block, z = model.blocks[layer], trace["tokens", layer - 1]
-            assert z.shape == (2, 22, 48)
+            assert z.shape == (2, 3 + 24 - merged + 1, 48)
+            key_bias = torch.zeros(z.shape[:2])
+            key_bias[:, -1] = 2 * torch.tensor(float(merged)).log()
             z = z + attention_by_hand(block.attention, block.norm1(z), key_bias)
-            z = z + block.mlp(block.norm2(z))
-            torch.testing.assert_close(trace["tokens", layer], z, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(trace["after_attention", layer], z, atol=1e-5, rtol=1e-5)
+        z = z + block.mlp(block.norm2(z))
+        torch.testing.assert_close(trace["tokens", 2], z, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layers", [(0,), (0, 2)], ids=str)

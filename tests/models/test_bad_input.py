@@ -31,6 +31,24 @@ def refuses(says: str):
     return pytest.raises(ValueError, match=re.escape(says))
 
 
+class TestImages:
+    @pytest.mark.parametrize("images", [IMAGES.numpy(), IMAGES.tolist(), None], ids=["numpy", "list", "None"])
+    def test_only_tensors(self, images):
+        with refuses(f"images must be a tensor (batch, 3, height, width), not a {type(images).__name__}"):
+            small()(images)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+    def test_the_dtype_is_the_models(self, dtype):
+        with refuses(f"images are {dtype} but the model is torch.float32: pass images.to(torch.float32)"):
+            small()(IMAGES.to(dtype))
+        assert small().to(dtype)(IMAGES.to(dtype)).dtype == dtype
+
+    def test_autocast_takes_either(self):
+        model, images = small(), IMAGES.bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(model(images), model(images.float()))
+
+
 class TestTrace:
     @pytest.mark.parametrize("given", [-1, "0", "", None, [0.5], ["0"], 1.0], ids=repr)
     @pytest.mark.parametrize("name", ["layers", "heads"])

@@ -42,10 +42,12 @@ class Found:
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Found:
     """Read a file or folder of another library; `overrides` tell what its weights cannot."""
-    state = _read_folder(path) if path.is_dir() else files.read_tensors(path)
+    chosen: list[str] = []  # where a file holds several sets of weights
+    state = _read_folder(path) if path.is_dir() else files.read_tensors(path, chosen)
     dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
     with files.naming(path):
         _check_names(overrides)
+        stated = {name: overrides.get(name, value) for name, value in stated.items()}
         told = {**stated, **overrides}
         says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
         renamed = keymap.read(dialect, state)
@@ -59,7 +61,7 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
             inferred["pooling"] = says.get("pooling", inferred["pooling"])
         _check_agreement(says, inferred)
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
-        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config)
+        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config, notes=chosen)
         found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
     found.labels = labels if labels and len(labels) == config.classes else None
     found.card = Card(source=path.name)

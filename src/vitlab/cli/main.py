@@ -126,6 +126,37 @@ def train(
     verb.run(what, settings or [], resume, changed)
 
 
+@app.command(name="eval")
+def evaluate(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or hf-hub:owner/name.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A data source, or a folder of class folders.")],
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="train|val|test", help="Default: test, or val without one.")
+    ] = None,
+    knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False,
+    flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure a model: top-1 and top-5, per class, calibration, speed."""
+    from vitlab.cli import evaluate as verb
+
+    verb.run(checkpoint, data, path, split, knn, probe, flip, json)
+
+
+@app.command()
+def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without one: the installation.")
+    ] = None,
+) -> None:
+    """Say what is wrong with a run, or with the installation."""
+    from vitlab.cli import doctor as verb
+
+    verb.run(run)
+
+
 @app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are; or one run.")] = Path("runs"),

@@ -117,8 +117,13 @@ class ConvStem(nn.Module):
         return x.flatten(2).transpose(1, 2)  # (B, N, D)
 
 
-def check_images(images: Tensor, channels: int) -> None:
-    """Refuse what is not a batch of normalised images, in words."""
+def check_images(images: Tensor, channels: int, like: Tensor | None = None) -> None:
+    """Refuse what is not a batch of normalised images, in words; `like` is a weight that reads them."""
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a tensor (batch, {channels}, height, width), not a {type(images).__name__}. "
+            "Use model.preprocess(image)[None], or torch.from_numpy(array)."
+        )
     if images.ndim != 4 or images.shape[1] != channels:
         found = " x ".join(str(n) for n in images.shape)
         hint = " Add the batch dimension: images[None]." if images.ndim == 3 else ""
@@ -130,6 +135,11 @@ def check_images(images: Tensor, channels: int) -> None:
     if not images.is_floating_point():
         raise ValueError(
             f"images must be floating point and normalised but are {images.dtype}. Use model.preprocess(image)."
+        )
+    if like is not None and images.dtype != like.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise ValueError(
+            f"images are {images.dtype} but the model is {like.dtype}: pass images.to({like.dtype}), "
+            f"or convert the model: model.to({images.dtype})."
         )
 
 

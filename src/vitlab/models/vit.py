@@ -118,7 +118,7 @@ class VisionTransformer(nn.Module):
         self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The tokens, and where a reducer merged some, how many patches each stands for."""
-        check_images(images, self.config.channels)
+        check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
         layout = self.layout(*images.shape[-2:])
         reducing = self._reducing(reducer) if reducer is not None else None
         if trace is not None:

@@ -109,7 +109,7 @@ class Pictures:
                 picture = self.preprocess.view(picture)
             image = np.asarray(picture)
             image = image[:, :, None] if image.ndim == 2 else image
-        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
     def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, list[str]]:
         """Pictures, the positions of those that could be read, and what was wrong with the others."""
@@ -127,6 +127,13 @@ class Pictures:
         if not found:
             raise ImageError(f"none of {len(indices)} pictures of a batch can be read, e.g. {skipped[0]}")
         return torch.stack(found), np.array(kept), skipped
+
+    def normalised(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """(B, C, H, W) as a model takes them, not augmented, and the positions of those that could be read."""
+        pixels, kept, _ = self.take(indices)
+        p = self.preprocess
+        mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
+        return (pixels.float() * p.scale - mean) / std, kept
 
 
 class Steps(Dataset):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,21 +88,62 @@ def evaluate(
     mine = np.arange(len(pictures))[who.rank :: who.world]
     logits = torch.zeros(len(pictures), model.config.classes)
     read = torch.zeros(len(pictures))
-    mean, std = (torch.tensor(v)[:, None, None] for v in (pictures.preprocess.mean, pictures.preprocess.std))
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     start = time.perf_counter()
-    with torch.inference_mode():
+    with _evaluating(model):
         for first in range(0, len(mine), batch_size):
             indices = mine[first : first + batch_size]
-            pixels, kept, _ = pictures.take(indices)
-            images = ((pixels.float() * pictures.preprocess.scale - mean) / std).to(who.device)
+            images, kept = pictures.normalised(indices)
+            images = images.to(who.device)
             out = model(images)
             out = (out + model(images.flip(-1))) / 2 if flip else out
             logits[indices[kept]], read[indices[kept]] = out.float().cpu(), 1.0
             if progress is not None:
                 progress(len(indices))
-    for module, training in modes.items():
-        module.training = training
     seconds = time.perf_counter() - start
     return Scores(who.sum(logits), pictures.labels, who.sum(read) > 0, seconds)
+
+
+def features(model: Any, pictures: Pictures, batch_size: int = 256) -> tuple[Tensor, Tensor]:
+    """What the classifier reads of every readable picture, (N, D) of unit length, and its labels."""
+    found, labels = [], []
+    with _evaluating(model):
+        for first in range(0, len(pictures), batch_size):
+            indices = np.arange(first, min(first + batch_size, len(pictures)))
+            images, kept = pictures.normalised(indices)
+            images = images.to(next(model.parameters()).device)
+            found.append(model.forward_head(model.forward_features(images), pre_logits=True).float().cpu())
+            labels.append(pictures.labels[torch.from_numpy(indices[kept])])
+    return F.normalize(torch.cat(found), dim=1), torch.cat(labels)
+
+
+def knn_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], k: int = 20) -> float:
+    """The k nearest training features vote, weighted by exp(cosine / 0.07), as DINO does (arXiv:2104.14294)."""
+    (bank, labels), (queries, truth) = train, test
+    k, classes = min(k, len(bank)), int(max(labels.max(), truth.max())) + 1
+    right = 0
+    for first in range(0, len(queries), 1024):
+        similarity, nearest = (queries[first : first + 1024] @ bank.T).topk(k, dim=1)
+        votes = torch.zeros(len(nearest), classes).scatter_add_(1, labels[nearest], (similarity / 0.07).exp())
+        right += int((votes.argmax(dim=1) == truth[first : first + 1024]).sum())
+    return right / len(queries)
+
+
+def probe_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+    """Accuracy of a logistic regression on the frozen features (scikit-learn's)."""
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=10.0, max_iter=1000).fit(train[0].numpy(), train[1].numpy())
+    return float(fitted.score(test[0].numpy(), test[1].numpy()))
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """No gradients, evaluation mode; afterwards every module is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
