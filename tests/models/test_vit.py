@@ -99,8 +99,7 @@ def test_any_image_size_at_forward_time(positions, prefix):
 def test_equal_token_counts_of_another_grid_resize():
     """32 x 48 and 48 x 32 have 24 patches each: positions must not be taken over as they stand."""
     model = small()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
+    nn.init.normal_(model.positions.table)
     turned = torch.randn(1, 3, 48, 32)
     as_stored = model.patch_embed(turned)
     z = torch.cat([model.class_token, as_stored], dim=1) + model.positions.table  # the mistake
@@ -282,8 +281,8 @@ def test_half_precision_agrees_with_float32(positions, path):
         expected = model(images.float())
         halved = model.to(torch.bfloat16)(images)
     assert halved.dtype == torch.bfloat16
-    error = (halved.float() - expected).abs().max() / expected.std()
-    assert error < 0.05  # 8 bits of mantissa: 1/256 a step
+    error = (halved.float() - expected).square().mean().sqrt() / expected.std()
+    assert error < 0.05  # 8 bits of mantissa: 1/256 a step, over some twenty steps
     assert expected.std() > 0.1
 
 

@@ -32,7 +32,7 @@ def test_muon_takes_torchs_steps():
     for p, q, s in zip(ours, theirs, start, strict=True):
         moved, expected = (p - s).flatten(), (q - s).flatten()
         assert torch.cosine_similarity(moved, expected, dim=0) > 0.9995
-        assert float(moved.norm() / expected.norm()) == pytest.approx(1, abs=0.01)
+        assert (moved.norm() / expected.norm()).item() == pytest.approx(1, abs=0.01)
 
 
 def test_newton_schulz_matches_its_polynomial_on_singular_values():

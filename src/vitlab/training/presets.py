@@ -9,7 +9,7 @@ from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
 FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")  # installed; in the repository
-BY_SOURCE = {"cifar10": "cifar10_30min"}
+BY_SOURCE = {"cifar10": "cifar10_full", "cifar100": "cifar10_full", "mnist": "fashion-mnist"}
 
 
 def recipes() -> dict[str, Path]:
@@ -21,7 +21,10 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     known = recipes()
     name = "digits" if what is None else BY_SOURCE.get(what, what)
     if name in known:
-        return name, read_recipe(known[name])
+        recipe = read_recipe(known[name])
+        if what in BY_SOURCE:  # a recipe made for another source of the same kind
+            recipe = replace(recipe, data=replace(recipe.data, source=what))
+        return what or name, recipe
     path = Path(name)
     if path.suffix == ".toml":
         return path.stem, read_recipe(path)
