@@ -27,6 +27,11 @@ STRETCH = dict(how="stretch", resize=None, interpolation="bilinear", scale=1 / 2
 CROP = dict(how="crop", resize=None, interpolation="bicubic", scale=1 / 255)
 
 
+def MARGIN(side: int) -> dict:
+    """The shorter side to 256 for a crop of 224, and in proportion, as DeiT, DINO, MAE and DINOv2 are evaluated."""
+    return {**CROP, "resize": round(256 * side / 224)}
+
+
 # ---------------------------------------------------------------- bare files
 
 
@@ -41,8 +46,8 @@ def weights_of(name: str, folder: Path) -> Path:
 BARE = {
     "timm_vit_cls": ("timm", Preprocess((32, 48), **CROP, **HALF)),
     "lucidrains_vit": ("lucidrains", Preprocess((32, 32), **STRETCH, **HALF)),
-    "facebook_dinov2_plain": ("facebook", Preprocess((28, 28), **CROP, **IMAGENET)),
-    "facebook_dinov2_registers": ("facebook", Preprocess((28, 28), **CROP, **IMAGENET)),
+    "facebook_dinov2_plain": ("facebook", Preprocess((28, 28), **MARGIN(28), **IMAGENET)),
+    "facebook_dinov2_registers": ("facebook", Preprocess((28, 28), **MARGIN(28), **IMAGENET)),
 }
 
 
@@ -78,7 +83,7 @@ def test_facebooks_mae_files_have_imagenets_colours(tmp_path):
     decoder = {"mask_token": torch.zeros(1, 1, 20), "decoder_pos_embed": torch.zeros(1, 17, 20)}
     torch.save({"model": {**state, **decoder}}, tmp_path / "mae.pth")
     model, report = load_with_report(tmp_path / "mae.pth", heads=4)
-    assert (report.dialect, model.preprocess) == ("facebook", Preprocess((32, 32), **CROP, **IMAGENET))
+    assert (report.dialect, model.preprocess) == ("facebook", Preprocess((32, 32), **MARGIN(32), **IMAGENET))
 
 
 # ---------------------------------------------------------------- timm folders
@@ -139,13 +144,13 @@ USUAL = {
     "vit": (lambda: hf.ViTModel(hf.ViTConfig(**HF)), Preprocess((32, 32), **STRETCH, **HALF)),
     "deit": (
         lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**HF)),
-        Preprocess((32, 32), **CROP, **IMAGENET),
+        Preprocess((32, 32), **MARGIN(32), **IMAGENET),
     ),
-    "vit_mae": (lambda: hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**HF)), Preprocess((32, 32), **CROP, **IMAGENET)),
-    "dinov2": (lambda: hf.Dinov2Model(hf.Dinov2Config(**HF)), Preprocess((32, 32), **CROP, **IMAGENET)),
+    "vit_mae": (lambda: hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**HF)), Preprocess((32, 32), **MARGIN(32), **IMAGENET)),
+    "dinov2": (lambda: hf.Dinov2Model(hf.Dinov2Config(**HF)), Preprocess((32, 32), **MARGIN(32), **IMAGENET)),
     "dinov2_with_registers": (
         lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**HF)),
-        Preprocess((32, 32), **CROP, **IMAGENET),
+        Preprocess((32, 32), **MARGIN(32), **IMAGENET),
     ),
 }
 
@@ -172,7 +177,7 @@ def expected_for(name: str) -> Preprocess:
     if name.startswith("deit"):
         return Preprocess((224, 224), **{**CROP, "resize": 256}, **IMAGENET)
     if name.startswith("dinov2"):
-        return Preprocess((518, 518), **CROP, **IMAGENET)
+        return Preprocess((518, 518), **MARGIN(518), **IMAGENET)
     assert name.startswith("vit_")
     return Preprocess((224, 224), **STRETCH, **HALF)
 
@@ -189,7 +194,7 @@ def test_a_preprocess_follows_size_and_channels():
         wide = vitlab.create("dinov2_small", depth=1, image_size=(224, 336)).preprocess
         grey = vitlab.create("deit_tiny_distilled", depth=1, channels=1).preprocess
     assert larger == Preprocess((384, 384), **{**CROP, "resize": 439}, **IMAGENET)  # 256 / 224 * 384
-    assert wide == Preprocess((224, 336), **CROP, **IMAGENET)
+    assert wide == Preprocess((224, 336), **MARGIN(224), **IMAGENET)
     assert (grey.mean, grey.std, grey.resize) == ((0.5,), (0.5,), 256)
 
 

@@ -6,7 +6,14 @@ from vitlab.checkpoints import timm
 from vitlab.checkpoints.files import BESIDE
 from vitlab.checkpoints.keymap import ONE_ROW, Dialect, Rule, State
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic", "how": "crop"}
+IMAGENET = {  # for 224 px: with another size, what is resized before the crop grows along
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "interpolation": "bicubic",
+    "how": "crop",
+    "resize": 256,
+    "size": (224, 224),
+}
 
 RULES = (
     *timm.RULES,

@@ -181,7 +181,7 @@ def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "vit":
         return {}
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop"}
+    return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
 
 
 def _shortest(size: Any) -> bool:

@@ -31,5 +31,6 @@ DIALECT = Dialect(
         "std": (0.229, 0.224, 0.225),
         "how": "crop",
         "resize": 256,
+        "size": (224, 224),
     },
 )

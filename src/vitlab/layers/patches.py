@@ -100,14 +100,18 @@ class ConvStem(nn.Module):
     same tokens alone, in a batch, or spread over many processes.
     """
 
-    def __init__(self, patch_size: int, channels: int, width: int, *, pad: bool = False):
+    def __init__(self, patch_size: int, channels: int, width: int, *, eps: float = 1e-6, pad: bool = False):
         super().__init__()
         steps = check_halving(patch_size)
         self.patch_size, self.channels, self.pad = patch_size, channels, pad
         widths = [channels] + [max(width // 2 ** (steps - i), 8) for i in range(1, steps + 1)]
         layers: list[nn.Module] = []
         for narrow, wide in pairwise(widths):
-            layers += [nn.Conv2d(narrow, wide, 3, stride=2, padding=1, bias=False), nn.GroupNorm(1, wide), nn.ReLU()]
+            layers += [
+                nn.Conv2d(narrow, wide, 3, stride=2, padding=1, bias=False),
+                nn.GroupNorm(1, wide, eps=eps),
+                nn.ReLU(),
+            ]
         self.convs = nn.Sequential(*layers)
         self.proj = nn.Conv2d(widths[-1], width, kernel_size=1)
 

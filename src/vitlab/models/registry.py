@@ -46,9 +46,9 @@ def _entries() -> list[Entry]:
     for name, options in SMALL_IMAGES.items():
         grey = {"mean": (0.5,), "std": (0.5,)}
         found.append(Entry(name, "vit", ViTConfig().with_options(**options), grey if "channels" in options else HALF))
-    crop = {**IMAGENET, "interpolation": "bicubic", "how": "crop"}
+    crop = {**IMAGENET, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
     for name, config in {**PLAIN, **DISTILLED}.items():
-        found.append(Entry(name, "vit", config, {**crop, "resize": 256}, (name.removesuffix("_patch16"),)))
+        found.append(Entry(name, "vit", config, crop, (name.removesuffix("_patch16"),)))
     for name, config in ENCODERS.items():
         found.append(Entry(name, "vit", config, crop))
     return found

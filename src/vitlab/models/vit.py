@@ -40,7 +40,7 @@ class VisionTransformer(nn.Module):
         self.patch_dropout = c.drop.patch_dropout  # a training loop may change it on the way
 
         if c.stem.kind == "conv":
-            self.patch_embed = ConvStem(c.patch_size, c.channels, c.width, pad=c.stem.pad)
+            self.patch_embed = ConvStem(c.patch_size, c.channels, c.width, eps=c.norm.eps, pad=c.stem.pad)
         else:
             self.patch_embed = PatchEmbed(
                 *(c.patch_size, c.channels, c.width),
@@ -274,14 +274,19 @@ def _init(module: nn.Module) -> None:
         nn.init.xavier_uniform_(module.weight)
     if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+    parts: tuple[Tensor, ...] = ()
     if isinstance(module, Attention):  # queries, keys and values are three matrices in one
-        for part in module.qkv.weight.chunk(3):
-            nn.init.xavier_uniform_(part)
+        parts = module.qkv.weight.chunk(3)
+    elif isinstance(module, AttentionPool):
+        parts = module.kv.weight.chunk(2)
+    for part in parts:
+        nn.init.xavier_uniform_(part)
 
 
 def _init_head(head: nn.Module | None) -> None:
     if isinstance(head, nn.Linear):
         nn.init.trunc_normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
 
 
 def _vit(variant: str, patch_size: int, **options: Any) -> VisionTransformer:

@@ -149,7 +149,8 @@ def backward(
 ) -> float:
     """Gradients of one step, over its micro-steps; returns the loss."""
     recipe, a, who = job.recipe, job.recipe.augment, job.who
-    job.model.patch_dropout = a.drop_patches if step < a.drop_patches_until * job.plan.total else 0.0
+    early = a.drop_patches and step < a.drop_patches_until * job.plan.total
+    job.model.patch_dropout = a.drop_patches if early else job.model.config.drop.patch_dropout
     job.optimisers.zero_grad()
     total = 0.0
     for micro in range(job.plan.accumulate):
