@@ -229,21 +229,6 @@ def test_idx_is_found_where_debian_puts_it_and_in_the_cache(tmp_path, monkeypatc
     assert len(open_data("fashion-mnist").train) == 30
 
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-
-
-@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
-def test_real_fashion_mnist(monkeypatch):
-    monkeypatch.undo()
-    data = open_data("fashion_mnist", download=False, seed=2)
-    assert data.test is not None
-    assert counted(data.train) == [5400] * 10 and counted(data.val) == [600] * 10 and counted(data.test) == [1000] * 10
-    raw = gzip.decompress((DEBIAN / "train-images-idx3-ubyte.gz").read_bytes())[16:]
-    at = int(data.val.name_of(17).rpartition("/")[2])
-    assert data.val.read(17).tobytes() == raw[at * 784 : (at + 1) * 784]
-    assert "these are fashion-mnist's files" in error("mnist", path=str(DEBIAN))
-
-
 def broken(kind: str, whole: bytes) -> bytes:
     return {
         "magic": b"\0\0\x0d" + whole[3:],
@@ -558,18 +543,6 @@ def test_cifar_classes():
     for kind in cifar.KINDS.values():
         assert kind.classes == sorted(kind.classes)  # the official order is alphabetical, so class folders agree
         assert sum(member.records for member in kind.members.values()) == 60_000
-
-
-REAL = Path(__file__).resolve().parents[3] / "shared/data/cifar-10-binary.tar.gz"
-
-
-@pytest.mark.skipif(not REAL.is_file(), reason="the real CIFAR-10 is not on this machine")
-def test_real_cifar10():
-    data = open_data("cifar10", path=str(REAL))
-    assert data.test is not None and data.train.images is not None
-    assert counted(data.train) == [4500] * 10 and counted(data.val) == [500] * 10 and counted(data.test) == [1000] * 10
-    mean = (data.train.images[::20].mean(axis=(0, 1, 2)) / 255).round(2)
-    np.testing.assert_allclose(mean, [0.49, 0.48, 0.45])  # the published channel means, so colours are in order
 
 
 # Folders

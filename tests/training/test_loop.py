@@ -19,7 +19,7 @@ from vitlab.training.batches import Pictures, Plan
 from vitlab.training.doctor import TrainingError, check_installation
 from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.loop import fit
-from vitlab.training.recipe import Recipe, with_settings
+from vitlab.training.recipe import Recipe, to_toml, with_settings
 
 VITLAB = Path(sys.executable).parent / "vitlab"
 
@@ -88,34 +88,12 @@ def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
     """One plain step of rate 1: the weights differ from the start by the gradient, so gradients are compared."""
     common = ["data.per_class=3", "run.epochs=1", *SGD]
     fit(recipe("data.batch_size=30", *common), tmp_path / "one")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--master_port=0",
-        "--rdzv_backend=c10d",
-    ]
-    command += [
-        "--rdzv_endpoint=localhost:0",
-        "-m",
-        "vitlab",
-        "train",
-        "digits",
-        "augment.crop=none",
-        "augment.smoothing=0",
-    ]
-    command += [
-        "optim.ema=0",
-        "model.stochastic_depth=0.0",
-        "optim.clip=0",
-        "optim.warmup_epochs=0",
-        "run.eval_every=1",
-    ]
-    command += ["data.batch_size=15", "model.depth=2", *common, f"run.dir={tmp_path / 'two'}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    (tmp_path / "two.toml").write_text(to_toml(recipe("data.batch_size=15", *common)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
+    command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "two.toml")]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += [f"run.dir={tmp_path / 'two'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=alone)
     assert done.returncode == 0, done.stderr[-2000:]
     one, two = (load_file(tmp_path / run / "last" / "weights.safetensors") for run in ("one", "two"))
     for key, value in one.items():

@@ -213,7 +213,6 @@ def wandb_records(path: Path) -> list:
 
 
 def test_wandb_offline_writes_into_the_run_folder_and_calls_nobody(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -261,7 +260,6 @@ with RunLog(folder, wandb="offline", config={"optim": {"lr": 0.125}}, name="my r
 
 
 def test_tensorboard_reads_the_curves_and_forgets_what_a_killed_run_wrote_too_much(tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = RunLog(tmp_path, tensorboard=True)
