@@ -61,7 +61,7 @@ def check_installation() -> list[tuple[str, bool, str]]:
     rows: list[tuple[str, bool, str]] = [("python", True, platform.python_version())]
     for name in ("torch", "numpy", "PIL", "safetensors", "sklearn", "rich", "matplotlib", "huggingface_hub"):
         rows.append(_imports(name, needed=True))
-    for name in ("transformers", "kornia", "wandb", "tensorboard"):
+    for name in ("transformers", "wandb", "tensorboard"):
         rows.append(_imports(name, needed=False))
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     rows.append(("device", True, f"{device}, {torch.get_num_threads()} threads"))
