@@ -1,11 +1,12 @@
-# make run    set up, show the anatomy of ViT-B/16, train on the embedded digits
+# make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate, draw what the model looks at
 # make test   set up and run the tests
 # make check  style, types, import contract
-# make bench  measure speed against transformers (takes minutes; run nothing else meanwhile)
+# make bench  measure speed against transformers, and digits (takes minutes; run nothing else meanwhile)
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: run test check bench setup clean
 
@@ -15,8 +16,13 @@ run: setup
 	@echo "This was the anatomy of ViT-B/16: every step of its forward pass, with the tensor's shape, its parameters and MACs."
 	@echo "Now a small ViT learns scikit-learn's 8 x 8 digits, which are in the package; it takes about a minute."
 	@echo
-	@$(BIN)/vitlab train digits
-	@echo "Open the report in a browser. Next: $(BIN)/vitlab --help"
+	@$(BIN)/vitlab train digits run.dir=$(RUN)
+	@$(BIN)/vitlab eval $(RUN)/best digits
+	@$(BIN)/vitlab explain attention $(RUN)/best digits\#0 digits\#1 digits\#2 --out $(RUN)/attention.png
+	@echo
+	@echo "report:    $(RUN)/report.html (open it in a browser)"
+	@echo "attention: $(RUN)/attention.png"
+	@echo "Next: $(BIN)/vitlab --help"
 
 test: setup
 	$(BIN)/python -m pytest
@@ -30,7 +36,8 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/recipes.py digits
 
 setup: $(READY)
 

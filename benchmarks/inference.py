@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from measure import alternate, machine, summary
 from transformers import ViTConfig as HFConfig
 from transformers import ViTForImageClassification
 
@@ -31,7 +30,7 @@ def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     rules, prefix = hf.write_rules(ours.config)
     state = keymap.write("transformers", rules, dict(ours.state_dict()), prefix=prefix, heads=ours.config.heads)
     config = {k: v for k, v in hf.config_for(ours.config, None).items() if k not in ("architectures", "dtype")}
-    theirs = ViTForImageClassification(HFConfig(**config)).eval()
+    theirs = ViTForImageClassification(HFConfig(**config, attn_implementation="sdpa")).eval()
     missing = theirs.load_state_dict(in_memory_names(state), strict=True)
     assert not missing.missing_keys
     return ours, theirs
@@ -56,25 +55,6 @@ def in_memory_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run, in turns, so that whatever else the machine does meets them equally."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return times
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"median": median, "quarter": low, "three_quarters": high, "n": len(values)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="S/16,B/16")
@@ -83,6 +63,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
+    if not args.json:
+        print(machine())
     rows = []
     for name in args.models.split(","):
         ours, theirs = pair(name)

@@ -12,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+from measure import machine
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     rounds = parser.parse_args().rounds
+    print(machine())
     commands = {
         "python -c pass": [sys.executable, "-c", "pass"],
         "import vitlab": [sys.executable, "-c", "import vitlab"],

@@ -1,24 +1,59 @@
 """Shipped recipes: each can be read, its model built, and its first lines say how to run it and what came out."""
 
 import re
+import shlex
+from dataclasses import replace
 
 import pytest
 import torch
 
 from vitlab.training.finetune import build_model
 from vitlab.training.presets import find_recipe, recipes
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import read_recipe, with_settings
+
+
+def header(name: str) -> list[str]:
+    """The comment lines before the first table."""
+    lines = recipes()[name].read_text(encoding="utf-8").splitlines()
+    first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+    return [line.removeprefix("#").strip() for line in lines[:first]]
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_a_recipe_says_its_command_and_result_and_builds(name):
-    path = recipes()[name]
-    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert comment[0].startswith("# vitlab train ")
-    assert re.search(r"top-1 \d|not yet run", "\n".join(comment)), "state the measured accuracy, or that there is none"
+def test_a_recipe_is_read_and_its_model_builds(name):
+    recipe = read_recipe(recipes()[name])
+    options = replace(recipe.model, init_from=None)  # a checkpoint may lie anywhere; its network is the named one
     with torch.device("meta"):
-        model, _ = build_model(read_recipe(path).model, [str(i) for i in range(10)], channels=3)
-    assert model.config.classes == 10
+        model, _ = build_model(options, [str(i) for i in range(10)], channels=3)
+        logits = model(torch.zeros(2, 3, *model.config.image_size))
+    assert logits.shape == (2, 10)
+    learning = [key for key, parameter in model.named_parameters() if parameter.requires_grad]
+    everything = [key for key, _ in model.named_parameters()]
+    assert learning == (["head.weight", "head.bias"] if recipe.model.freeze == "encoder" else everything)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_its_first_line_runs_it(name, tmp_path):
+    program, verb, what, *settings = shlex.split(header(name)[0])
+    assert (program, verb) == ("vitlab", "train")
+    if what == "FOLDER":
+        assert find_recipe(str(tmp_path))[1] == with_settings(
+            read_recipe(recipes()[name]), [f"data.source={tmp_path}", *settings]
+        )
+    else:
+        found, recipe = find_recipe(what)
+        assert (found, recipe) == (name, read_recipe(recipes()[name]))
+        with_settings(recipe, settings)  # an unknown key is an error
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_its_first_lines_say_what_came_out(name):
+    said = " ".join(header(name))
+    if "not yet run" in said:
+        assert "top-1" not in said
+        return
+    for what in (r"\bCPU|\bGPU", r"\d (s|min|minutes|hours)\b", r"top-1 \d+(\.\d+)? %", r"\bseeds?\b"):
+        assert re.search(what, said), f"hardware, time, top-1 and seeds are stated; found no {what}"
 
 
 def test_recipes_are_found_by_name_source_file_and_folder(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from vitlab.cli import runs as verb
+from vitlab.training.report import plot
 from vitlab.training.runlog import RunLog
-from vitlab.training.runs import COLUMNS, differences, list_runs, plot, shown, table, to_csv, to_markdown
+from vitlab.training.runs import COLUMNS, differences, list_runs, shown, table, to_csv, to_markdown
 
 RESULT = dict(top1=0.9875, loss=0.051234, seconds=41.25, images_per_second=3012.4, epochs=3, params=213002, seed=0)
 

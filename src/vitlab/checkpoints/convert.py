@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import hf, hub, jax, keymap, native, timm
+from vitlab.checkpoints import hf, jax, keymap, native, timm
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
-from vitlab.checkpoints.load import load_with_report
+from vitlab.checkpoints.load import load_with_report, locate
 
 TARGETS = ("native", "timm", "hf", "jax")
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
@@ -65,7 +65,7 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
         rows = [Compared(f"{target} read back by vitlab", float((again(images) - model.eval()(images)).abs().max()))]
-        place = hub.fetch(str(source)) if str(source).startswith(hub.PREFIX) else Path(source)
+        place = locate(source)
         if changed:
             rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
         elif _foreign_folder(place):

@@ -1,6 +1,7 @@
 """vitlab.create and vitlab.load: a model ready for use, with its preprocess and labels, from a name or from any file.
 
 load("runs/flowers/best")                                  # a native folder
+load("bundled:cifar10")                                    # a small trained model in the package
 load("hf-hub:google/vit-base-patch16-224", classes=10)     # new head
 load("B_16.npz", image_size=384)                           # positions resized
 load("mine.pth", heads=4, image_size=(32, 48))             # what a bare state dict cannot tell
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints import files, hub, native
+from vitlab.checkpoints import bundled, files, hub, native
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
@@ -47,7 +48,8 @@ def load(
     allow_nan: bool = False,
     **overrides: Any,
 ):
-    """A model from a native, transformers or timm folder, an .npz, .pth or .safetensors file, or hf-hub:owner/name.
+    """A model from a native, transformers or timm folder, an .npz, .pth or .safetensors file, hf-hub:owner/name,
+    or bundled:name.
 
     Overrides change options by name (classes=10 gives a new head, image_size=384 resizes positions) and tell what a
     bare state dict cannot: heads, image_size or grid. `map` is a rename table for a stranger's network; `preprocess`
@@ -68,7 +70,7 @@ def load_with_report(
     **overrides: Any,
 ) -> tuple[Any, Report]:
     """Like `load`, and what became of every key."""
-    path = hub.fetch(str(source)) if str(source).startswith(hub.PREFIX) else Path(source).expanduser()
+    path = locate(source)
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
     if path.is_dir() and (path / native.CARD).is_file() and map is None:
@@ -84,6 +86,19 @@ def load_with_report(
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
         model.preprocess = Preprocess.from_dict({"size": model.config.image_size, **values})
     return model, report
+
+
+def locate(source: str | Path) -> Path:
+    """Where a checkpoint lies, or would lie: a path as it is, names on the hub and in the package by their prefix."""
+    name = str(source)
+    if name.startswith(hub.PREFIX):
+        return hub.fetch(name)
+    return bundled.find(name) if name.startswith(bundled.PREFIX) else Path(source).expanduser()
+
+
+def is_checkpoint(source: str | Path) -> bool:
+    """Whether this names a checkpoint, and not a model to be made."""
+    return str(source).startswith((hub.PREFIX, bundled.PREFIX)) or Path(source).expanduser().exists()
 
 
 def _read_native(folder: Path) -> Found:
@@ -215,4 +230,5 @@ def _not_there(source: str) -> str:
     except ValueError:
         pass
     hint = f" For a model on the Hugging Face hub: {hub.PREFIX}{source}." if source.count("/") == 1 else ""
+    hint = f" In the package: {bundled.PREFIX}{source}." if source in bundled.names() else hint
     return f"{source}: no such file or folder.{hint}"

@@ -2,76 +2,167 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.cli.console import out, print_json, say
-from vitlab.images.datasets import open_data
+from vitlab.cli.console import out, say
+from vitlab.cli.progress import counting, following_downloads
+from vitlab.images.datasets import Data, open_data
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.labels import class_order, differing, shown
+from vitlab.training.processes import pick_device
+from vitlab.training.recipe import read_recipe
+from vitlab.training.runlog import to_json
+from vitlab.training.unreadable import check_skipped
+
+NAMES = {"top1": "top-1", "top5": "top-5", "knn": "k-NN on features", "linear_probe": "linear probe"}
+CLASSES, PAIRS, UNREADABLE = 40, 10, 10  # rows that are shown; --json has all
 
 
 def run(
-    checkpoint: str, source: str, path: str | None, split: str | None, knn: bool, probe: bool, flip: bool, json: bool
+    checkpoint: str,
+    source: str,
+    path: str | None,
+    split: str | None,
+    knn: bool,
+    probe: bool,
+    flip: bool,
+    batch_size: int,
+    device: str,
+    max_unreadable: int,
+    json: bool,
 ) -> None:
     model, report = load_with_report(checkpoint)
     for note in report.notes:
         say(f"note: {note}")
-    data = open_data(source, path=path)
+    with following_downloads():
+        data = open_data(source, path=path, **_split_as_trained(checkpoint, source))
+    for note in data.notes:
+        say(f"note: {note}")
     chosen = split or ("test" if data.test is not None else "val")
     if chosen not in ("train", "val", "test") or getattr(data, chosen) is None:
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
+    if chosen == "train" and (knn or probe):
+        raise ValueError("--knn and --probe learn from train, so they cannot be judged on it: use --split val or test.")
     if model.preprocess is None:
         raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
-    pictures = Pictures(getattr(data, chosen), model.preprocess)
+    model.to(pick_device(device))
+    pictures, skipped = Pictures(getattr(data, chosen), model.preprocess), {}
     found: dict[str, Any] = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes}
-    if model.config.classes:
-        check_classes(model, data.classes, checkpoint, source)
-        found |= evaluate(model, pictures, flip=flip).to_dict()
-    if knn or probe or not model.config.classes:
-        known, asked = features(model, Pictures(data.train, model.preprocess)), features(model, pictures)
+    order = _order(model, data, checkpoint, source, features_will_do=knn or probe)
+    if order is not None:
+        with counting(f"{source}, {chosen}", len(pictures)) as progress:
+            scores = evaluate(model, pictures, batch_size=batch_size, flip=flip, order=order, progress=progress)
+        skipped |= scores.skipped
+        found |= {**scores.to_dict(), "confused": _confused(scores, data.classes)}
+    if knn or probe or order is None:
+        with counting("features", len(data.train) + len(pictures)) as progress:
+            common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, progress=progress)
+            known = features(model, Pictures(data.train, model.preprocess), **common)
+            asked = features(model, pictures, **common)
         found |= {"knn": knn_accuracy(known, asked)} if knn or not probe else {}
         found |= {"linear_probe": probe_accuracy(known, asked)} if probe else {}
-    print_json(found) if json else _show(found)
+    found |= {"unreadable": len(skipped), "unreadable_pictures": list(skipped.values())}
+    check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
+    print(to_json(found), end="") if json else _show(found)
 
 
-def check_classes(model: Any, classes: list[str], checkpoint: str, source: str) -> None:
-    """Class numbers mean nothing unless both sides count the same classes in the same order."""
-    if model.labels is not None and model.labels != classes:
-        raise ValueError(
-            f"{checkpoint} knows the classes {', '.join(model.labels[:5])}, ... but {source} has "
-            f"{', '.join(classes[:5])}, ...: fine-tune it on them with model.init_from={checkpoint}."
+def _split_as_trained(checkpoint: str, source: str) -> dict[str, Any]:
+    """Where val was split off train, a run's own model must be judged on what it has not seen: by its run's seed."""
+    saved = Path(checkpoint).expanduser().absolute().parent / "recipe.toml"
+    if not saved.is_file():
+        return {}
+    recipe = read_recipe(saved)
+    places = [Path(name).expanduser() for name in (recipe.data.source, source)]
+    same = recipe.data.source == source or (all(p.exists() for p in places) and places[0].samefile(places[1]))
+    return {"seed": recipe.run.seed, "val_fraction": recipe.data.val_fraction} if same else {}
+
+
+def _order(model: Any, data: Data, checkpoint: str, source: str, features_will_do: bool) -> list[int] | None:
+    """The model's output for each class of the data; None where it has none and its features alone are judged."""
+    classes = data.classes
+    if not model.config.classes:
+        return None
+    if model.labels is None and model.config.classes == len(classes):
+        say(f"note: {checkpoint} does not name its classes: they are taken to be {shown(classes)}, in this order.")
+        return list(range(len(classes)))
+    order = None if model.labels is None else class_order(model.labels, classes)
+    if order is not None:
+        return order
+    if model.labels is None:
+        what = (
+            f"{checkpoint} has {model.config.classes} classes, which it does not name, but {source} has {len(classes)}"
         )
-    if model.config.classes != len(classes):
-        raise ValueError(f"{checkpoint} has {model.config.classes} classes but {source} has {len(classes)}.")
+    else:
+        what = f"{checkpoint} knows other classes than {source} has: "
+        what += differing(model.labels, classes, "the checkpoint", "the data")
+    if features_will_do:
+        say(f"note: {what}. Its features alone are judged.")
+        return None
+    raise ValueError(
+        f"{what}. Rename the classes of the data if they mean the same; fine-tune the model on them: "
+        f"vitlab train {source} model.init_from={checkpoint}; or judge its features alone: --knn, --probe."
+    )
+
+
+def _confused(scores: Scores, classes: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"truth": classes[truth], "answer": classes[answer], "images": count}
+        for truth, answer, count in scores.confused()
+    ]
 
 
 def _show(found: dict[str, Any]) -> None:
+    console = out(markup=False)
+    console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split")
+    for key, name in NAMES.items():
+        if key in found and (key != "top5" or len(found["classes"]) > 5):
+            console.print(f"{name:18s} {found[key]:.2%}")
+    if "top1" in found:
+        console.print(f"{'loss':18s} {found['loss']:.4f}\n{'calibration (ECE)':18s} {found['ece']:.4f}")
+        console.print(
+            f"{'speed':18s} {found['images_per_second']:.0f} images/s, {found['images']} images in "
+            f"{found['seconds']:.1f} s, reading included"
+        )
+    for words in found["unreadable_pictures"][:UNREADABLE]:
+        console.print(f"{'unreadable':18s} {words}")
+    if found["unreadable"] > UNREADABLE:
+        console.print(f"{'':18s} and {found['unreadable'] - UNREADABLE} more (--json names all)")
+    if "top1" in found:
+        _show_classes(found)
+
+
+def _show_classes(found: dict[str, Any]) -> None:
+    """The classes, the worst ones where there are many; and the pairs that are confused most often."""
+    console = out(markup=False)
+    rights, totals = found["per_class"], [sum(row) for row in found["confusion"]]
+    numbers = range(len(rights))
+    if len(rights) > CLASSES:
+        numbers = sorted((i for i in numbers if totals[i]), key=lambda i: rights[i])[:CLASSES]
+        console.print(f"\nThe {len(numbers)} worst of {len(rights)} classes (--json has all)")
+    table = _table("class", "right", "images")
+    for i in numbers:
+        right = "-" if rights[i] is None else f"{rights[i]:.1%}"
+        table.add_row(_plain(found["classes"][i]), right, str(totals[i]))
+    console.print(table)
+    if found["confused"]:
+        table = _table("most often taken", "for", "images")
+        for pair in found["confused"][:PAIRS]:
+            table.add_row(_plain(pair["truth"]), _plain(pair["answer"]), str(pair["images"]))
+        console.print()
+        console.print(table)
+
+
+def _table(*columns: str) -> Any:
     from rich.table import Table
 
-    console = out()
-    console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split", markup=False)
-    names = {"top1": "top-1", "top5": "top-5", "knn": "k-NN on features", "linear_probe": "linear probe"}
-    for key, name in names.items():
-        if key in found:
-            console.print(f"{name:18s} {found[key]:.2%}")
-    if "top1" not in found:
-        return
-    console.print(f"{'loss':18s} {found['loss']:.4f}\n{'calibration (ECE)':18s} {found['ece']:.4f}")
-    console.print(f"{'speed':18s} {found['images_per_second']:.0f} images/s, {found['images']} images")
-    if found["unreadable"]:
-        console.print(f"[yellow]{found['unreadable']} pictures could not be read[/yellow]")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("class", "right", "most often taken for"):
-        table.add_column(column)
-    for i, (name, row) in enumerate(zip(found["classes"], found["confusion"], strict=True)):
-        wrong = [(n, found["classes"][j]) for j, n in enumerate(row) if j != i and n]
-        worst = max(wrong, default=(0, ""))
-        table.add_row(
-            _plain(name), f"{found['per_class'][i]:.1%}", _plain(f"{worst[1]} ({worst[0]})" if worst[0] else "-")
-        )
-    console.print(table)
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("right", "images") else "left")
+    return table
 
 
 def _plain(text: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vitlab.cli.explain.app import app as explain
 from vitlab.version import __version__
 
 app = typer.Typer(
@@ -72,8 +74,8 @@ def models(
 
 @app.command()
 def predict(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, or hf-hub:owner/name.")],
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files.")],
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")],
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
     image_size: Size = None,
@@ -112,6 +114,28 @@ def convert(
 
 
 @app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint; transformers:FOLDER is run by that library.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another copy of the same network.")],
+    more: Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help="Picture files, or digits#3.")] = None,
+    images: Annotated[list[str] | None, typer.Option("--images", metavar="IMAGE...", help="The same.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Share of a step's largest value that may differ.")] = 1e-5,
+    image_size: Size = None,
+    heads: Heads = None,
+    all_blocks: Annotated[bool, typer.Option("--all-blocks", help="List every step of every block.")] = False,
+    json: Json = False,
+) -> None:
+    """Run two checkpoints step by step, and say where and why they differ (exit code 1).
+
+    Without pictures both get the same noise. With pictures each prepares them by itself, which is compared; then both
+    networks get the same tensor.
+    """
+    from vitlab.cli import diff as verb
+
+    verb.run(a, b, [*(images or []), *(more or [])], tolerance, image_size, heads, all_blocks, json)
+
+
+@app.command()
 def train(
     what: Annotated[str | None, typer.Argument(metavar="[RECIPE|SOURCE|FOLDER]", help="digits if left out.")] = None,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")] = None,
@@ -119,11 +143,47 @@ def train(
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped.")
     ] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Resume although the recipe was changed.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Pick all that is not given, to end within this time.")
+    ] = None,
 ) -> None:
     """Train a model by a recipe, on a data source, or on a folder of your pictures."""
+    began = time.perf_counter()
     from vitlab.cli import train as verb
 
-    verb.run(what, settings or [], resume, changed)
+    verb.run(what, settings or [], resume, changed, minutes, began)
+
+
+@app.command(name="verify-resume")
+def verify_resume(
+    what: Annotated[str, typer.Argument(metavar="RECIPE|SOURCE|FOLDER", help="As for train.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")] = None,
+    kills: Annotated[int, typer.Option(help="How often the run is killed.", min=1)] = 3,
+    steps: Annotated[int, typer.Option(help="Steps to train.", min=4)] = 24,
+    json: Json = False,
+) -> None:
+    """Prove that a killed and resumed run ends with the same weights, to the bit (exit code 1 if not)."""
+    from vitlab.cli import verify_resume as verb
+
+    verb.run(what, settings or [], kills, steps, json)
+
+
+@app.command()
+def data(
+    what: Annotated[str, typer.Argument(metavar="RECIPE|SOURCE|FOLDER", help="As for train.")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")] = None,
+    preview: Annotated[
+        Path | None, typer.Option("--preview", metavar="FILE", help="Draw what the model sees: .png, .svg or .pdf.")
+    ] = None,
+    images: Annotated[int, typer.Option(help="Pictures of the preview.", min=1, max=100)] = 8,
+    views: Annotated[int, typer.Option(help="Epochs in which each is shown.", min=1, max=20)] = 4,
+    seed: Annotated[int | None, typer.Option(help="Another seed than the recipe's.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the data of a recipe, in numbers or as pictures before and after augmentation."""
+    from vitlab.cli import data as verb
+
+    verb.run(what, settings or [], preview, images, views, seed, json)
 
 
 @app.command(name="eval")
@@ -137,12 +197,15 @@ def evaluate(
     knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
+    max_unreadable: Annotated[int, typer.Option(help="Pictures that may be skipped.", min=0)] = 20,
     json: Json = False,
 ) -> None:
-    """Measure a model: top-1 and top-5, per class, calibration, speed."""
+    """Measure a model: top-1 and top-5, per class, calibration, what it confuses, speed; k-NN, a linear probe."""
     from vitlab.cli import evaluate as verb
 
-    verb.run(checkpoint, data, path, split, knn, probe, flip, json)
+    verb.run(checkpoint, data, path, split, knn, probe, flip, batch_size, device, max_unreadable, json)
 
 
 @app.command()
@@ -173,6 +236,34 @@ def runs(
     from vitlab.cli import runs as verb
 
     verb.run(folder, format, plot, sort, json)
+
+
+app.add_typer(explain, name="explain")
+
+studies = typer.Typer(help="Answer a question by many training runs: one table, one plot.", no_args_is_help=True)
+app.add_typer(studies, name="study")
+
+
+@studies.command()
+def configs(
+    what: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, data source or folder, as for train.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B...", help="Values to compare; one value is simply set.")
+    ] = None,
+    dir: Annotated[
+        Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/<recipe>-<what varies>.")
+    ] = None,
+    format: Annotated[str, typer.Option("--format", metavar="table|markdown|csv", help="How to print.")] = "table",
+    json: Json = False,
+) -> None:
+    """Train all combinations of settings, and compare.
+
+    run.seed=0,1,2 gives means and spreads. The same command again goes on where it was stopped. A run that fails is
+    reported; the others go on (exit code 1).
+    """
+    from vitlab.cli import study as verb
+
+    verb.configs(what, settings or [], dir, format, json)
 
 
 def run() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
 
 
@@ -19,7 +20,10 @@ def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: s
         model = load(checkpoint, **{k: v for k, v in options.items() if v is not None})
     for note in caught:
         say(f"note: {note.message}")
-    found = _predict(model, images, top)
+    pictures = [open_sample(text).picture if is_sample(text) else text for text in images]
+    found = _predict(model, pictures, top)
+    for prediction, text in zip(found, images, strict=True):
+        prediction.name = text
     if json:
         print_json([p.to_dict() for p in found])
     else:
@@ -32,7 +36,7 @@ def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: s
         raise SystemExit(1)
 
 
-def _predict(model: Any, images: list[str], top: int) -> list[Prediction]:
+def _predict(model: Any, images: list[Any], top: int) -> list[Prediction]:
     """With a progress bar where someone watches and there is enough to watch."""
     if len(images) <= 16 or not sys.stderr.isatty():
         return predict(model, images, top=top)

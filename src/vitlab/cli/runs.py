@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import out, say
+from vitlab.training.report import plot
 from vitlab.training.runlog import to_json
-from vitlab.training.runs import list_runs, plot, shown, table, to_csv, to_markdown
+from vitlab.training.runs import list_runs, shown, table, to_csv, to_markdown
 
 FORMATS = ("table", "markdown", "csv")
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import out, say
+from vitlab.cli.progress import following_downloads
+from vitlab.images.datasets import SOURCES
+from vitlab.training.autopick import pick
 from vitlab.training.loop import Stopped, fit
-from vitlab.training.presets import find_recipe
-from vitlab.training.recipe import Recipe, read_recipe, with_settings
+from vitlab.training.presets import find_recipe, recipes
+from vitlab.training.recipe import Recipe, read_recipe, with_settings, with_value
 
 
-def run(what: str | None, settings: list[str], resume: Path | None, changed: bool) -> None:
+def run(
+    what: str | None, settings: list[str], resume: Path | None, changed: bool, minutes: float | None, began: float
+) -> None:
+    """`began`: time.perf_counter() at the start of the command, from where minutes count."""
     if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
         what, settings = None, [what, *settings]
-    if resume is not None:
+    source = None
+    if minutes is not None:
+        source = _source(what, minutes, resume)
+        recipe = with_settings(with_value(Recipe(), "data.source", source), settings)
+        folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / _name(recipe.data.source))
+    elif resume is not None:
         folder = resume
         saved = read_recipe(folder / "recipe.toml") if (folder / "recipe.toml").is_file() else None
         if what is not None:
@@ -28,8 +40,14 @@ def run(what: str | None, settings: list[str], resume: Path | None, changed: boo
         folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / name)
     show = Bar() if sys.stdout.isatty() else Plain()
     try:
-        with show:
-            result = fit(recipe, folder, resume=resume is not None, changed=changed, show=show)
+        with show, following_downloads():
+            if source is not None and minutes is not None:
+                picked = pick(source, minutes, settings, since=began, show=show)
+                for reason in picked.reasons:
+                    show.note(reason)
+                result = fit(picked.recipe, folder, show=show, data=picked.data, notes=picked.reasons, since=began)
+            else:
+                result = fit(recipe, folder, resume=resume is not None, changed=changed, show=show, since=began)
     except Stopped as stopped:
         say(f"vitlab: {stopped}")
         raise SystemExit(130) from None
@@ -39,6 +57,28 @@ def run(what: str | None, settings: list[str], resume: Path | None, changed: boo
         f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
     )
     console.print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}")
+
+
+def _source(what: str | None, minutes: float, resume: Path | None) -> str:
+    """The data that --minutes is asked for; a recipe is refused, because it has made the choice itself."""
+    if resume is not None:
+        raise ValueError(f"--minutes {minutes:g} plans a new run, but --resume goes on with the plan of {resume}.")
+    source = what or "digits"
+    is_recipe = source in recipes() and source not in SOURCES and not Path(source).is_dir()
+    if is_recipe or Path(source).suffix == ".toml":
+        data = find_recipe(source)[1].data.source
+        data = data if data != Recipe().data.source else "FOLDER"
+        raise ValueError(
+            f"{source} is a recipe, which fixes the model and the schedule that --minutes would pick. Leave --minutes "
+            f"out, or name the data: vitlab train {data} --minutes {minutes:g}"
+        )
+    return source
+
+
+def _name(source: str) -> str:
+    """What a run on this source is called: photos for pictures/photos, train-0..9 for train-{0..9}.tar."""
+    path = Path(source)
+    return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
 
 
 def _fresh(folder: Path) -> Path:
@@ -88,13 +128,13 @@ class Bar:
         columns: list[Any] = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")]
         columns += [TextColumn("loss {task.fields[loss]}"), TextColumn("lr {task.fields[lr]}")]
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=out())
-        self.progress.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.progress.__exit__(None, None, None)
+        self.progress.stop()
 
     def start(self, done: int, total: int) -> None:
+        self.progress.start()  # not before: a download has a bar of its own
         self.task = self.progress.add_task("steps", total=total, completed=done, speed="", loss="-", lr="-")
         self.began, self.first = time.monotonic(), done
 

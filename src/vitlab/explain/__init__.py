@@ -1,1 +1,90 @@
-"""What a model sees and does, shown through Trace."""
+"""What a model sees and does, shown through Trace.
+
+    vitlab.explain.rollout(model, "cat.jpg")           # (B, grid_h, grid_w)
+
+This door is lazy: torch is imported with the first thing asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitlab.explain.attention_maps import attention_maps
+    from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
+    from vitlab.explain.faithfulness import compare_methods, curves
+    from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.pruned import pruned_patches
+    from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
+    from vitlab.explain.rollout import rollout
+    from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, token_norms
+
+_WHERE = {
+    "attention_distance": "distance",
+    "attention_entropy": "distance",
+    "attention_maps": "attention_maps",
+    "attention_statistics": "distance",
+    "compare_methods": "faithfulness",
+    "curves": "faithfulness",
+    "filters": "weights",
+    "foreground_mask": "features",
+    "grad_cam": "relevance",
+    "gradient_x_input": "relevance",
+    "high_norm_tokens": "weights",
+    "nearest": "features",
+    "patch_similarity": "features",
+    "pca_rgb": "features",
+    "position_similarity": "weights",
+    "pruned_patches": "pruned",
+    "relevance": "relevance",
+    "rollout": "rollout",
+    "token_norms": "weights",
+}
+__all__ = [
+    "attention_distance",
+    "attention_entropy",
+    "attention_maps",
+    "attention_statistics",
+    "compare_methods",
+    "curves",
+    "filters",
+    "foreground_mask",
+    "grad_cam",
+    "gradient_x_input",
+    "high_norm_tokens",
+    "nearest",
+    "patch_similarity",
+    "pca_rgb",
+    "position_similarity",
+    "pruned_patches",
+    "relevance",
+    "rollout",
+    "token_norms",
+]
+
+
+class _Door(ModuleType):
+    """A file and the function in it may share a name; here the name is the function, whichever was imported first."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if _WHERE.get(name) == name and isinstance(value, ModuleType):  # Python binds a submodule that it has imported
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Door
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f"vitlab.explain.{_WHERE[name]}"), name)
+    if name == "draw":
+        return import_module("vitlab.explain.draw")
+    raise AttributeError(f"module 'vitlab.explain' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.checkpoints import hub, load
+from vitlab.checkpoints import load
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
@@ -203,7 +203,7 @@ def _resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -
         if not hasattr(what, "family") or not hasattr(what, "config"):
             raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
         return what.family, what.config.with_options(**options), type(what).__name__, what
-    if str(what).startswith(hub.PREFIX) or Path(what).expanduser().exists():
+    if load.is_checkpoint(what):
         model = _load(what, size, options)
         return model.family, model.config, str(what), model
     entry, config = registry.build_config(str(what), **options)

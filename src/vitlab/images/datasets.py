@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def _finish(
         raise DataError(
             f"{name}: train has only one class{only}; a classifier needs two or more. Add pictures of another."
         )
+    _check_classes(name, splits)
     if val is None:
         kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
         if not len(split_off):
@@ -158,19 +160,40 @@ def _finish(
     return Data(name, classes, train, val, splits.test, notes)
 
 
+def _check_classes(name: str, splits: Splits) -> None:
+    """What is judged must be what was learned: val names the best model, so it needs every class that train has."""
+    learned = set(np.unique(splits.train.labels))
+    for split, dataset in (("val", splits.val), ("test", splits.test)):
+        judged = learned if dataset is None else set(np.unique(dataset.labels))
+        if unknown := judged - learned:
+            raise DataError(
+                f"{name}: {split} has pictures of {_named(splits.classes, unknown)}, which train has not. "
+                f"Add pictures of that to train, or take it out of {split}."
+            )
+        if split == "val" and (missing := learned - judged):
+            raise DataError(
+                f"{name}: val has no pictures of {_named(splits.classes, missing)}, which train has: accuracy on val "
+                f"would say nothing about it. Add pictures to val (in a folder: val/{splits.classes[min(missing)]}), "
+                "or remove val: part of train is then split off."
+            )
+
+
 def _missing_classes(split: str, dataset: Dataset) -> list[str]:
-    missing = [
-        dataset.classes[i] for i in np.flatnonzero(np.bincount(dataset.labels, minlength=len(dataset.classes)) == 0)
-    ]
-    if not missing:
+    missing = np.flatnonzero(np.bincount(dataset.labels, minlength=len(dataset.classes)) == 0)
+    if not len(missing):
         return []
-    named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+    named = _named(dataset.classes, missing)
     return [f"{split} has no pictures of {len(missing)} of the {len(dataset.classes)} classes: {named}."]
+
+
+def _named(classes: list[str], numbers: Iterable[int]) -> str:
+    names = [classes[i] for i in sorted(numbers)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be above 0 and below 1.")
+        raise ValueError(f"val_fraction={val_fraction} must be above 0 and below 1; 0.1 is a tenth of train.")
     if per_class is not None and fraction is not None:
         raise ValueError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
     if per_class is not None and per_class < 1:

@@ -58,7 +58,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, N, D); `bias`, (1 or B, 1 or h, 1 or N, N), is added to the scaled product before the softmax."""
         qkv = mark(trace, "qkv", self.qkv(x))  # (B, N, 3hd)
-        q, k, v = qkv.unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # each (B, h, N, d)
+        parts = qkv.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)  # each (B, N, h, d)
+        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B, h, N, d)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:

@@ -87,6 +87,7 @@ class PatchEmbed(nn.Module):
         if self.norm_in is None:
             x = self.proj(images)  # (B, D, H/P, W/P)
             x = x.flatten(2).transpose(1, 2)  # (B, N, D), N = HW/P^2, row by row
+            x = x.contiguous()  # once here, or every LayerNorm would copy it
         else:  # a norm over each patch stands between, so the convolution is written as the matrix it is
             x = self.norm_in(patchify(images, self.patch_size))  # (B, N, C*P*P)
             x = F.linear(x, self.proj.weight.flatten(1), self.proj.bias)  # (B, N, D)
@@ -118,7 +119,7 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         images = fit_to_patches(images, self.patch_size, self.channels, self.pad)
         x = self.proj(self.convs(images))  # (B, D, H/P, W/P)
-        return x.flatten(2).transpose(1, 2)  # (B, N, D)
+        return x.flatten(2).transpose(1, 2).contiguous()  # (B, N, D); once here, or every LayerNorm would copy it
 
 
 def check_images(images: Tensor, channels: int, like: Tensor | None = None) -> None:

@@ -49,7 +49,8 @@ class Trace:
     layers     "all", or layer numbers; -1 is the last
     heads      "all", or head numbers; for per-head kinds
     gradients  keep the graph, for `trace.gradient(kind, layer)`; attention then takes the explicit path
-    reduce     called as reduce(value, layer) while the pass runs; its result is kept instead of the value
+    reduce     called as reduce(value, layer) while the pass runs; its result is kept instead of the value, or nothing
+               where that is None. So a sum over layers never holds more than one layer's value.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Trace:
         layers: str | Sequence[int] = "all",
         heads: str | Sequence[int] = "all",
         gradients: bool = False,
-        reduce: Callable[[Tensor, int | None], Tensor] | None = None,
+        reduce: Callable[[Tensor, int | None], Tensor | None] | None = None,
     ):
         if not kinds:
             raise ValueError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
@@ -73,12 +74,7 @@ class Trace:
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
         """A model calls this first: check what is asked for against what it can give, forget the last pass."""
-        offers = tuple(offers)
-        for kind in self.kinds:
-            if kind not in offers:
-                near = get_close_matches(kind, offers, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+        check_offered(self.kinds, offers)
         layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
         for layer in layers:
             if not -depth <= layer < depth:
@@ -102,7 +98,9 @@ class Trace:
             value.retain_grad()
             self._whole[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
         part = value if pick is None else pick(value)
-        self._kept[kind, layer] = part if self.reduce is None else self.reduce(part, layer)
+        kept = part if self.reduce is None else self.reduce(part, layer)
+        if kept is not None:
+            self._kept[kind, layer] = kept if self.gradients else _alone(kept)
 
     def gradient(self, kind: str, layer: int | None = None) -> Tensor:
         """After backward(): the gradient of what `trace[kind, layer]` shows."""
@@ -152,6 +150,21 @@ class Trace:
     def stack(self, kind: str) -> Tensor:
         """All traced layers of one kind on a new first axis: (L, B, ...)."""
         return torch.stack([self[kind, layer] for layer in self.layers])
+
+
+def check_offered(kinds: Iterable[str], offers: Iterable[str]) -> None:
+    """Refuse what a model cannot give, and say what it can."""
+    offers = tuple(offers)
+    for kind in kinds:
+        if kind not in offers:
+            near = get_close_matches(kind, offers, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+
+
+def _alone(value: Tensor) -> Tensor:
+    """A small part of a large tensor would keep all of it in memory."""
+    return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
 
 
 def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:

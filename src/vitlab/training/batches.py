@@ -78,8 +78,8 @@ class Plan:
 class Batch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
-    indices: Tensor  # (B,), numbers in the training set
-    skipped: list[str] = field(default_factory=list)  # pictures that could not be read
+    indices: Tensor  # (B,), numbers in the training set; none where no picture could be read: images holds a blank then
+    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
 
 
 class Pictures:
@@ -95,7 +95,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.data)
 
-    def _fit(self, image: np.ndarray, box: np.ndarray | None = None) -> Tensor:
+    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the picture") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:
@@ -106,34 +106,40 @@ class Pictures:
                 picture = picture.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
                 picture = picture.resize((self.preprocess.size[1], self.preprocess.size[0]), Image.Resampling.BICUBIC)
             else:
-                picture = self.preprocess.view(picture)
+                picture = self.preprocess.view(picture, name=name)
             image = np.asarray(picture)
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, list[str]]:
-        """Pictures, the positions of those that could be read, and what was wrong with the others."""
+    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, dict[str, str]]:
+        """Pictures, the positions of those that could be read, and by name what is wrong with the others."""
         if self.whole is not None and boxes is None:
-            return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), []
-        found, kept, skipped = [], [], []
+            return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), {}
+        found, kept = [torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)], []
+        skipped: dict[str, str] = {}
         for position, index in enumerate(indices):
+            name = self.data.name_of(int(index))
             try:
                 image = self.data.read(int(index))
                 box = boxes(position, image.shape[:2]) if boxes is not None else None
-                found.append(self._fit(image, box))
+                found.append(self._fit(image, box, name)[None])
                 kept.append(position)
             except ImageError as error:
-                skipped.append(str(error))
-        if not found:
-            raise ImageError(f"none of {len(indices)} pictures of a batch can be read, e.g. {skipped[0]}")
-        return torch.stack(found), np.array(kept), skipped
+                skipped[name] = str(error)
+        return torch.cat(found), np.array(kept, dtype=np.int64), skipped
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) of bytes -> as a model takes them."""
+        p = self.preprocess
+        mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
+        return (pixels.float() * p.scale - mean) / std
 
     def normalised(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """(B, C, H, W) as a model takes them, not augmented, and the positions of those that could be read."""
-        pixels, kept, _ = self.take(indices)
-        p = self.preprocess
-        mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
-        return (pixels.float() * p.scale - mean) / std, kept
+        pixels, kept, skipped = self.take(indices)
+        if not len(kept):
+            raise ImageError("\n".join(skipped.values()))
+        return self.normalise(pixels), kept
 
 
 class Steps(Dataset):
@@ -143,7 +149,10 @@ class Steps(Dataset):
         self.pictures, self.plan, self.augment = pictures, plan, augment
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
-        epoch, indices, repeat = self.plan.take(*key)
+        return self.batch(*self.plan.take(*key))
+
+    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+        """These images as they are in this epoch."""
         crops = self.augment.options.crop == "resized" and self.pictures.whole is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
@@ -155,6 +164,9 @@ class Steps(Dataset):
         boxes = box if crops else None
         pixels, kept, skipped = self.pictures.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
+        if not len(kept):
+            blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
+            return Batch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
         return Batch(images, self.pictures.labels[numbers], numbers, skipped)

@@ -20,6 +20,7 @@ from vitlab.training.recipe import to_toml
 from vitlab.training.report import Mistake, write_report
 from vitlab.training.runlog import RunLog, read_log, to_json
 from vitlab.training.state import Progress, save_best
+from vitlab.training.unreadable import note_skipped
 from vitlab.version import __version__
 
 
@@ -30,6 +31,7 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     split = "test" if job.data.test is not None else "val"
     pictures = Pictures(job.data.test or job.data.val, best.preprocess)
     scores = evaluate(best, pictures, processes=job.who, flip=job.recipe.augment.flip_at_test)
+    note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
         "top1": scores.top(1),
@@ -40,11 +42,12 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         "best_epoch": progress.best_epoch + 1,
         "epochs": job.recipe.run.epochs,
         "steps": progress.step,
+        "stopped_early": progress.step < job.plan.total,  # by run.minutes
         "seconds": progress.seconds,
         "images_per_second": progress.images / max(progress.seconds, 1e-9),
         "params": sum(p.numel() for p in best.parameters()),
         "seed": job.recipe.run.seed,
-        "unreadable": progress.unreadable,
+        "unreadable": len(progress.skipped),
     }
     if job.who.first:
         best.card = Card(
@@ -56,8 +59,8 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         if log is not None:
             log.write("result", progress.step, **result)
         write_run_report(job, scores, pictures, result)
-        progress.finished = True
-        job.save(progress)
+    progress.finished = True
+    job.save(progress)
     return result
 
 

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import Data, open_data
 from vitlab.images.mix import Mix
+from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.training import processes
 from vitlab.training.batches import Pictures, Plan, Steps
 from vitlab.training.finetune import build_model
+from vitlab.training.labels import differing
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
-from vitlab.training.state import Progress, Saved, save_last
+from vitlab.training.sharding import gather, load, shard, whole_model
+from vitlab.training.state import Progress, Saved, save_best, save_last
 
 MODEL = 2  # coordinate of what a model draws itself: first weights, dropout, stochastic depth
 
@@ -40,7 +42,7 @@ class Job:
     mix: Mix
     optimisers: Optimisers
     ema: AveragedModel | None
-    forward: Any  # the model as it is called: compiled, or wrapped for many processes
+    forward: Any  # the model as it is called: compiled, or wrapped for many processes (DDP)
     notes: list[str]
 
     @property
@@ -49,24 +51,37 @@ class Job:
         return self.model if self.ema is None else self.ema.module
 
     def restore(self, saved: Saved) -> Progress:
-        self.model.load_state_dict(saved.weights)
+        if saved.labels != self.data.classes:
+            raise ValueError(
+                f"{self.run} was trained on other classes than {self.data.name} has now: "
+                f"{differing(saved.labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
+                f"were, or start a new run from it: model.init_from={self.run / 'best'}"
+            )
+        load(self.model, saved.weights)
         self.optimisers.load(saved.optimizer)
         if self.ema is not None and saved.ema is not None:
-            self.ema.load_state_dict(saved.ema)
+            load(self.ema, saved.ema)
         return saved.progress
 
     def save(self, progress: Progress) -> None:
-        ema: dict[str, Tensor] | None = None
-        if self.ema is not None:
-            ema = {key: value.detach().cpu().contiguous() for key, value in self.ema.state_dict().items()}
-        save_last(self.run, self.model, self.optimisers.tensors(), ema, progress)
+        """Write `last`. All processes come here together: each gives its shares, the first writes."""
+        first = self.who.first
+        model, optimizer = whole_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
+        ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
+        if first:
+            save_last(self.run, model, optimizer, ema, progress)
+
+    def save_best(self) -> None:
+        """Write `best`; all processes together, as in `save`."""
+        model = whole_model(self.judged, keep=self.who.first)
+        if self.who.first:
+            save_best(self.run, model)
 
 
-def prepare(recipe: Recipe, run: Path) -> Job:
-    """Data, model and optimiser of a recipe; the same for a new run and a resumed one."""
-    who = processes.start(recipe.run.device)
-    d, a = recipe.data, recipe.augment
-    data = open_data(
+def data_of(recipe: Recipe) -> Data:
+    """The data a recipe asks for."""
+    d = recipe.data
+    return open_data(
         d.source,
         path=d.path,
         seed=recipe.run.seed,
@@ -74,38 +89,77 @@ def prepare(recipe: Recipe, run: Path) -> Job:
         per_class=d.per_class,
         fraction=d.fraction,
     )
-    torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
-    model, notes = build_model(recipe.model, data.classes, data.train.channels)
-    model.to(who.device).train()
-    pre = model.preprocess
+
+
+def open_once(recipe: Recipe, who: processes.Processes) -> Data:
+    """The first process opens the data before the others, so that it alone downloads them."""
+    data, failed = None, None
+    if who.first:
+        try:
+            data = data_of(recipe)
+        except (ValueError, OSError) as error:
+            failed = error
+    if who.any(failed is not None):
+        raise failed or ValueError("the first process could not open the data; its message says why.")
+    return data or data_of(recipe)
+
+
+def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> Steps:
+    """The batches of a run, augmented, for one of its processes."""
+    a = recipe.augment
     names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
     augment = Augment(AugmentOptions(**{name: getattr(a, name) for name in names}), pre.size, pre.mean, pre.std)
     plan = Plan(
         n=len(data.train),
-        batch_size=d.batch_size,
+        batch_size=recipe.data.batch_size,
         epochs=recipe.run.epochs,
         seed=recipe.run.seed,
-        repeats=d.repeats,
+        repeats=recipe.data.repeats,
         accumulate=recipe.optim.accumulate,
-        rank=who.rank,
-        world=who.world,
+        rank=rank,
+        world=world,
     )
+    return Steps(Pictures(data.train, pre), plan, augment)
+
+
+def mix_of(recipe: Recipe) -> Mix:
+    a = recipe.augment
+    return Mix(a.mixup, a.cutmix, probability=a.mix_probability)
+
+
+def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
+    """Data (unless they are open), model and optimiser of a recipe; the same for a new run and a resumed one."""
+    who = processes.start(recipe.run.device)
+    data = data or open_once(recipe, who)
+    torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
+    model, notes = build_model(recipe.model, data.classes, data.train.channels)
+    model.to(who.device).train()
+    steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
+    decay, sharding = recipe.optim.ema, recipe.run.sharding
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
+    if sharding == "fsdp" and who.world > 1:
+        for part in [model] if ema is None else [model, ema.module]:
+            shard(part, who)
+    elif sharding == "fsdp":
+        notes.append(
+            "run.sharding=fsdp: there is one process, which keeps the whole model. "
+            "torchrun --nproc-per-node 2 -m vitlab train ... shares it out."
+        )
     forward: Any = torch.compile(model) if recipe.run.compile else model
-    if who.world > 1:
+    if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
-    decay = recipe.optim.ema
     return Job(
         recipe=recipe,
         run=run,
         who=who,
         data=data,
         model=model,
-        plan=plan,
-        steps=Steps(Pictures(data.train, pre), plan, augment),
-        val=Pictures(data.val, pre),
-        mix=Mix(a.mixup, a.cutmix, probability=a.mix_probability),
+        plan=steps.plan,
+        steps=steps,
+        val=Pictures(data.val, model.preprocess),
+        mix=mix_of(recipe),
         optimisers=Optimisers(model, recipe.optim),
-        ema=AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None,
+        ema=ema,
         forward=forward,
         notes=[*getattr(data, "notes", []), *notes],
     )

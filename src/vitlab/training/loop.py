@@ -10,6 +10,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from vitlab.checkpoints import native
+from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, objectives, processes
 from vitlab.training.batches import Batch, batches
@@ -25,9 +27,12 @@ from vitlab.training.ending import finish
 from vitlab.training.evaluate import evaluate
 from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
-from vitlab.training.runlog import RunLog, read_log
+from vitlab.training.runlog import RunLog
 from vitlab.training.schedule import lr_factor
-from vitlab.training.state import Progress, load_last, save_best
+from vitlab.training.sharding import whole, whole_model
+from vitlab.training.state import Progress, check_place, load_last
+from vitlab.training.timelimit import TimeLimit
+from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
 
 
 class Show(Protocol):
@@ -53,10 +58,22 @@ class Stopped(Exception):  # noqa: N818  (nothing went wrong)
 
 
 def fit(
-    recipe: Recipe, run: Path, *, resume: bool = False, changed: bool = False, show: Show | None = None
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    changed: bool = False,
+    show: Show | None = None,
+    data: Data | None = None,
+    notes: Sequence[str] = (),
+    since: float | None = None,
 ) -> dict[str, Any]:
-    """Train to the end and return what result.json holds. `resume` goes on from the last save of the run folder."""
-    show = show or Silent()
+    """Train to the end and return what result.json holds. `resume` goes on from the last save of the run folder.
+
+    `data` are those of the recipe, where they are open already; `notes` go into the log; run.minutes count from `since`
+    (time.perf_counter(); default: now).
+    """
+    show, since = show or Silent(), time.perf_counter() if since is None else since
     saved = None
     if resume:
         recipe = check_resume(recipe, run, changed)
@@ -66,7 +83,8 @@ def fit(
             return json.loads((run / "result.json").read_text(encoding="utf-8"))
     elif (run / "recipe.toml").exists():
         raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
-    job = prepare(recipe, run)
+    check_place(run)
+    job = prepare(recipe, run, data)
     progress = job.restore(saved) if saved is not None else Progress()
     log = None
     if job.who.first:
@@ -81,12 +99,16 @@ def fit(
             start_step=progress.step,
         )
         log.write("start", progress.step, steps=job.plan.total)
+        for note in notes:
+            log.write("note", progress.step, text=note)
     for note in job.notes:
         show.note(note)
     try:
-        train(job, progress, log, show)
+        train(job, progress, log, show, since)
         result = finish(job, progress, log)
         show.note(f"{result['split']} top-1 {result['top1']:.2%}, by the model of epoch {result['best_epoch']}")
+        if result["unreadable"]:
+            show.note(f"{result['unreadable']} pictures could not be read: {run / 'log.jsonl'} names them.")
         return result
     finally:
         if log is not None:
@@ -109,8 +131,8 @@ def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
     return recipe
 
 
-def train(job: Job, progress: Progress, log: RunLog | None, show: Show) -> None:
-    """From where the run stands to its last step."""
+def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: float) -> None:
+    """From where the run stands to its last step, or until run.minutes after `since` leave no time for another."""
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
     warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
     save_every = recipe.run.save_every or plan.steps_per_epoch
@@ -118,15 +140,16 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show) -> None:
     scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
     if progress.scaler:
         scaler.load_state_dict({**scaler.state_dict(), "scale": progress.scaler})
+    limit = TimeLimit(job, since, progress.seconds) if recipe.run.minutes else None
     clock = time.perf_counter() - progress.seconds
     stream = batches(job.steps, progress.step, recipe.data.workers)
     show.start(progress.step, plan.total)
     with StopSignal() as stop:
         for step in range(progress.step, plan.total):
-            epoch = step // plan.steps_per_epoch
+            began, epoch = time.perf_counter(), step // plan.steps_per_epoch
             factor = lr_factor(step, plan.total, warmup=warmup, schedule=o.schedule, final=o.final_lr)
             lr = job.optimisers.set_factor(factor)
-            loss = backward(job, stream, step, lr, scaler, progress, log)
+            loss = backward(job, stream, step, lr, scaler, progress, log, show)
             norm = update(job, scaler)
             progress.step, progress.seconds = step + 1, time.perf_counter() - clock
             progress.scaler = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
@@ -135,42 +158,66 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show) -> None:
                 numbers = dict(epoch=epoch, loss=loss, lr=lr, grad_norm=norm, seconds=progress.seconds)
                 log.write("train", step + 1, **numbers, images=progress.images)
             ended = (step + 1) % plan.steps_per_epoch == 0
-            if ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs):
+            due = ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs)
+            late = limit is not None and job.who.any(limit.near(began, due)) and step + 1 < plan.total
+            if due or late:
                 judge(job, progress, log, show, epoch)
-            halt = job.who.any(stop.asked) and step + 1 < plan.total
-            if job.who.first and ((step + 1) % save_every == 0 or halt or step + 1 == plan.total):
+            halt = job.who.any(stop.asked)
+            if (step + 1) % save_every == 0 or halt or late or step + 1 == plan.total:
                 job.save(progress)
             if halt:
                 raise Stopped(f"saved at step {step + 1} of {plan.total}. Go on: vitlab train --resume {job.run}")
+            if late:
+                note = f"ended at step {step + 1} of {plan.total}: run.minutes={recipe.run.minutes:g} allows no more"
+                show.note(note)
+                if log is not None:
+                    log.write("note", step + 1, text=note)
+                return
 
 
 def backward(
-    job: Job, stream: Any, step: int, lr: float, scaler: torch.GradScaler, progress: Progress, log: RunLog | None
+    job: Job,
+    stream: Any,
+    step: int,
+    lr: float,
+    scaler: torch.GradScaler,
+    progress: Progress,
+    log: RunLog | None,
+    show: Show,
 ) -> float:
     """Gradients of one step, over its micro-steps; returns the loss."""
     recipe, a, who = job.recipe, job.recipe.augment, job.who
     early = a.drop_patches and step < a.drop_patches_until * job.plan.total
     job.model.patch_dropout = a.drop_patches if early else job.model.config.drop.patch_dropout
     job.optimisers.zero_grad()
-    total = 0.0
+    total, skipped = 0.0, {}
     for micro in range(job.plan.accumulate):
         batch: Batch = next(stream)
-        _count_skipped(job, batch, step, progress, log)
+        skipped |= batch.skipped
         coordinates = dict(seed=recipe.run.seed, step=step, rank=who.rank, micro=micro)
         images, targets = job.mix(batch.images, batch.labels, len(job.data.classes), a.smoothing, **coordinates)
         images, targets = images.to(who.device), targets.to(who.device)
         torch.manual_seed(torch_seed(recipe.run.seed, MODEL, step, who.rank, micro))
         more = micro < job.plan.accumulate - 1
-        quiet = job.forward.no_sync() if more and who.world > 1 else nullcontext()
+        quiet = job.forward.no_sync() if more and hasattr(job.forward, "no_sync") else nullcontext()
         with quiet:
             with _autocast(recipe.run.amp, who.device):
                 loss = objectives.supervised(job.forward, images, targets) / job.plan.accumulate
+            loss = loss if len(batch.indices) else 0 * loss  # no picture could be read: a blank, which teaches nothing
             scaler.scale(loss).backward()
         total += float(loss.detach())
-        progress.images += len(batch.labels) * who.world
-        if doctor.explodes(total):
-            numbers = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
-            raise doctor.stop_run(job.run, job.model, images, targets, {**numbers, "indices": batch.indices.tolist()})
+        progress.images += len(batch.indices) * who.world
+        broken = who.first_with(doctor.explodes(total))
+        if broken is not None:  # all stop together: only together can they look into a model that they share
+            model = whole_model(job.model, keep=broken == who.rank)
+            if broken != who.rank:
+                raise doctor.TrainingError(f"step {step}: the loss of process {broken} broke; its message says where.")
+            numbers: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
+            numbers["indices"] = batch.indices.tolist()
+            raise doctor.stop_run(job.run, model.to(who.device), images, targets, numbers)
+    _count_skipped(job, skipped, step + 1, progress, log, show)
+    if not progress.images and (step + 1) % job.plan.steps_per_epoch == 0:
+        raise none_readable(progress.skipped)
     return total
 
 
@@ -185,21 +232,21 @@ def update(job: Job, scaler: torch.GradScaler) -> float:
     scaler.update()
     if job.ema is not None:
         job.ema.update_parameters(job.model)
-    return float(norm)
+    return float(whole(norm))
 
 
 def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: int) -> None:
     """Evaluate on the validation split, and keep the model if it is the best so far."""
     flip = job.recipe.augment.flip_at_test
     scores = evaluate(job.judged, job.val, processes=job.who, flip=flip)
+    _count_skipped(job, scores.skipped, progress.step, progress, log, show)
     top1, loss = scores.top(1), scores.loss()
     show.note(f"epoch {epoch + 1} of {job.recipe.run.epochs}: val top-1 {top1:.2%}, loss {loss:.4f}")
     if log is not None:
         log.write("val", progress.step, epoch=epoch, top1=top1, loss=loss)
     if top1 > progress.best_top1:
         progress.best_top1, progress.best_epoch = top1, epoch
-        if job.who.first:
-            save_best(job.run, job.judged)
+        job.save_best()
 
 
 class StopSignal:
@@ -225,20 +272,14 @@ class StopSignal:
             signal.signal(number, handler)
 
 
-def _count_skipped(job: Job, batch: Batch, step: int, progress: Progress, log: RunLog | None) -> None:
-    """Unreadable pictures are named in the log; too many stop the run."""
-    for message in batch.skipped:
-        progress.unreadable += 1
-        if log is not None:
-            log.write("skip", step + 1, message=message)
-    limit = job.recipe.data.max_unreadable
-    if progress.unreadable > limit:
-        named = [line["message"] for line in read_log(job.run) if line.get("kind") == "skip"] or batch.skipped
-        raise doctor.TrainingError(
-            f"{progress.unreadable} pictures could not be read, more than data.max_unreadable={limit}:\n  "
-            + "\n  ".join(dict.fromkeys(named))
-            + "\nMend or remove them, or allow more."
-        )
+def _count_skipped(
+    job: Job, skipped: dict[str, str], step: int, progress: Progress, log: RunLog | None, show: Show
+) -> None:
+    """Unreadable pictures are named, in all processes alike; too many stop the run."""
+    for words in note_skipped(job.who.join(skipped), progress, log, step):
+        show.note(f"skipped: {words}")
+    more = f"vitlab train --resume {job.run} data.max_unreadable=... --changed"
+    check_skipped(progress.skipped, job.recipe.data.max_unreadable, "data.max_unreadable", more)
 
 
 def _autocast(amp: str, device: torch.device) -> Any:

@@ -2,7 +2,7 @@
 
 Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix by Newton-Schulz steps.
 torch's own does them one matrix at a time in bfloat16, which CPUs without bfloat16 units emulate slowly; `Muon` here
-does all matrices of one shape at once in float32.
+does all matrices of one shape at once in float32. Of matrices that many processes share each computes the whole update.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vitlab.training.recipe import OptimRecipe
+from vitlab.training.sharding import share_like, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NO_DECAY = re.compile(r"(^|\.)(class_token|distill_token|register_tokens|positions\.table|relative\.table|query)$")
@@ -79,16 +80,16 @@ class Muon(Optimizer):
                 rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
                 for parameter, update in zip(parameters, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update, alpha=-rate)
+                    parameter.add_(share_like(update, parameter), alpha=-rate)
 
     def _with_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov: the gradient, drawn towards its running average."""
+        """Nesterov: the gradient, drawn towards its running average; (rows, columns), whole."""
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(state["momentum"], momentum)
+        return whole(parameter.grad.lerp(state["momentum"], momentum))
 
 
 class Optimisers:
@@ -130,16 +131,17 @@ class Optimisers:
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State as `name|entry` -> tensor, for safetensors."""
+        """State as `name|entry` -> tensor, shared out as the parameters are."""
         found: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
                 for entry, value in state.items():
                     value = value if isinstance(value, Tensor) else torch.tensor(float(value))
-                    found[f"{self.names[parameter]}|{entry}"] = value.detach().clone().contiguous()
+                    found[f"{self.names[parameter]}|{entry}"] = value
         return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
+        """What `tensors` gave, whole."""
         by_name = {name: parameter for parameter, name in self.names.items()}
         for key, value in tensors.items():
             name, _, entry = key.partition("|")
@@ -147,8 +149,11 @@ class Optimisers:
                 raise ValueError(
                     f"the saved optimiser knows {name!r}, which this model does not train: another recipe?"
                 )
-            part = next(p for p in self.parts if any(by_name[name] is q for g in p.param_groups for q in g["params"]))
-            part.state[by_name[name]][entry] = value.clone()
+            parameter = by_name[name]
+            part = next(p for p in self.parts if any(parameter is q for g in p.param_groups for q in g["params"]))
+            if value.shape == parameter.shape:  # the count of steps is a lone number, which stays on the CPU
+                value = share_like(value.to(parameter.device), parameter)
+            part.state[parameter][entry] = value.clone()
 
 
 def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

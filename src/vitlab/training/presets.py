@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,11 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     path = Path(name)
     if path.suffix == ".toml":
         return path.stem, read_recipe(path)
-    if path.exists():
+    pattern = re.search(r"[*?{\[]|::", name)  # of shards
+    if path.exists() or pattern:
         base = read_recipe(known["folder"])
-        return path.resolve().stem, replace(base, data=replace(base.data, source=name))
+        title = path.absolute().parent.name if pattern else path.resolve().stem
+        return title, replace(base, data=replace(base.data, source=name))
     raise ValueError(
         f"{what!r} is no recipe, data source or folder.{nearest(name, [*known, *BY_SOURCE])} "
         f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class."

@@ -28,13 +28,26 @@ class Processes:
             return moved.to(tensor.device)
         return tensor
 
+    def join(self, table: dict[str, str]) -> dict[str, str]:
+        """Every process's table in one; all must ask together."""
+        if not self.any(bool(table)) or self.world == 1:
+            return table
+        tables: list[dict[str, str]] = [{}] * self.world
+        dist.all_gather_object(tables, table)
+        return {key: value for part in tables for key, value in part.items()}
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up in any process; all must ask together."""
-        return flag if self.world == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+        return self.first_with(flag) is not None
+
+    def first_with(self, flag: bool) -> int | None:
+        """The first process whose flag is up, if there is one; all must ask together."""
+        up = self.sum(torch.tensor([float(flag and rank == self.rank) for rank in range(self.world)]))
+        return int(up.argmax()) if up.any() else None
 
 
 def start(device: str = "auto") -> Processes:
@@ -42,6 +55,8 @@ def start(device: str = "auto") -> Processes:
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1 and not dist.is_initialized():
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)  # where nccl and fsdp work
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     return Processes(rank, world, chosen)
 
@@ -65,4 +80,4 @@ def pick_device(device: str, local_rank: int = 0) -> torch.device:
         raise ValueError("run.device=cuda, but torch sees no CUDA device here: use run.device=auto.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("run.device=mps, but torch sees no MPS device here: use run.device=auto.")
-    return chosen
+    return torch.device("cuda", local_rank) if device == "cuda" else chosen

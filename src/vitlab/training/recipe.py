@@ -87,9 +87,11 @@ class RunRecipe(Config):
     dir: str = ""  # runs/<recipe's name> unless given
     save_every: int = 0  # steps between saves; 0: at the end of each epoch
     eval_every: int = 1  # epochs between evaluations
+    minutes: float = 0.0  # the run ends here at the latest, with what it has; 0: no limit
     amp: Literal["off", "bf16", "fp16"] = "off"
     compile: bool = False
     device: str = "auto"
+    sharding: Literal["none", "fsdp"] = "none"  # of many processes: each keeps the whole model, or a share of it
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Recipe(Config):
                 raise ValueError(f"{name}={value} must be at least 0 and below 1.")
         if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
             raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
-        for name, value in (("workers", self.data.workers), ("save_every", self.run.save_every)):
+        not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
+        for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
                 raise ValueError(f"{name}={value} must be 0 or more.")
 

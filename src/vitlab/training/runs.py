@@ -27,12 +27,6 @@ COLUMNS = (
 SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed"}
 ALWAYS_DIFFER = {"run.dir", "run.name"}
 MORE_IS_BETTER = {"top1", "val_top1", "images_per_second", "started"}
-# Names that matplotlib knows; of the Noto collections it knows the first face only, which is the Japanese one.
-CHINESE_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "Source Han Sans", "PingFang SC",
-    "Hiragino Sans GB", "Heiti SC", "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei",
-    "Noto Sans CJK JP", "Droid Sans Fallback", "Arial Unicode MS",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,60 +208,3 @@ def _in_csv(value: Any) -> Any:
     if isinstance(value, str) and re.match(r"[=+\-@\t\r].*[(|!]", value, re.DOTALL):
         return "'" + value
     return value
-
-
-# ---------------------------------------------------------------------------------------------------------- a picture
-
-
-def plot(runs: list[Run], path: Path) -> list[str]:
-    """Draw the validation accuracy of all runs into one picture; returns the names of runs that have none."""
-    drawn = [run for run in runs if run.val_curve]
-    if not drawn:
-        raise ValueError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import PercentFormatter
-    except ImportError:
-        raise ValueError("--plot needs matplotlib, which is not installed: pip install matplotlib.") from None
-    kind = path.suffix.lstrip(".").lower() or "png"
-    if kind not in ("png", "svg", "pdf", "jpg", "webp"):
-        raise ValueError(f"--plot {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
-    names = [run.name for run in drawn]
-    with rc_context({"font.family": _fonts("".join(names)), "text.usetex": False, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")  # no pyplot: no window, no global state
-        axes = figure.add_subplot()
-        for i, run in enumerate(drawn):
-            steps, top1 = zip(*run.val_curve, strict=True)
-            dashes = ("-", "--", ":", "-.")[i // 10 % 4]  # the ten colours come round again
-            marker = "o" if len(steps) <= 60 else ""
-            axes.plot(steps, top1, dashes, color=f"C{i % 10}", marker=marker, markersize=3, linewidth=1.6)
-        axes.set(xlabel="step", ylabel="validation accuracy")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        legend = axes.legend(
-            axes.get_lines(), ["run"] * len(drawn), loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
-        )
-        for text, run in zip(legend.get_texts(), drawn, strict=True):  # set here, a name like _x or $a$ is only a name
-            best = max(run.val_curve, key=lambda point: point[1])[1]
-            text.set_parse_math(False)
-            text.set_text(f"{run.name if len(run.name) <= 40 else run.name[:39] + '…'}  {100 * best:.2f} %")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=kind)
-    return [run.name for run in runs if not run.val_curve]
-
-
-def _fonts(text: str) -> list[str]:
-    """matplotlib's own font, then those of this machine that know Chinese, where a name needs them."""
-    if text.isascii():
-        return ["DejaVu Sans"]
-    from matplotlib.font_manager import findSystemFonts, fontManager
-
-    found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    if not found:  # installed since matplotlib made its list?
-        for file in findSystemFonts():
-            if re.search(r"(?i)cjk|hansans|notosanssc|wqy|simhei|msyh|pingfang|hiragino", Path(file).name):
-                fontManager.addfont(file)
-        found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    return ["DejaVu Sans", *found]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,21 @@ class Progress:
     best_epoch: int = -1
     seconds: float = 0.0  # of training, over all its parts
     images: int = 0
-    unreadable: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
     scaler: float = 0.0  # fp16's loss scale
     finished: bool = False
 
 
 Tensors = dict[str, Tensor]
+
+
+def check_place(run: Path) -> None:
+    """Refuse a run folder that cannot be written, before anything is downloaded or trained."""
+    place = next(place for place in (run, *run.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
 
 
 def save_last(run: Path, model: Any, optimizer: Tensors, ema: Tensors | None, progress: Progress) -> None:
@@ -80,7 +90,8 @@ def recover(folder: Path) -> None:
     """After a kill between the two renames, the old folder goes back to its place."""
     old = folder.with_name(f".{folder.name}.old")
     if old.exists() and not folder.exists():
-        old.rename(folder)
+        with suppress(FileNotFoundError):  # another process of the run was faster
+            old.rename(folder)
     elif old.exists():
         shutil.rmtree(old, ignore_errors=True)
 
@@ -96,6 +107,7 @@ def _sync_folder(folder: Path) -> None:
 
 @dataclass
 class Saved:
+    labels: list[str] | None
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     ema: dict[str, Tensor] | None
@@ -114,4 +126,5 @@ def load_last(run: Path) -> Saved | None:
     except TypeError as error:
         raise CheckpointError(f"{folder}/state.json: {error}. It was written by another vitlab.") from None
     ema = load_file(folder / "ema.safetensors") if (folder / "ema.safetensors").is_file() else None
-    return Saved(read_tensors(folder / native.WEIGHTS), load_file(folder / "optimizer.safetensors"), ema, progress)
+    labels, weights = native.read_card(folder).get("labels"), read_tensors(folder / native.WEIGHTS)
+    return Saved(labels, weights, load_file(folder / "optimizer.safetensors"), ema, progress)

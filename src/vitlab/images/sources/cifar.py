@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
-from vitlab.images.sources.download import REMOTES, cache_dir, fetch, not_found, places
+from vitlab.images.sources.download import again, fetch, not_found, places
 from vitlab.images.sources.folder import open_folder
 
 SIDE = 32
@@ -124,7 +124,7 @@ def _read(source: str, kind: Kind, place: Path) -> Splits:
     images = {split: np.empty((count, SIDE, SIDE, 3), dtype=np.uint8) for split, count in counts.items()}
     labels = {split: np.empty(count, dtype=np.int64) for split, count in counts.items()}
     missing = dict(kind.members)
-    for name, data in _from_tar(kind, place) if place.is_file() else _from_folder(kind, place):
+    for name, data in _from_tar(source, kind, place) if place.is_file() else _from_folder(kind, place):
         member = missing.pop(name)
         _check(source, kind, place, name, data)
         rows = np.frombuffer(data, dtype=np.uint8).reshape(member.records, -1)  # (n, label bytes + 3072)
@@ -134,13 +134,13 @@ def _read(source: str, kind: Kind, place: Path) -> Splits:
         for channel in range(3):  # (n, H, W, C); five times as fast as one copy of the transposed array
             images[member.split][here, ..., channel] = planes[:, channel]
     if missing:
-        raise DataError(f"{place}: {', '.join(missing)} missing in it. {_remedy(source, kind, place)}")
+        raise DataError(f"{place}: {', '.join(missing)} missing in it. {again(source, place, kind.archive)}")
     for split in labels:
         if labels[split].max() >= len(kind.classes):
             at = int(labels[split].argmax())
             raise DataError(
                 f"{place}: record {at} of {split} has label {labels[split][at]}, outside 0..{len(kind.classes) - 1}. "
-                + _remedy(source, kind, place)
+                + again(source, place, kind.archive)
             )
     train, test = (ArrayDataset(images[s], labels[s], kind.classes, f"{source}/{s}") for s in ("train", "test"))
     return Splits(kind.classes, train, test=test)
@@ -152,7 +152,7 @@ def _from_folder(kind: Kind, folder: Path) -> Iterator[tuple[str, bytes]]:
             yield name, (folder / name).read_bytes()
 
 
-def _from_tar(kind: Kind, path: Path) -> Iterator[tuple[str, bytes]]:
+def _from_tar(source: str, kind: Kind, path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of the members expected, as they come; stops after the last, since the stream costs time."""
     wanted = {f"{kind.folder}/{name}": name for name in kind.members} | {name: name for name in kind.members}
     left = set(kind.members)
@@ -166,7 +166,7 @@ def _from_tar(kind: Kind, path: Path) -> Iterator[tuple[str, bytes]]:
                     raise _pickled(kind, path)
                 if name not in left or not info.isreg():
                     continue
-                _check_size(kind, path, name, info.size)
+                _check_size(source, kind, path, name, info.size)
                 stream = tar.extractfile(info)
                 assert stream is not None
                 yield name, stream.read()
@@ -177,31 +177,28 @@ def _from_tar(kind: Kind, path: Path) -> Iterator[tuple[str, bytes]]:
         raise
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
         raise DataError(
-            f"{path}: not a tar file, damaged, or cut off ({error}). Expected {kind.archive}; fetch it again."
+            f"{path}: not a tar file, damaged, or cut off ({error}). Expected {kind.archive}. "
+            + again(source, path, kind.archive)
         ) from None
 
 
 def _check(source: str, kind: Kind, place: Path, name: str, data: bytes) -> None:
-    _check_size(kind, place, name, len(data))
+    _check_size(source, kind, place, name, len(data))
     expected = kind.members[name].sha1
     found = hashlib.sha1(data, usedforsecurity=False).hexdigest()
     if expected and found != expected:
         raise DataError(
             f"{place}: wrong checksum of {name}: SHA-1 is {found}, expected {expected}. The file is damaged, or is not "
-            f"{source}. {_remedy(source, kind, place)}"
+            f"{source}. {again(source, place, kind.archive)}"
         )
 
 
-def _check_size(kind: Kind, place: Path, name: str, size: int) -> None:
+def _check_size(source: str, kind: Kind, place: Path, name: str, size: int) -> None:
     expected = kind.members[name].records * (kind.label_bytes + 3 * SIDE * SIDE)
     if size != expected:
-        raise DataError(f"{place}: {name} holds {size:,} bytes, expected {expected:,}. Fetch {kind.archive} again.")
-
-
-def _remedy(source: str, kind: Kind, place: Path) -> str:
-    if place.is_relative_to(cache_dir()):
-        return f"Delete {place} and run again: it will be downloaded anew."
-    return f"Fetch {REMOTES[source].mirrors[0]}{kind.archive} again."
+        raise DataError(
+            f"{place}: {name} holds {size:,} bytes, expected {expected:,}. {again(source, place, kind.archive)}"
+        )
 
 
 def _pickled(kind: Kind, path: Path) -> DataError:

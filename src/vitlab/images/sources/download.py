@@ -1,4 +1,8 @@
-"""Where the named sets are published, and a download that leaves a whole, checked file or none."""
+"""Where the named sets are published, and a download that leaves a whole, checked file or none.
+
+with watching(lambda url, done, total: ...):    # bytes so far, bytes in all (None: the server does not say)
+    open_data("cifar10")
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ import http.client
 import logging
 import os
 import tempfile
+import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +23,11 @@ from vitlab.images.sources.dataset import DataError
 
 log = logging.getLogger(__name__)
 TIMEOUT = 30  # seconds without a byte
-CHUNK = 1 << 20
+CHUNK = 1 << 18
+STALE = 3600  # seconds after which a partial file that nobody writes to is what a killed process left
+
+Watch = Callable[[str, int, int | None], object]
+_watch: ContextVar[Watch] = ContextVar("watch", default=lambda url, done, total: None)
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,16 @@ class _MirrorError(Exception):
     """This mirror did not deliver; another may."""
 
 
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """While inside, every download says how far it is."""
+    before = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
+
+
 def cache_dir() -> Path:
     """$VITLAB_CACHE, or ~/.cache/vitlab."""
     return Path(os.environ.get("VITLAB_CACHE") or "~/.cache/vitlab").expanduser()
@@ -86,6 +108,14 @@ def fetch(source: str, file: str) -> Path:
     )
 
 
+def again(source: str, path: Path, file: str | None = None) -> str:
+    """What to do about a damaged file of a named set."""
+    if path.is_relative_to(cache_dir()):
+        return f"Delete {path} and run again: it will be downloaded anew."
+    mirrors = REMOTES[source].mirrors
+    return f"Fetch {mirrors[0] if mirrors else ''}{file or path.name} again."
+
+
 def not_found(source: str, looked: list[Path]) -> DataError:
     """For download=False."""
     files = ", ".join(REMOTES[source].files)
@@ -98,6 +128,7 @@ def not_found(source: str, looked: list[Path]) -> DataError:
 def _download(url: str, target: Path, md5: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
         handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
         raise DataError(
@@ -116,16 +147,26 @@ def _download(url: str, target: Path, md5: str) -> None:
         Path(partial).unlink(missing_ok=True)  # gone already if all went well
 
 
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left of this file."""
+    for partial in target.parent.glob(f".{target.name}.*.part"):
+        with suppress(OSError):
+            if time.time() - partial.stat().st_mtime > STALE:
+                partial.unlink()
+
+
 def _receive(url: str, file) -> str:
     """Write what the URL gives into the file; returns its MD5."""
-    digest, received = hashlib.md5(usedforsecurity=False), 0
+    digest, received, watch = hashlib.md5(usedforsecurity=False), 0, _watch.get()
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
             expected = int(response.headers.get("Content-Length") or 0)
-            while chunk := response.read(CHUNK):
+            watch(url, 0, expected or None)
+            while chunk := response.read1(CHUNK):  # what is there, so that a slow line is seen to move
                 _write(file, chunk)
                 digest.update(chunk)
                 received += len(chunk)
+                watch(url, received, expected or None)
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         if isinstance(error, DataError):
             raise

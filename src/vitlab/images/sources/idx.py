@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
-from vitlab.images.sources.download import REMOTES, fetch, not_found, places
+from vitlab.images.sources.download import REMOTES, again, fetch, not_found, places
 
 CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
@@ -91,7 +91,7 @@ def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
 
 
 def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -> ArrayDataset:
-    images, labels = read_idx(images_file, IMAGES), read_idx(labels_file, LABELS)
+    images, labels = (read_idx(source, file, magic) for file, magic in ((images_file, IMAGES), (labels_file, LABELS)))
     if len(images) != len(labels):
         raise DataError(
             f"{images_file} holds {len(images)} pictures, {labels_file} {len(labels)} labels. The two files do not "
@@ -100,34 +100,36 @@ def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -
     classes = CLASSES[source]
     if len(labels) and labels.max() >= len(classes):
         at = int(labels.argmax())
-        raise DataError(f"{labels_file}: label {at} is {labels[at]}, outside 0..{len(classes) - 1}. Fetch it again.")
+        raise DataError(
+            f"{labels_file}: label {at} is {labels[at]}, outside 0..{len(classes) - 1}. {again(source, labels_file)}"
+        )
     return ArrayDataset(images[..., None], labels, classes, f"{source}/{split}")  # (N, H, W, 1)
 
 
-def read_idx(path: Path, magic: int) -> np.ndarray:
+def read_idx(source: str, path: Path, magic: int) -> np.ndarray:
     """(N, H, W) or (N,) uint8, after checking the header against the bytes that follow."""
-    again = "Fetch the file again."
+    remedy = again(source, path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             dims = magic & 0xFF
             header = file.read(4 + 4 * dims)
             if len(header) < 4 + 4 * dims:
-                raise DataError(f"{path}: only {len(header)} bytes, too short for an IDX file. {again}")
+                raise DataError(f"{path}: only {len(header)} bytes, too short for an IDX file. {remedy}")
             found, *shape = struct.unpack(f">{1 + dims}I", header)
             if found != magic:
                 raise DataError(
                     f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'pictures'} should: "
-                    f"magic number {found:#010x}, expected {magic:#010x}. {again}"
+                    f"magic number {found:#010x}, expected {magic:#010x}. {remedy}"
                 )
             size = math.prod(shape)
             if not 0 < size <= MOST:
-                raise DataError(f"{path}: its header says {' x '.join(map(str, shape))}, which cannot be. {again}")
+                raise DataError(f"{path}: its header says {' x '.join(map(str, shape))}, which cannot be. {remedy}")
             data = file.read(size + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: damaged or cut off ({error}). {again}") from None
+        raise DataError(f"{path}: damaged or cut off ({error}). {remedy}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from None
     if len(data) != size:
         held = f"{len(data):,}" if len(data) < size else "more"
-        raise DataError(f"{path}: {' x '.join(map(str, shape))} needs {size:,} bytes, but {held} follow. {again}")
+        raise DataError(f"{path}: {' x '.join(map(str, shape))} needs {size:,} bytes, but {held} follow. {remedy}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape).copy()  # writable, as torch wants it

@@ -6,6 +6,7 @@ fixes the names and their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def number_labels(
     found = {label for labels in written.values() for label in labels}
     numeric = all(label.isascii() and label.isdigit() for label in found)
     if classes is None:
-        train = set(written["train"])
-        classes = _counted(train, classes_file) if numeric else sorted(train)
+        _check_none_below_zero(written, place)
+        classes = _counted(written["train"], place, classes_file) if numeric else sorted(set(written["train"]))
         known, source = {name: i for i, name in enumerate(classes)}, "train"
     else:
         by_number = numeric and not found <= set(classes)
@@ -58,15 +59,30 @@ def number_labels(
     return classes, numbers
 
 
-def _counted(labels: set[str], classes_file: Path) -> list[str]:
+def _counted(labels: Sequence[str], place: Place, classes_file: Path) -> list[str]:
     """Classes "0" .. the largest, so that a label is its class number."""
-    different = {int(label) for label in labels}
-    if (largest := max(different)) >= 1000 + 10 * len(different):
+    numbers = [int(label) for label in labels]
+    different, largest = len(set(numbers)), max(numbers)
+    if largest >= 1000 + 10 * different:
         raise DataError(
-            f"labels reach {largest}, but only {len(different)} different ones occur. Class numbers count from 0; "
-            f"if these are names, list them in {classes_file}, one a line."
+            f"{place('train', numbers.index(largest))}: label {largest}, but only {different} different ones occur. "
+            f"Class numbers count from 0; if these are names, list them in {classes_file}, one a line."
         )
     return [str(i) for i in range(largest + 1)]
+
+
+def _check_none_below_zero(written: Mapping[str, Sequence[str]], place: Place) -> None:
+    """-1 among class numbers is a mark for "no label", not the name of a class."""
+    whole = re.compile(r"-?\d+")
+    if not all(whole.fullmatch(label) for label in set().union(*map(set, written.values()))):
+        return
+    for split, labels in written.items():
+        for i, label in enumerate(labels):
+            if label.startswith("-"):
+                raise DataError(
+                    f"{place(split, i)}: label {label} is below 0; class numbers count from 0. Give the picture its "
+                    "class, or take it out."
+                )
 
 
 def _outside(label: str, split: str, source: str, known: list[str], numeric: bool) -> str:

@@ -1,0 +1,21 @@
+"""bundled:NAME -> the folder of a small trained model that ships in the package, with its recipe beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitlab.checkpoints.files import CheckpointError
+
+PREFIX = "bundled:"
+FOLDER = Path(__file__).parents[1] / "bundled"
+
+
+def names() -> list[str]:
+    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "model.json").is_file())
+
+
+def find(name: str) -> Path:
+    wanted = name.removeprefix(PREFIX)
+    if wanted not in names():
+        raise CheckpointError(f"{name}: there is no such model in the package; there are {', '.join(names())}.")
+    return FOLDER / wanted

@@ -1,0 +1,106 @@
+"""How far something is: a bar on a terminal, a line every ten seconds elsewhere. On stderr: results stay clean."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vitlab.cli.console import say
+
+EVERY = 10.0  # seconds between lines
+
+
+class Meter:
+    """One thing after another, each with a name; `update` says how far it is."""
+
+    def __init__(self, unit: str, *, terminal: bool | None = None) -> None:
+        self.unit = unit  # "bytes" or what else is counted
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        self.name: str | None = None
+        self.bar: Any = None
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def update(self, name: str, done: int, total: int | None) -> None:
+        if name != self.name:
+            self.close()
+            self.name, self.began, self.spoke = name, time.monotonic(), time.monotonic()
+            self._start(total)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done)
+        elif time.monotonic() - self.spoke >= EVERY:
+            self.spoke = time.monotonic()
+            say(self._line(done, total))
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        self.bar = self.name = None
+
+    def _start(self, total: int | None) -> None:
+        if not self.terminal:
+            if self.unit == "bytes":
+                size = f" ({_megabytes(total)})" if total else ""
+                say(f"downloading {self.name}{size}")
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        counted = [DownloadColumn(), TransferSpeedColumn()] if self.unit == "bytes" else [MofNCompleteColumn()]
+        columns = [TextColumn("{task.description}", markup=False), BarColumn(), *counted, TimeRemainingColumn()]
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=self.unit != "bytes")
+        self.task = self.bar.add_task((self.name or "").rpartition("/")[2], total=total)
+        self.bar.start()
+
+    def _line(self, done: int, total: int | None) -> str:
+        speed = done / max(time.monotonic() - self.began, 1e-9)
+        name = (self.name or "").rpartition("/")[2]
+        left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
+        if self.unit == "bytes":
+            far = f"{done / 1e6:.1f} of {_megabytes(total)} ({done / total:.0%})" if total else _megabytes(done)
+            return f"{name}: {far}, {_megabytes(speed)}/s{left}"
+        return f"{name}: {done:,} of {total:,} {self.unit}, {speed:.1f} a second{left}"
+
+
+@contextmanager
+def following_downloads() -> Iterator[None]:
+    """While inside, downloads of data are shown."""
+    from vitlab.images.sources.download import watching
+
+    with Meter("bytes") as meter, watching(meter.update):
+        yield
+
+
+@contextmanager
+def counting(name: str, total: int) -> Iterator[Callable[[int], object]]:
+    """A function that is told how many pictures were done since."""
+    done = 0
+    with Meter("pictures") as meter:
+
+        def add(count: int) -> None:
+            nonlocal done
+            done += count
+            meter.update(name, done, total)
+
+        yield add
+
+
+def _megabytes(n: float) -> str:
+    return f"{n / 1e6:.1f} MB"

@@ -1,0 +1,97 @@
+"""vitlab study."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from vitlab.cli.console import out, say
+from vitlab.cli.progress import following_downloads
+from vitlab.cli.runs import FORMATS, TITLES
+from vitlab.cli.train import Bar, Plain
+from vitlab.study.configs import PLOT, Study, study_configs
+from vitlab.study.grid import short_keys
+from vitlab.study.table import BEST, for_people
+from vitlab.training.loop import Stopped
+from vitlab.training.presets import find_recipe
+from vitlab.training.runlog import to_json
+from vitlab.training.runs import shown, to_csv, to_markdown
+
+SPARED = ("images_per_second", "loss", "params", "seconds")  # in this order, where there is no room
+
+
+def configs(what: str | None, settings: list[str], folder: Path | None, format: str, json: bool) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
+    if what is not None and "=" in what and not Path(what).exists():  # vitlab study configs model.depth=4,6
+        what, settings = None, [what, *settings]
+    name, recipe = find_recipe(what)
+    command = shlex.join(["vitlab", *sys.argv[1:]])
+    on_screen = sys.stdout.isatty() and format == "table" and not json
+    try:
+        with following_downloads(), OneBar() if on_screen else Beside() as show:
+            study = study_configs(name, recipe, settings, folder, command=command, show=show)
+    except (Stopped, KeyboardInterrupt):
+        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
+        raise SystemExit(130) from None
+    _show(study, format, json)
+    if study.failed:
+        say(f"{len(study.failed)} of {len(study.outcomes)} runs failed: the reasons are in {study.folder}/results.csv.")
+        raise SystemExit(1)
+
+
+def _show(study: Study, format: str, json: bool) -> None:
+    rows = study.rows
+    if json:
+        print(to_json(rows), end="")
+    elif format == "csv":
+        print(to_csv(rows), end="")
+    elif format == "markdown":
+        print(to_markdown(for_people(rows)), end="")
+    else:
+        _print_table(for_people(rows))
+    drawn = study.folder / PLOT
+    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    """The best in bold; a narrow terminal gets fewer columns, because table.md has them all."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    console = out()
+    titles = {**TITLES, **short_keys([key for key in rows[0] if "." in key])}
+    columns = {key: [titles.get(key, key), *[shown(key, row[key]) for row in rows]] for key in rows[0]}
+    widths = {key: max(map(cell_len, texts)) + 2 for key, texts in columns.items()}
+    widths["note"] = min(widths.get("note", 0), 20)  # it may be folded
+    for key in SPARED:
+        if sum(widths.values()) > console.width:
+            widths[key] = 0
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    kept = [key for key in columns if widths[key]]
+    for key in kept:
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        grid.add_column(Text(columns[key][0]), justify="right" if numeric else "left", overflow="fold")
+    for number, row in enumerate(rows, 1):
+        style = "bold" if BEST in row.get("note", "") else ""
+        grid.add_row(*[Text(columns[key][number]) for key in kept], style=style)
+    console.print(grid)
+
+
+class OneBar(Bar):
+    """For a terminal: the bar of the run that is going on; those before are told in words."""
+
+    def start(self, done: int, total: int) -> None:
+        for task in self.progress.task_ids:
+            self.progress.remove_task(task)
+        super().start(done, total)
+
+
+class Beside(Plain):
+    """For files and pipes: lines on stderr, so that the table alone is on stdout."""
+
+    def note(self, text: str) -> None:
+        say(text)

@@ -1,0 +1,155 @@
+"""Where a token looks: one row of the attention matrix, laid out as the grid of patches.
+
+    maps = attention_maps(model, "cat.jpg", layers=[-1])              # (B, 1, h, grid_h, grid_w), from the class token
+    maps = attention_maps(model, images, heads="mean", query=(100, 60))   # from the patch under pixel x=100, y=60
+
+Values are the softmax weights the network used. What goes to class, distillation and register tokens is not in the map,
+so a map sums to 1 minus their share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.layers.trace import Trace, check_offered
+
+Query = str | int | Sequence[float] | None
+
+
+@overload
+def attention_maps(
+    model: Any,
+    images: Images,
+    layers: str | Sequence[int] = "all",
+    heads: str | Sequence[int] = "all",
+    query: Query = None,
+    *,
+    prefix: Literal[False] = False,
+    batch_size: int = 8,
+) -> Tensor: ...
+
+
+@overload
+def attention_maps(
+    model: Any,
+    images: Images,
+    layers: str | Sequence[int] = "all",
+    heads: str | Sequence[int] = "all",
+    query: Query = None,
+    *,
+    prefix: Literal[True],
+    batch_size: int = 8,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention_maps(
+    model: Any,
+    images: Images,
+    layers: str | Sequence[int] = "all",
+    heads: str | Sequence[int] = "all",
+    query: Query = None,
+    *,
+    prefix: bool = False,
+    batch_size: int = 8,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """(B, layers, heads, grid_h, grid_w), on the CPU in float32 (float64 for a float64 model).
+
+    layers   "all", or layer numbers; -1 is the last
+    heads    "all", head numbers, or "mean": their average, as one head
+    query    who looks: "class", "distillation", "mean" (the average over all patches), the number of a patch (row by
+             row), or a pixel (x, y) of the model's input. None: what the head reads, "class" or "mean"
+    prefix   also give what goes to the tokens before the patches: (maps, (B, layers, heads, prefix tokens))
+
+    From the class token only that row is computed; from others each asked layer's matrix lives for a moment.
+    """
+    check_model(model)
+    check_offered(["attention"], model.traceable)
+    _check_numbers(layers, heads)
+    grid, before, parts = (0, 0), 0, []
+    for batch in batches(model, images, batch_size):
+        layout = model.layout(*batch.images.shape[-2:])
+        grid, before = layout.grid, len(layout.prefix)
+        parts.append(_rows(model, batch.images, query_rows(model, batch.images, query), layers, heads))
+    rows = torch.cat(parts)  # (B, L, h, N)
+    maps = rows[..., before:].unflatten(-1, grid)
+    return (maps, rows[..., :before]) if prefix else maps
+
+
+@torch.no_grad()
+def _rows(model: Any, images: Tensor, tokens: slice, layers: str | Sequence[int], heads: str | Sequence[int]) -> Tensor:
+    """The rows of these tokens, averaged: (B, L, h, N)."""
+    of_class = tokens == slice(0, 1) and "class_attention" in model.traceable
+    kind = "class_attention" if of_class else "attention"
+
+    def reduce(weights: Tensor, _: int | None) -> Tensor:
+        row = wide(weights) if of_class else wide(weights[:, :, tokens]).mean(2)  # (B, h, N)
+        return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
+
+    trace = Trace(kind, layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
+    with evaluating(model):
+        model(images, trace=trace)
+    return trace.stack(kind).transpose(0, 1)
+
+
+def query_rows(model: Any, images: Tensor, query: Query) -> slice:
+    """Which tokens of the list look; the rows of several are averaged."""
+    height, width = images.shape[-2:]
+    layout = model.layout(height, width)
+    prefix, (rows, columns) = layout.prefix, layout.grid
+    if query is None:
+        query = "class" if model.config.head.pooling in ("class", "class_mean") else "mean"
+    if query == "mean":
+        return slice(len(prefix), len(prefix) + rows * columns)
+    if isinstance(query, str):
+        named = [name for name in ("class", "distillation") if name in prefix]
+        if query not in named:
+            raise ValueError(
+                f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*named, 'mean'])} "
+                "(the average over all patches), a patch's number, or a pixel (x, y)."
+            )
+        return slice(prefix.index(query), prefix.index(query) + 1)
+    if isinstance(query, Sequence):
+        patch = _patch_under(query, height, width, columns, model.config.patch_size)
+    else:
+        patch = _patch_number(query, rows, columns)
+    return slice(len(prefix) + patch, len(prefix) + patch + 1)
+
+
+def _patch_under(pixel: Sequence[float], height: int, width: int, columns: int, patch_size: int) -> int:
+    if len(pixel) != 2 or not all(isinstance(n, int | float) for n in pixel):
+        raise ValueError(f"query={pixel!r} must be one pixel (x, y) of the model's input.")
+    x, y = pixel
+    if not (0 <= x < width and 0 <= y < height):
+        raise ValueError(
+            f"query=({x}, {y}) lies outside the model's input, which is {width} x {height} pixels: "
+            f"x is 0 to {width - 1}, y is 0 to {height - 1}."
+        )
+    return int(y // patch_size) * columns + int(x // patch_size)
+
+
+def _patch_number(query: Any, rows: int, columns: int) -> int:
+    try:
+        patch = index(query)
+    except TypeError:
+        raise ValueError(
+            f'query={query!r} must be "class", "distillation", "mean", a patch\'s number, or a pixel (x, y).'
+        ) from None
+    if isinstance(query, bool) or not 0 <= patch < rows * columns:
+        raise ValueError(
+            f"query={query!r}: {rows} x {columns} patches are numbered 0 to {rows * columns - 1}, row by row."
+        )
+    return patch
+
+
+def _check_numbers(layers: str | Sequence[int], heads: str | Sequence[int]) -> None:
+    if isinstance(heads, str) and heads not in ("all", "mean"):
+        raise ValueError(f'heads={heads!r} must be "all", "mean" or a list of head numbers, e.g. heads=[0, -1].')
+    for what, given in (("layers", layers), ("heads", heads)):
+        if isinstance(given, Sequence) and not len(given):
+            raise ValueError(f'{what}={given!r} asks for nothing: use {what}="all", or {what}=[-1].')

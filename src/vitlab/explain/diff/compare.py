@@ -1,0 +1,270 @@
+"""diff: two checkpoints step by step on the same input, the first step where they part, and its cause.
+
+A step differs where its largest difference is more than `tolerance` of its largest value. Pictures are prepared by each
+side on its own, and compared; the networks then get one and the same tensor, so that the two are told apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.explain.diff.causes import Cause, Search
+from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
+from vitlab.explain.diff.sides import Side, open_side
+from vitlab.explain.diff.steps import Key, Row, Tally, first_difference, run_steps, step_name
+from vitlab.explain.inputs import _listed as listed
+from vitlab.images.read import Source, read_image
+from vitlab.layers.patches import check_images
+
+SAME = (  # what two copies of one network share
+    *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
+    *("norm.kind", "norm.norm_pre", "attention.qk_norm"),
+)
+
+
+@dataclass
+class Difference:
+    """What `diff` found; `rows` in the order of the pass, pictures first."""
+
+    a: str
+    b: str
+    tolerance: float
+    image_size: tuple[int, int]
+    images: int  # pictures that were compared; 0: noise
+    rows: list[Row]
+    causes: list[Cause] = field(default_factory=list)
+    unexplained: str = ""  # what is left without a cause, in words
+    own: Row | None = None  # the output, where each side prepared the pictures itself
+    same_class: int | None = None  # and how many pictures then get the same class
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def equal(self) -> bool:
+        return not self.causes and all(not row.differs for row in self.rows)
+
+    @property
+    def first(self) -> str | None:
+        """The first step that differs."""
+        found = next((row.step for row in self.rows if row.differs), None)
+        return found or (self.causes[0].step if self.causes else None)
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.causes[0] if self.causes else None
+
+    @property
+    def remedy(self) -> str:
+        return self.causes[0].remedy if self.causes else ""
+
+    @property
+    def verdict(self) -> str:
+        """In plain words, a line for each thing."""
+        if self.equal:
+            most = max((row.relative for row in self.rows), default=0.0)
+            return (
+                f"A and B agree in all {len(self.rows)} steps: no difference is above {most:.1e} of the largest value."
+            )
+        lines = []
+        row = next((row for row in self.rows if row.differs), None)
+        if row is not None and row.shape != row.other_shape:
+            shapes = (" x ".join(map(str, shape)) for shape in (row.shape, row.other_shape))
+            lines.append(f"first difference: {row.step} ({' in A, '.join(shapes)} in B).")
+        elif row is not None:
+            lines.append(f"first difference: {row.step} ({row.relative:.1e} of the largest value).")
+        for number, cause in enumerate(self.causes):
+            start = "Likely cause" if number == 0 else f"Then {cause.step}"
+            repaired = ""
+            if cause.after is not None:
+                repaired = f" With that undone in {cause.changed}, {cause.step} agrees to {cause.after:.1e}."
+            lines.append(f"{start}: {cause.words}.{repaired}")
+            lines.append(f"  {cause.remedy}")
+        if self.unexplained:
+            lines.append(self.unexplained)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        def plain(cause: Cause) -> dict[str, Any]:
+            values = {**vars(cause), "explained": cause.explained}
+            return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+        return {
+            **{name: value for name, value in vars(self).items() if name not in ("rows", "causes", "own")},
+            "equal": self.equal,
+            "first": self.first,
+            "verdict": self.verdict,
+            "causes": [plain(cause) for cause in self.causes],
+            "rows": [row.to_dict() for row in self.rows],
+            "own": self.own.to_dict() if self.own is not None else None,
+        }
+
+
+def diff(
+    a: Any,
+    b: Any,
+    images: Tensor | Source | Iterable[Source] | None = None,
+    tolerance: float = 1e-5,
+    *,
+    image_size: tuple[int, int] | None = None,
+    heads: int | None = None,
+) -> Difference:
+    """Compare two copies of one network: anything `vitlab.load` reads, transformers:FOLDER, or models.
+
+    images      pictures, or a normalised tensor (B, C, H, W); None: fixed noise
+    tolerance   the share of a step's largest value that counts as a difference
+    image_size  the input's (height, width); B's own unless given
+    heads       for bare files that do not tell it
+    """
+    if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
+        raise ValueError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
+    A, B = (open_side(letter, what, heads, image_size) for letter, what in (("A", a), ("B", b)))
+    _check_one_network(A, B)
+    size = image_size or B.config.image_size
+    found = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
+    pictures: list[Image.Image] = []
+    if images is not None and not isinstance(images, Tensor):
+        pictures = [read_image(source) for source in listed(images)]
+        found.images = len(pictures)
+    views = (
+        _compare_pictures(A, B, pictures or [fixed_picture(size)], size, found) if images is None or pictures else {}
+    )
+    batch = _inputs(A, images, views if pictures else {}, size)
+    found.image_size = (batch.shape[-2], batch.shape[-1])
+    worst = _compare_networks(A, B, batch, found)
+    if pictures and len(views) == 2:
+        _compare_outputs(A, B, views, found)
+    if any(row.differs for row in found.rows if row.step != "preprocess"):
+        _find_causes(A, B, batch[worst : worst + 1], found)
+    _compare_labels(A, B, found)
+    return found
+
+
+def _check_one_network(a: Side, b: Side) -> None:
+    """Two networks can only be compared step by step where their tokens are of one kind."""
+    found = [(path, *(attrgetter(path)(side.config) for side in (a, b))) for path in SAME]
+    inner = ((c.head_dim or c.width // c.heads) * c.heads for c in (a.config, b.config))
+    found.append(("width of attention", *inner))
+    found.append(("layer_scale", *(bool(side.config.residual.layer_scale) for side in (a, b))))
+    kinds = [side.config.positions.kind for side in (a, b)]
+    if {"rotary", "relative"}.intersection(kinds):
+        found.append(("positions", *kinds))
+    other = [f"{path} {x} in A, {y} in B" for path, x, y in found if x != y]
+    if a.family != b.family:
+        other.insert(0, f"family {a.family} in A, {b.family} in B")
+    if other:
+        raise ValueError(
+            f"{a.name} and {b.name} are different networks: {'; '.join(other)}. diff compares two copies of one "
+            "network; `vitlab inspect` shows what each is."
+        )
+
+
+def _compare_pictures(
+    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int], found: Difference
+) -> dict[str, Tensor]:
+    """Each side's view of the pictures; a row, and a cause, for the difference between them."""
+    views = {side.letter: side.view(pictures, size) for side in (a, b)}
+    there = {letter: view for letter, view in views.items() if view is not None}
+    for side in (a, b):
+        if side.letter not in there:
+            found.notes.append(f"{side.letter} says nothing of how pictures are prepared, so that was not compared.")
+    if len(there) == 2:
+        row = compare_views(there["A"], there["B"], found.tolerance)
+        found.rows.append(row)
+        if row.differs:
+            found.causes.append(why_views_differ(a, b, pictures, size, row))
+    return there
+
+
+def _inputs(a: Side, images: Any, views: dict[str, Tensor], size: tuple[int, int]) -> Tensor:
+    """What both networks get: the tensor given, A's view of the pictures (or B's), or noise."""
+    if isinstance(images, Tensor):
+        check_images(images, a.config.channels)
+        if not len(images):
+            raise ValueError("there is no image to look at: give at least one.")
+        return images
+    if views:
+        return next(iter(views.values()))
+    if images is not None:
+        raise ValueError("neither A nor B says how pictures are prepared: leave the pictures out, or pass a tensor.")
+    return torch.randn(2, a.config.channels, *size, generator=torch.Generator().manual_seed(0))
+
+
+def _compare_networks(a: Side, b: Side, batch: Tensor, found: Difference) -> int:
+    """A row for every step that both have, over all images; returns the image in which the first difference is largest.
+
+    One image at a time: every step of two networks is kept meanwhile.
+    """
+    tallies: dict[Key, Tally] = {}
+    alone: list[dict[Key, Tally]] = []
+    absent: set[str] = set()
+    for n in range(len(batch)):
+        image = batch[n : n + 1]
+        steps_a, steps_b = a.steps(image), b.steps(image)
+        absent |= {key[0] for key in steps_a.keys() ^ steps_b.keys()}
+        alone.append({})
+        for key, value in steps_b.items():
+            if key in steps_a:
+                for tally in (tallies.setdefault(key, Tally()), alone[-1].setdefault(key, Tally())):
+                    tally.add(steps_a[key], value)
+    steps = {key: tally.row(step_name(*key), found.tolerance) for key, tally in tallies.items()}
+    found.rows += steps.values()
+    if absent:
+        found.notes.append(f"not compared, because only one side shows it: {', '.join(sorted(absent))}.")
+    first = next((key for key, row in steps.items() if row.differs), None)
+    if first is None:
+        return 0
+    return max(range(len(alone)), key=lambda n: alone[n][first].row("", found.tolerance).relative)
+
+
+def _compare_outputs(a: Side, b: Side, views: dict[str, Tensor], found: Difference) -> None:
+    """The whole path from a picture to the output, each side by itself."""
+    tally = Tally()
+    same = 0
+    key: Key | None = None
+    for n in range(found.images):
+        steps_a, steps_b = (side.steps(views[side.letter][n : n + 1]) for side in (a, b))
+        key = [k for k in steps_b if k in steps_a][-1]
+        tally.add(steps_a[key], steps_b[key])
+        same += int(steps_a[key].argmax()) == int(steps_b[key].argmax())
+    if key is not None:
+        found.own = tally.row(step_name(*key), found.tolerance)
+        found.same_class = same if key == ("head", None) else None
+
+
+def _find_causes(a: Side, b: Side, image: Tensor, found: Difference) -> None:
+    """The side to try changes on is one that its config and weights, rebuilt by us, reproduce."""
+    for p, r in ((a, b), (b, a)):
+        again = run_steps(p.rebuilt({}, {}, {}), image)
+        if first_difference(again, p.steps(image), found.tolerance) is None:
+            search = Search(p, r, image, found.tolerance)
+            found.causes += search.run()
+            if search.unexplained is not None:
+                start = "No known cause repairs" if not search.options and not search.taken else "Then"
+                found.unexplained = f"{start} {search.unexplained.step}: {search.summary()}"
+            return
+        found.notes.append(f"{p.letter} is not what its config and weights make: it was changed after it was built.")
+    found.unexplained = "No cause was looked for: neither side is what its config and weights make."
+
+
+def _compare_labels(a: Side, b: Side, found: Difference) -> None:
+    """Equal scores under names in another order are other predictions."""
+    if not a.labels or not b.labels or a.labels == b.labels:
+        return
+    if len(a.labels) != len(b.labels):
+        found.notes.append(f"A names {len(a.labels)} classes, B {len(b.labels)}.")
+        return
+    at = next(i for i, (x, y) in enumerate(zip(a.labels, b.labels, strict=True)) if x != y)
+    said = f"class {at} is {a.labels[at]!r} in A, {b.labels[at]!r} in B"
+    if sorted(a.labels) == sorted(b.labels) and not any(row.differs for row in found.rows if row.step == "head"):
+        words = f"label order: the same names in another order; {said}"
+        remedy = "Take the names from the side whose predictions are right: model.labels = [...], then vitlab.save."
+        found.causes.append(Cause("labels", "labels", words, remedy, 1.0))
+    else:
+        found.notes.append(f"label names differ: {said}.")

@@ -1,0 +1,80 @@
+"""What each side makes of a picture before its network sees it, and which setting makes the difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitlab.explain.diff.causes import Cause
+from vitlab.explain.diff.remedies import typed
+from vitlab.explain.diff.sides import Side
+from vitlab.explain.diff.steps import Row, Tally
+
+SETTINGS = (  # what they are called, and the fields that stand or fall together
+    ("mean and std", ("mean", "std")),
+    ("crop", ("how", "resize")),
+    ("interpolation", ("interpolation",)),
+    ("scale of the pixels", ("scale",)),
+    ("input size", ("size", "resize")),
+)
+
+
+def fixed_picture(size: tuple[int, int]) -> Image.Image:
+    """Noise, always the same, larger than the input and of another shape, so that every setting shows."""
+    rows, columns = (3 * size[0] // 2 + 3, 2 * size[1] + 5)
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def compare_views(a: Tensor, b: Tensor, tolerance: float) -> Row:
+    tally = Tally()
+    tally.add(a, b)
+    return tally.row("preprocess", tolerance)
+
+
+def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int], row: Row) -> Cause:
+    """Each setting of r in p, one at a time and then all so far, until p sees what r sees."""
+    wanted = r.view(pictures, size)
+    mine, theirs = (_settings(side, size) for side in (p, r))
+    assert wanted is not None
+    best: tuple[float, str, dict[str, Any]] = (row.relative, "", {})
+    so_far: dict[str, Any] = {}
+    names: list[str] = []
+    for name, fields in SETTINGS:
+        other = {f: getattr(theirs, f) for f in fields if getattr(theirs, f) != getattr(mine, f)}
+        if not other:
+            continue
+        so_far |= other
+        names.append(name)
+        for called, change in ((name, other), (", ".join(names), so_far)):
+            after = compare_views(replace(mine, **change).batch(pictures), wanted, 0.0).relative
+            if after < best[0]:
+                best = (after, called, dict(change))
+    after, name, change = best
+    if not change:
+        words = f"{p.letter} and {r.letter} prepare pictures by equal settings, yet their pixels differ"
+        remedy = (
+            "Two libraries resize: their rounding differs by a grey level or two. Prepare pictures with one of them."
+        )
+        return Cause("preprocess", row.step, words, remedy, row.relative)
+    told = "; ".join(
+        f"{field} {_short(getattr(mine, field))} in {p.letter}, {_short(value)} in {r.letter}"
+        for field, value in change.items()
+    )
+    values = ", ".join(f"{field}={value!r}" for field, value in change.items())
+    remedy = (
+        f'To make {p.letter} as {r.letter}: vitlab.save(vitlab.load({typed(p)!r}, preprocess=dict({values})), "DST")'
+    )
+    return Cause("preprocess", row.step, f"{name}: {told}", remedy, row.relative, after, p.letter)
+
+
+def _settings(side: Side, size: tuple[int, int]) -> Any:
+    return side.preprocess if size == side.config.image_size else side.preprocess.with_size(size)
+
+
+def _short(value: Any) -> str:
+    return f"({', '.join(f'{n:g}' for n in value)})" if isinstance(value, tuple) else str(value)

@@ -1,0 +1,226 @@
+"""The two sides of a comparison: a model of ours, or a transformers folder run by transformers itself.
+
+Each side gives its steps under our names, its weights under our names, and its own view of a picture. Our models are
+asked through Trace; only the other library's model is watched by forward hooks, on the layers that our rename table
+knows, so that every naming of theirs that we can load can also be followed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlab.checkpoints import hf, keymap, native
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.explain.diff.steps import Key, Steps, run_steps
+from vitlab.models import registry
+
+PREFIX = "transformers:"
+State = dict[str, Tensor]
+
+
+class Side:
+    """A model of ours."""
+
+    def __init__(self, letter: str, model: Any, path: str | None = None):
+        self.letter, self.path = letter, path  # path: what to type for it; None for a model given as an object
+        self.name = path or type(model).__name__
+        self.config, self.family, self.labels = model.config, model.family, model.labels
+        self.preprocess = model.preprocess
+        self.weights: State = dict(model.state_dict())
+        self.notes: list[str] = []
+        self.network: nn.Module = model  # what really runs
+
+    def steps(self, images: Tensor) -> Steps:
+        return run_steps(self.network, images)
+
+    def view(self, pictures: list[Image.Image], size: tuple[int, int]) -> Tensor | None:
+        """Upright pictures -> (B, C, H, W) as this side prepares them, for an input of `size`; None: it cannot."""
+        if self.preprocess is None:
+            return None
+        fitting = self.preprocess if size == self.config.image_size else self.preprocess.with_size(size)
+        return fitting.batch(pictures)
+
+    @property
+    def eps(self) -> set[float]:
+        """What its LayerNorms really have, whatever the config says."""
+        return {module.eps for module in self.network.modules() if isinstance(module, nn.LayerNorm)}
+
+    def rebuilt(self, options: dict[str, Any], tensors: State, other: State) -> Any:
+        """Our network of this config and these weights, with options and tensors changed; the live model stays.
+
+        A tensor that the changed network needs and this side does not have is taken from `other`.
+        """
+        config = self.config.with_options(**options)
+        model = native.on_meta(lambda: registry.build(self.family, config))
+        like = next(iter(self.weights.values()))
+        state: State = {}
+        for key, wanted in model.state_dict().items():
+            fitting = (s[key] for s in (tensors, self.weights, other) if key in s and s[key].shape == wanted.shape)
+            if (found := next(fitting, None)) is None:
+                raise ValueError(f"neither side has {key} in the shape {tuple(wanted.shape)}.")
+            state[key] = found.detach().to(like.device, like.dtype)
+        model.load_state_dict(state, assign=True)
+        return model.eval()
+
+
+class TransformersSide(Side):
+    """A folder run by transformers; its config, preprocess and labels as we read them."""
+
+    def __init__(self, letter: str, path: str):
+        folder = locate(path.removeprefix(PREFIX))
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
+        said = read_json(folder / "config.json")
+        model, report = load_with_report(folder)
+        super().__init__(letter, model, path)
+        self.notes += report.notes
+        self.folder = folder
+        self.network, absent = _run_by_transformers(path, folder, said)
+        if absent:
+            self.notes.append(
+                f"{path}: transformers did not find {', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''} in the "
+                "file and made up random values."
+            )
+        renamed = keymap.read(hf.DIALECT, self.network.state_dict())
+        self.origin = renamed.origin
+        self.weights |= renamed.tensors  # what really runs, not what the file says
+        self.processor: Any = None
+        if (folder / "preprocessor_config.json").is_file():
+            self.processor = _processor(path, folder, self.notes)
+
+    def steps(self, images: Tensor) -> Steps:
+        raw: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # our layer, part of it -> their input and output
+
+        def watch(where: tuple[str, int], module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            raw[where] = (args[0], out)
+
+        handles = [
+            module.register_forward_hook(partial(watch, (ours, part)))
+            for ours, _, _ in self._watched()
+            for part, module in enumerate(self._modules(ours))
+        ]
+        options: dict[str, Any] = {}
+        takes = inspect.signature(self.network.forward).parameters
+        if "interpolate_pos_encoding" in takes and tuple(images.shape[-2:]) != self.config.image_size:
+            options["interpolate_pos_encoding"] = True
+        try:
+            with torch.no_grad():
+                out = self.network(images.float(), **options)
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{self.name}: transformers could not run it ({first}).") from None
+        finally:
+            for handle in handles:
+                handle.remove()
+        seen: Steps = {}
+        for ours, into, out_of in self._watched():
+            parts = [raw[ours, part] for part in range(3) if (ours, part) in raw]
+            if parts and into is not None:
+                seen[into] = parts[0][0]
+            if parts and out_of is not None:
+                seen[out_of] = torch.cat([out for _, out in parts], dim=-1)  # q, k and v side by side: (B, N, 3hd)
+        if ("patch_embed", None) in seen:
+            seen["patch_embed", None] = seen["patch_embed", None].flatten(2).transpose(1, 2)  # (B, N, D)
+        pooled, logits = getattr(out, "pooler_output", None), getattr(out, "logits", None)
+        if pooled is not None:
+            seen[("pre_logits" if self.config.head.head_hidden else "pool"), None] = pooled
+        if logits is not None:
+            seen["head", None] = logits
+        return seen
+
+    def view(self, pictures: list[Image.Image], size: tuple[int, int]) -> Tensor | None:
+        """By its own image processor, where the folder describes one and no other size is asked for."""
+        if self.processor is None or size != self.config.image_size:
+            return super().view(pictures, size)
+        mode = "L" if self.config.channels == 1 else "RGB"
+        return self.processor(images=[p.convert(mode) for p in pictures], return_tensors="pt")["pixel_values"]
+
+    def _modules(self, ours: str) -> list[nn.Module]:
+        """Their layers behind one of ours: one, or three where they keep q, k and v apart."""
+        keys = self.origin.get(f"{ours}.weight", ())
+        return [self.network.get_submodule(key.rpartition(".")[0]) for key in keys]
+
+    def _watched(self) -> list[tuple[str, Key | None, Key | None]]:
+        """Our layer, and what its counterpart's input and output are called in our trace (pre-norm networks)."""
+        found: list[tuple[str, Key | None, Key | None]] = [("patch_embed.proj", None, ("patch_embed", None))]
+        for i in range(self.config.depth):
+            block = f"blocks.{i}."
+            found += [
+                (block + "norm1", ("tokens", i - 1) if i else ("positions", None), ("norm1", i)),
+                (block + "attention.qkv", None, ("qkv", i)),
+                (block + "attention.proj", ("heads", i), ("proj", i)),
+                (block + "norm2", ("after_attention", i), ("norm2", i)),
+                (block + "mlp.fc2", ("fc1", i), ("fc2", i)),
+            ]
+        found.append(("norm", ("tokens", self.config.depth - 1), ("norm", None)))
+        if not self.config.tokens.distill_token:
+            found.append(("pre_logits" if self.config.head.head_hidden else "head", ("pool", None), None))
+        return found
+
+
+def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] | None) -> Side:
+    """A path, a name with a prefix, or a model."""
+    if not isinstance(what, str | os.PathLike):
+        if not all(hasattr(what, name) for name in ("family", "config", "traceable")):
+            raise ValueError(
+                f"{letter} is a {type(what).__name__}: give a checkpoint's path, {PREFIX}FOLDER, or a model of vitlab."
+            )
+        return Side(letter, what)
+    path = os.fspath(what)
+    if path.startswith(PREFIX):
+        return TransformersSide(letter, path)
+    told: dict[str, Any] = {}
+    if Path(path).expanduser().is_file():  # a bare file may not tell these
+        told = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
+    model, report = load_with_report(path, **told)
+    side = Side(letter, model, path)
+    side.notes += [f"{path}: {note}" for note in report.notes]
+    return side
+
+
+def _run_by_transformers(path: str, folder: Path, said: dict[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The model in its own library, and the tensors that it did not find in the file."""
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(
+            f"{path}: transformers is not installed: pip install 'vitlab[compare]'. Without {PREFIX!r} the folder is "
+            "read and run by vitlab."
+        ) from None
+    if said.get("model_type") not in hf.CLASSES:
+        raise ValueError(
+            f"{path}: a {said.get('model_type')!r} model is not run by transformers here; known are "
+            f"{', '.join(hf.CLASSES)}. Without {PREFIX!r} the folder is read and run by vitlab."
+        )
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    names = [*(said.get("architectures") or []), hf.CLASSES[said["model_type"]][1]]
+    build = getattr(transformers, names[0], None)
+    if build is None:
+        raise ValueError(f"{path}: config.json names the architecture {names[0]!r}, which transformers does not have.")
+    try:
+        network, info = build.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+    except (ValueError, RuntimeError, TypeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: transformers could not load it ({first}).") from None
+    return network.float().eval(), sorted(info.get("missing_keys", ()))
+
+
+def _processor(path: str, folder: Path, notes: list[str]) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except (ValueError, ImportError, OSError, KeyError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        notes.append(f"{path}: transformers cannot make its image processor ({first}): pictures go through vitlab's.")
+        return None

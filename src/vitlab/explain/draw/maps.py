@@ -1,0 +1,162 @@
+"""Heat maps on pictures: a layer x head grid of one picture, or a row for each of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitlab.explain.draw.sheet import Cell, Heading, Row, grid_of_pictures, mark_of
+from vitlab.explain.draw.view import View, cut_out, drawn, overlay, painted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitlab.explain.features import Neighbour
+
+ROWS = 100  # pictures that one sheet shows
+SCALE = ("each map's lowest value", "its highest")
+WRAP = 6  # columns of a row that would be too long
+
+
+def attention(
+    views: Sequence[View],
+    maps: Any,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    title: str = "Attention",
+    patches: Sequence[int | None] | None = None,
+) -> Figure:
+    """`maps` as attention_maps gives them, (B, layers, heads, grid_h, grid_w).
+
+    One picture: a row for each layer, a column for each head, and before them their mean. Several: a row for each
+    picture, a column for each layer, mean over heads. `layers` and `heads` are their numbers, where not 0, 1, ...;
+    `patches` are outlined, one for each picture: who looks.
+    """
+    maps = np.asarray(maps)
+    _check(views, maps, 5)
+    B, L, h = maps.shape[:3]
+    depths = [f"layer {n}" for n in (layers if layers is not None else range(L))]
+    marks = [[] if p is None else [mark_of(v, p)] for v, p in zip(views, patches or [None] * B, strict=True)]
+    if B > 1 or h == 1:
+        columns = {name: maps[:, i].mean(1) for i, name in enumerate(depths)}
+        return heat(views, columns, title=title, marks=marks, note="Mean over heads." if h > 1 else "")
+    side = 320 if L * h <= 36 else 200
+    view, found = views[0], maps[0]
+
+    def cell(values: np.ndarray) -> Cell:
+        return Cell(overlay(values, view, side=side), marks[0])
+
+    rows = [
+        Row([cell(layer.mean(0)), *(cell(one) for one in layer)], label=name)
+        for name, layer in zip(depths, found, strict=True)
+    ]
+    names = ["mean", *(f"head {n}" for n in (heads if heads is not None else range(h)))]
+    size = 150 if h <= 7 else 122 if h <= 12 else 104
+    heading = Heading(title, _about(view), Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
+    return grid_of_pictures(rows, names, heading, cell=size, apart=1)
+
+
+def heat(
+    views: Sequence[View],
+    columns: Mapping[str, Any],
+    *,
+    title: str,
+    note: str = "",
+    marks: Sequence[Sequence[tuple[float, float, float, float]]] | None = None,
+    captions: Sequence[Sequence[str]] | None = None,
+    smooth: bool = True,
+) -> Figure:
+    """Named maps of every picture: (B, grid_h, grid_w) as heat, (B, grid_h, grid_w, 3) as colours, or bool as a mask.
+
+    One picture: it stands above, its maps side by side. Several: a row for each, the picture first. `captions` are
+    lines below the maps, for each picture and map. A value of `columns` may bring its own views: (views, maps).
+    """
+    columns = with_views(views, columns)
+    few = len(views) * len(columns) <= 24
+    side = 448 if few else 240
+    shown = range(min(len(views), ROWS))
+    marks = marks or [()] * len(views)
+    cells = [
+        [
+            Cell(_laid(found[i], own[i], smooth, side), marks[i], captions[i][j] if captions else "")
+            for j, (own, found) in enumerate(columns.values())
+        ]
+        for i in shown
+    ]
+    lines = [note] if note else []
+    is_heat = any(found.ndim == 3 and found.dtype != bool for _, found in columns.values())
+    scale = SCALE if is_heat else None
+    if len(views) == 1:
+        heading = Heading(title, [*_about(views[0]), *lines], Cell(np.asarray(drawn(views[0], 448)), marks[0]), scale)
+        names = list(columns)
+        if len(names) <= WRAP:
+            return grid_of_pictures([Row(cells[0])], names, heading, cell=420 if len(names) == 1 else 230)
+        named = [Cell(c.pixels, c.marks, c.caption or name) for c, name in zip(cells[0], names, strict=True)]
+        rows = [Row(list(named[i : i + WRAP])) for i in range(0, len(named), WRAP)]
+        return grid_of_pictures(rows, [], heading, cell=190)
+    left = len(views) - len(shown)
+    lines += [f"{left} more pictures are in the numbers only."] if left else []
+    rows = [
+        Row(
+            [Cell(np.asarray(drawn(views[i], side)), marks[i]), *cells[i]],
+            label=views[i].said or short_name(views[i].name),
+            remark=short_name(views[i].name) if views[i].said else "",
+        )
+        for i in shown
+    ]
+    size = 190 if len(columns) <= 3 else 150 if len(columns) <= 8 else 122
+    return grid_of_pictures(rows, ["", *columns], Heading(title, lines, None, scale), cell=size, apart=1)
+
+
+def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, Any]]], *, title: str) -> Figure:
+    """The most alike pictures of each: rows of (Neighbour, picture), best first."""
+    rows = []
+    for view, row in list(zip(views, found, strict=True))[:ROWS]:
+        cells: list[Cell | None] = [Cell(np.asarray(drawn(view, 320)))]
+        for one, picture in row:
+            words = f"{one.similarity:.2f}  {short_name(one.name)}"
+            small = View(picture, view.geometry, view.size, view.patch_size)
+            cells.append(Cell(np.asarray(drawn(small, 320)), caption=words))
+        rows.append(Row(cells, view.said or short_name(view.name), short_name(view.name) if view.said else ""))
+    k = max(len(row) for row in found)
+    heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each picture."])
+    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" if i else "nearest" for i in range(k))], heading, apart=1)
+
+
+def short_name(name: str) -> str:
+    """The file's name without its folders."""
+    return Path(name).name or name
+
+
+def _about(view: View) -> list[str]:
+    height, width = view.geometry.original
+    rows, columns = view.grid
+    seen = f"{width} x {height} pixels, seen as {rows} x {columns} patches"
+    return [line for line in (view.said, short_name(view.name), seen) if line]
+
+
+def _laid(values: np.ndarray, view: View, smooth: bool, side: int) -> np.ndarray:
+    if values.dtype == bool:
+        return cut_out(values, view, side=side)
+    if values.ndim == 3:
+        return painted(values, view, smooth=smooth, side=side)
+    return overlay(values, view, smooth=smooth, side=side)
+
+
+def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, tuple[Sequence[View], np.ndarray]]:
+    """Every column with the views it is laid by: its own, or those of all."""
+    result = {}
+    for name, found in columns.items():
+        own, values = found if isinstance(found, tuple) else (views, found)
+        result[name] = (own, np.asarray(values))
+        _check(own, result[name][1], result[name][1].ndim)
+    return result
+
+
+def _check(views: Sequence[View], maps: np.ndarray, axes: int) -> None:
+    if not len(views) or maps.ndim != axes or len(maps) != len(views):
+        raise ValueError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")

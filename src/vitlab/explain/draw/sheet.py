@@ -1,0 +1,261 @@
+"""A sheet measured in pixels from its top left corner, on which pictures, words and plots are put; and how it is saved.
+
+No window and no global state: a Figure of its own. Words are written as they are, in fonts that know them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitlab.images.fonts import families
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from vitlab.explain.draw.view import View
+
+KINDS = ("png", "svg", "pdf", "jpg", "webp")
+DPI = 150
+INK, SOFT, LINE, MARK = "#1c2126", "#646d78", "#d5d9dd", "#3ddcff"
+MARGIN, GAP = 30, 8  # around the sheet; between pictures
+POINT = DPI / 72  # pixels of one point of font size
+
+
+class Sheet:
+    """`figure` is the matplotlib Figure. `words` are all texts to come, so that fonts for them are found."""
+
+    def __init__(self, width: float, height: float, words: str = ""):
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ValueError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
+        self.width, self.height = round(width), round(height)
+        self.fonts = families(words)
+        self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")
+        self.canvas = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
+        self.canvas.set_autoscale_on(False)
+        self.canvas.set_axis_off()
+
+    def text(self, x: float, y: float, words: str, size: float = 8, colour: str = INK, **options: Any) -> None:
+        """`at`: the axes to write on, where that is not the sheet."""
+        at = options.pop("at", self.canvas)
+        options = {"ha": "left", "va": "center", "linespacing": 1.3, **options}
+        at.text(x, y, words, fontsize=size, color=colour, fontfamily=self.fonts, parse_math=False, **options)
+
+    def picture(self, x: float, y: float, w: float, h: float, pixels: np.ndarray, **options: Any) -> None:
+        small = max(pixels.shape[:2]) < max(w, h)
+        options = {"interpolation": "nearest" if small else "antialiased", **options}
+        self.canvas.imshow(pixels, extent=(x, x + w, y + h, y), aspect="auto", **options)
+
+    def outline(self, x: float, y: float, w: float, h: float, colour: str, width: float = 1.0) -> None:
+        from matplotlib.patches import Rectangle
+
+        self.canvas.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=colour, linewidth=width, zorder=3))
+
+    def axes(self, x: float, y: float, w: float, h: float) -> Axes:
+        """A plot on this part of the sheet, in our looks."""
+        place = (x / self.width, 1 - (y + h) / self.height, w / self.width, h / self.height)
+        axes = self.figure.add_axes(place)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(LINE)
+        axes.tick_params(labelsize=7, color=LINE, labelcolor=SOFT)
+        axes.grid(color=LINE, alpha=0.5, linewidth=0.6)
+        axes.set_axisbelow(True)
+        return axes
+
+    def scale(self, x: float, y: float, words: tuple[str, str], colours: str, width: float = 120) -> None:
+        """A thin bar of colours with what its ends mean."""
+        self.text(x, y, words[0], 6.5, SOFT)
+        left = x + 4.2 * len(words[0]) * POINT + 8
+        ramp = np.linspace(0, 1, 256)[None]
+        self.canvas.imshow(ramp, cmap=colours, extent=(left, left + width, y + 6, y - 6), aspect="auto")
+        self.text(left + width + 8, y, words[1], 6.5, SOFT)
+
+
+@dataclass
+class Cell:
+    """One picture of a grid: its pixels, patches of it to outline (as shares of it: left, top, right, bottom), and a
+    line below it."""
+
+    pixels: np.ndarray | None  # (h, w, 3)
+    marks: Sequence[tuple[float, float, float, float]] = ()
+    caption: str = ""
+
+
+@dataclass
+class Row:
+    cells: list[Cell | None]
+    label: str = ""  # beside the row
+    remark: str = ""  # below the label, smaller
+    heading: str = ""  # above the row, in place of the columns' headings
+
+
+@dataclass
+class Heading:
+    """What stands above the pictures: a title, lines below it, and a picture at the left with what the model says."""
+
+    title: str
+    lines: Sequence[str] = ()
+    cell: Cell | None = None
+    scale: tuple[str, str] | None = None  # what the colours mean, from low to high
+    colours: str = "inferno"
+    words: list[str] = field(default_factory=list)
+
+
+def grid_of_pictures(
+    rows: Sequence[Row], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
+) -> Figure:
+    """Rows of pictures of one width, labels at their left, names above the columns. The first `apart` stand off."""
+    texts = [heading.title, *heading.lines, *columns]
+    texts += [text for row in rows for text in (row.label, row.remark, *(c.caption for c in row.cells if c))]
+    wide = max(len(row.cells) for row in rows)
+    labels = max((max(5.6 * ems(cut(r.label, 22)), 4.6 * ems(cut(r.remark, 28))) * POINT for r in rows), default=0)
+    left = MARGIN + (labels + 18 if labels else 0)
+    heights = [_height(row.cells, cell) for row in rows]
+    under = [26 if any(c and c.caption for c in row.cells) else 0 for row in rows]
+    big = 0 if heading.cell is None or heading.cell.pixels is None else 190
+    top = MARGIN + max(big, 34 + 24 * len(heading.lines) + (30 if heading.scale else 0)) + (24 if big else 10)
+    head = 26 if any(columns) else 0
+    width = max(left + wide * (cell + GAP) - GAP + (GAP if apart else 0) + MARGIN, 660)
+    height = top + head + sum(heights) + sum(under) + GAP * (len(rows) - 1) + MARGIN
+    sheet = Sheet(width, height, "".join(texts))
+    _head(sheet, heading, big)
+    at = [left + j * (cell + GAP) + (GAP if apart and j >= apart else 0) for j in range(wide)]
+    for x, name in zip(at, columns, strict=False):
+        sheet.text(x + cell / 2, top + head - 8, cut(name, cell / (4.6 * POINT)), 7.5, SOFT, ha="center", va="bottom")
+    y = top + head
+    for row, tall, below in zip(rows, heights, under, strict=True):
+        if row.label or row.remark:
+            sheet.text(left - 14, y + tall / 2 - 11, cut(row.label, 22), 8, INK, ha="right")
+            sheet.text(left - 14, y + tall / 2 + 13, cut(row.remark, 28, end=True), 6.5, SOFT, ha="right")
+        for x, one in zip(at, row.cells, strict=False):
+            if one is not None:
+                _place(sheet, one, x, y, cell, tall)
+        y += tall + below + GAP
+    return sheet.figure
+
+
+def _head(sheet: Sheet, heading: Heading, big: int) -> None:
+    x = MARGIN
+    if big and heading.cell is not None:
+        x += _place(sheet, heading.cell, MARGIN, MARGIN, big * 1.6, big, centre=False) + 22
+    room = (sheet.width - MARGIN - x) / POINT
+    sheet.text(x, MARGIN + 12, cut(heading.title, room / 7.4), 12, INK)
+    y = MARGIN + 46
+    for line in heading.lines:
+        sheet.text(x, y, cut(line, room / 4.7), 7.5, SOFT)
+        y += 24
+    if heading.scale:
+        sheet.scale(x, y + 6, heading.scale, heading.colours)
+
+
+def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, centre: bool = True) -> float:
+    """A picture as large as fits into the box, in its own shape; returns the width it takes."""
+    if cell.pixels is None:
+        return 0.0
+    tall, wide = cell.pixels.shape[:2]
+    factor = min(w / wide, h / tall)
+    pw, ph = wide * factor, tall * factor
+    if centre:
+        x, y = x + (w - pw) / 2, y + (h - ph) / 2
+    sheet.picture(x, y, pw, ph, cell.pixels)
+    for l, t, r, b in cell.marks:  # noqa: E741
+        l, t, r, b = max(l, 0), max(t, 0), min(r, 1), min(b, 1)  # noqa: E741
+        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2.2)
+        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, MARK, 1.1)
+    if cell.caption:
+        most = w / (3.9 * POINT)
+        sheet.text(x + pw / 2, y + ph + 13, cut(cell.caption, most, end=True), 6.5, SOFT, ha="center")
+    return pw
+
+
+def _height(cells: Sequence[Cell | None], width: int) -> float:
+    shapes = [c.pixels.shape for c in cells if c is not None and c.pixels is not None]
+    return width * min(max((tall / wide for tall, wide, *_ in shapes), default=1.0), 1.5)
+
+
+def mark_of(view: View, patch: int) -> tuple[float, float, float, float]:
+    """Where a patch lies, as shares of the picture."""
+    (H, W), (left, top, right, bottom) = view.geometry.original, view.box(patch)
+    return left / W, top / H, right / W, bottom / H
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def ems(text: str) -> float:
+    """About how wide a text is, in font sizes."""
+    return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.6 for c in text)
+
+
+def cut(text: str, most: float, *, end: bool = False) -> str:
+    """At most so wide; what is not printable is a ?. `end` keeps the end of it, which tells files apart."""
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    if ems(text) <= most:
+        return text
+    while text and ems(text) > most - 1:
+        text = text[1:] if end else text[:-1]
+    return f"…{text}" if end else f"{text}…"
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def check_kind(path: str | Path) -> str:
+    """The format that a file's ending asks for."""
+    path = Path(path)
+    kind = path.suffix.lstrip(".").lower()
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder. Name a .png, .svg or .pdf file in it.")
+    if kind not in KINDS:
+        raise ValueError(f"{path}: cannot draw {'.' + kind if kind else 'that'}. Name a .png, .svg or .pdf file.")
+    return kind
+
+
+def save(
+    figure: Figure | None,
+    path: str | Path,
+    *,
+    numbers: Mapping[str, Any] | None = None,
+    page: str | None = None,
+) -> list[Path]:
+    """Write a figure by its suffix; numbers beside it as .npz, and a page as .html. All appear together, when whole.
+
+    Without a figure, only what stands beside it.
+    """
+    from vitlab.checkpoints.native import write_together
+
+    path = Path(path).expanduser()
+    writes: dict[Path, Callable[[Path], object]] = {}
+    if figure is not None:
+        kind = check_kind(path)
+        writes[path] = lambda temporary: write_figure(figure, temporary, kind)
+    if page is not None:
+        writes[path.with_suffix(".html")] = lambda temporary: temporary.write_text(page, encoding="utf-8")
+    if numbers is not None:
+        writes[path.with_suffix(".npz")] = lambda temporary: _write_numbers(numbers, temporary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_together(writes)
+    return list(writes)
+
+
+def write_figure(figure: Figure, path: Any, kind: str) -> None:
+    """To a path or an open file."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitlab"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that no font here knows
+        figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
+
+
+def _write_numbers(numbers: Mapping[str, Any], path: Path) -> None:
+    with path.open("wb") as file:  # numpy adds .npz to a path, not to a file
+        np.savez_compressed(file, **{key: np.asarray(value) for key, value in numbers.items()})

@@ -1,0 +1,140 @@
+"""What every explanation starts from: pictures as the model sees them, and where they came from.
+
+    batch = as_batch(model, ["cat.jpg", "dog.jpg"])
+    batch.images                               # (B, C, H, W), normalised, where the model is
+    batch.geometries[0].to_original(box)       # a box in the model's pixels -> in cat.jpg
+
+A normalised tensor is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlab.images.preprocess import Geometry
+from vitlab.images.read import Source, called, read_image
+from vitlab.layers.patches import check_images
+
+
+@dataclass
+class Batch:
+    """Images ready for the model; `pictures` and `geometries` are None where tensors were given."""
+
+    images: Tensor  # (B, C, H, W), normalised, on the model's device and in its dtype
+    pictures: list[Image.Image] | None = None  # the originals, upright
+    geometries: list[Geometry] | None = None  # where the model's view lies in each
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def split(self, size: int) -> Iterator[Batch]:
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            yield Batch(
+                self.images[part],
+                None if self.pictures is None else self.pictures[part],
+                None if self.geometries is None else self.geometries[part],
+            )
+
+
+Images = Tensor | Batch | Source | Iterable[Source]
+
+
+def as_batch(model: Any, images: Images) -> Batch:
+    """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
+    check_model(model)
+    if isinstance(images, Batch):
+        return images
+    like = next(model.parameters())
+    if isinstance(images, Tensor):
+        check_images(images, model.config.channels)
+        _check_some(len(images))
+        return Batch(images.to(like.device, like.dtype))
+    sources = _listed(images)
+    if model.preprocess is None:
+        raise ValueError(
+            "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
+            "or pass a normalised tensor (B, C, H, W)."
+        )
+    pictures = [read_image(source) for source in sources]
+    views = [model.preprocess.view(p, name=called(s)) for p, s in zip(pictures, sources, strict=True)]
+    tensors = torch.stack([model.preprocess.normalize(view) for view in views])  # (B, C, H, W)
+    geometries = [model.preprocess.geometry((p.height, p.width)) for p in pictures]
+    return Batch(tensors.to(like.device, like.dtype), pictures, geometries)
+
+
+def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
+    """The same in parts of `batch_size`; pictures are read as their turn comes, so that many fit in little memory."""
+    check_model(model)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
+    if isinstance(images, Tensor | Batch):
+        yield from as_batch(model, images).split(batch_size)
+        return
+    sources = _listed(images)
+    for start in range(0, len(sources), batch_size):
+        yield as_batch(model, sources[start : start + batch_size])
+
+
+def grid_of(model: Any, images: Tensor | Batch) -> tuple[int, int]:
+    """Rows and columns of patches that the model makes of these images."""
+    tensor = images.images if isinstance(images, Batch) else images
+    return model.layout(*tensor.shape[-2:]).grid
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and other chance; afterwards every part is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
+        raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
+
+
+def wide(values: Tensor) -> Tensor:
+    """Sums are made in float32 at least: half precision would lose what is added last."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _listed(images: Any) -> list[Any]:
+    """One picture or several -> a list of pictures."""
+    kinds = str | PathLike | bytes | np.ndarray | Image.Image
+    if not isinstance(images, kinds | Iterable):
+        raise ValueError(_no_pictures(images))
+    sources = [images] if isinstance(images, kinds) else list(images)
+    for source in sources:
+        if not isinstance(source, kinds):
+            raise ValueError(_no_pictures(source))
+    _check_some(len(sources))
+    return sources
+
+
+def _check_some(count: int) -> None:
+    if not count:
+        raise ValueError("there is no image to look at: give at least one.")
+
+
+def _no_pictures(found: Any) -> str:
+    hint = " Put the tensors together: torch.stack(images)." if isinstance(found, Tensor) else ""
+    return (
+        "images are a normalised tensor (B, C, H, W), or pictures: paths, PIL images, arrays (H, W, 3) or bytes; "
+        f"found a {type(found).__name__}.{hint}"
+    )

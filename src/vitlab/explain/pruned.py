@@ -1,0 +1,59 @@
+"""Where every patch went when a Reducer made fewer tokens: kept, merged with others, or dropped.
+
+found = pruned_patches(model, images, reducer)
+found.groups[0, -1]                        # (grid_h, grid_w): the token that holds each patch, -1 where dropped
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.explain.inputs import Images, batches, check_model, evaluating
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+
+
+@dataclass
+class Pruned:
+    """After every layer, which token holds which patch."""
+
+    groups: Tensor  # (B, layers, grid_h, grid_w): equal numbers are one token, -1 was dropped
+    tokens: Tensor  # (B, layers): how many there are, prefix tokens too
+    changed: tuple[int, ...]  # the layers that removed some
+
+    @property
+    def depth(self) -> int:
+        return self.groups.shape[1]
+
+
+@torch.no_grad()
+def pruned_patches(model: Any, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
+    """Run the model with the reducer; layers that remove nothing repeat what the layer before them left."""
+    check_model(model)
+    groups, counts, changed = [], [], set()
+    for batch in batches(model, images, batch_size):
+        trace = Trace("assignment", "sizes")
+        with evaluating(model):
+            model(batch.images, trace=trace, reducer=reducer)
+        assert trace.layout is not None
+        prefix, (rows, columns) = len(trace.layout.prefix), trace.layout.grid
+        now = torch.arange(prefix + rows * columns).expand(len(batch), -1)  # (B, N)
+        left = torch.full((len(batch),), prefix + rows * columns)
+        for layer in range(len(model.blocks)):
+            if ("assignment", layer) in trace:
+                now, sizes = trace["assignment", layer].cpu(), trace["sizes", layer]
+                left = torch.full((len(batch),), sizes.shape[1])
+                changed.add(layer)
+            groups.append(now[:, prefix:].unflatten(1, (rows, columns)))
+            counts.append(left)
+    depth = len(model.blocks)
+    return Pruned(_by_image(groups, depth), _by_image(counts, depth), tuple(sorted(changed)))
+
+
+def _by_image(found: list[Tensor], depth: int) -> Tensor:
+    """Batches of layers, (b, ...) each -> (B, layers, ...)."""
+    return torch.cat([torch.stack(found[i : i + depth], dim=1) for i in range(0, len(found), depth)])

@@ -1,0 +1,216 @@
+"""Which patches speak for a class: three methods that weigh what a network holds by the gradient of that class's logit.
+
+    heat = relevance(model, "cat.jpg")                         # (B, grid_h, grid_w), for each image's top class
+    heat = grad_cam(model, images, target="tabby")             # or a class's number, or a list with one for each image
+
+Gradients are taken of what the pass wrote down, never of the weights: .grad and requires_grad of a model stay as they
+were, and a frozen model works as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.layers.trace import Trace, check_offered
+
+Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
+
+
+def relevance(model: Any, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
+    """(B, grid_h, grid_w): gradient-weighted attention through all layers, eqs. 5-6 of arXiv:2103.15679.
+
+    Abar = E_h[(dy/dA * A)^+] and R <- R + Abar R, from R = I; the map is the row of R of the token that the head reads:
+    the class token's (the mean with the distillation token's where there are two heads), the mean of the patches' rows
+    for mean-pooled models, both halves for class_mean. Attention pooling counts as a mean.
+    """
+    check_classes(model)
+    check_offered(["attention"], model.traceable)
+    return _maps(model, images, target, batch_size, _relevance)
+
+
+def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+    """(B, grid_h, grid_w): Grad-CAM (arXiv:1610.02391) with patch tokens for pixels: (sum_k alpha_k T_k)^+, where alpha
+    is the gradient's mean over the patches.
+
+    T is the output of norm1 in block `layer`, where patches still reach the class token: what the last block gives out
+    at patches is read by no class-token head, so there the gradient is 0. A post-norm block has no norm1; its input is
+    taken, which the block before it has normalised.
+    """
+    check_classes(model)
+    kind, at = _tokens_read(model, layer)
+
+    def cam(model: Any, x: Tensor, classes: Any) -> Tensor:
+        T, slope = (_patches(model, x, v) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
+        alpha = slope.mean(1, keepdim=True)  # (B, 1, D)
+        return (alpha * T).sum(-1).clamp(min=0)  # (B, N)
+
+    return _maps(model, images, target, batch_size, cam)
+
+
+def gradient_x_input(
+    model: Any, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
+) -> Tensor:
+    """Gradient times input, with its sign: above 0 speaks for the class, below 0 against it.
+
+    tokens=True: the input is each patch's embedding, before positions are added: (B, grid_h, grid_w). tokens=False: it
+    is each normalised pixel, summed over colours: (B, H, W).
+    """
+    check_classes(model)
+
+    def of_tokens(model: Any, x: Tensor, classes: Any) -> Tensor:
+        z, slope = _gradient(model, x, classes, "patch_embed")
+        return (wide(z) * wide(slope)).sum(-1)  # (B, N)
+
+    def of_pixels(model: Any, x: Tensor, classes: Any) -> Tensor:
+        (slope,) = torch.autograd.grad(_score(model, x, classes), x)
+        return (wide(x) * wide(slope)).sum(1)  # (B, H, W)
+
+    return _maps(model, images, target, batch_size, of_tokens if tokens else of_pixels)
+
+
+def class_numbers(model: Any, logits: Tensor, target: Target) -> Tensor:
+    """(B,): the class meant for each image. None: the top one; a number or a name for all, or a list of them."""
+    if target is None:
+        return logits.argmax(dim=1)
+    B, classes = logits.shape
+    target = _plain(target)
+    asked = target if isinstance(target, list) else [target] * B
+    if len(asked) != B:
+        raise ValueError(_one_for_each(len(asked), B))
+    return torch.tensor([_class_number(model, one, classes) for one in asked], device=logits.device)
+
+
+def _plain(target: Any) -> Any:
+    """None, a number or a name, or a list of them."""
+    if isinstance(target, Tensor | np.ndarray):
+        return target.tolist()
+    return list(target) if isinstance(target, Sequence) and not isinstance(target, str) else target
+
+
+def _one_for_each(found: int, images: int) -> str:
+    return f"target lists {found} classes for {images} images: give one for each, or one for all."
+
+
+def _class_number(model: Any, asked: Any, classes: int) -> int:
+    labels = model.labels or []
+    if isinstance(asked, str):
+        if asked in labels:
+            return labels.index(asked)
+        if not asked.isdecimal():
+            near = get_close_matches(asked, labels, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else "" if labels else " It knows no class names."
+            raise ValueError(f"target={asked!r} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")
+        asked = int(asked)
+    try:
+        number = index(asked)
+    except TypeError:
+        raise ValueError(f"target={asked!r} must be a class's number or name, or a list with one per image.") from None
+    if isinstance(asked, bool) or not 0 <= number < classes:
+        raise ValueError(f"target={asked!r} does not exist: this model has classes 0 to {classes - 1}.")
+    return number
+
+
+def check_classes(model: Any) -> None:
+    check_model(model)
+    if not model.config.classes:
+        raise ValueError(
+            "this model has no classes (classes=0), so nothing speaks for one. attention_maps, rollout and pca_rgb "
+            "need none; or load it with a head: classes=N."
+        )
+
+
+def _maps(
+    model: Any, images: Images, target: Target, batch_size: int, method: Callable[[Any, Tensor, Any], Tensor]
+) -> Tensor:
+    """The method's (B, N) for every batch, laid out as the grid; (B, H, W) stays."""
+    found = []
+    for x, classes in _parts(model, images, target, batch_size):
+        with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+            x = x.detach().clone().requires_grad_(True)  # so that there is a graph though the weights may be frozen
+            heat = method(model, x, classes).detach().cpu()
+        found.append(heat if heat.ndim == 3 else heat.unflatten(1, model.layout(*x.shape[-2:]).grid))
+    return torch.cat(found)
+
+
+def _parts(model: Any, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+    """Images in batches, each with its part of the target."""
+    target, start = _plain(target), 0
+    for batch in batches(model, images, batch_size):
+        end = start + len(batch)
+        yield batch.images, target[start:end] if isinstance(target, list) else target
+        start = end
+    if isinstance(target, list) and len(target) != start:
+        raise ValueError(_one_for_each(len(target), start))
+
+
+def _score(model: Any, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:
+    """The sum of each image's logit of its class: images do not meet, so its gradients are those of each alone."""
+    logits = model(images, trace=trace)  # (B, classes)
+    return logits.gather(1, class_numbers(model, logits.detach(), target)[:, None]).sum()
+
+
+def _gradient(model: Any, images: Tensor, target: Target, kind: str, layer: int | None = None) -> tuple[Tensor, Tensor]:
+    """A value of the pass, and the score's gradient there."""
+    trace = Trace(kind, layers="all" if layer is None else [layer], gradients=True)
+    score = _score(model, images, target, trace)
+    value = trace[kind] if layer is None else trace[kind, layer]
+    return value.detach(), torch.autograd.grad(score, value)[0]
+
+
+def _tokens_read(model: Any, layer: int) -> tuple[str, int | None]:
+    """What the attention of block `layer` reads, as a trace names it."""
+    depth = len(model.blocks)
+    if not -depth <= layer < depth:
+        raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+    layer %= depth
+    if "norm1" in model.traceable:
+        return "norm1", layer
+    if layer:
+        return "tokens", layer - 1
+    return next(k for k in ("norm_pre", "positions", "prefix", "patch_embed") if k in model.traceable), None
+
+
+def _relevance(model: Any, images: Tensor, target: Target) -> Tensor:
+    """One row of R = (I + Abar_L) ... (I + Abar_1), multiplied from the left, so the pass is walked back once.
+
+    Block by block: only one layer's gradient is held, and the row costs N^2 where all of R would cost N^3.
+    """
+    trace = Trace("attention", "tokens", gradients=True)
+    above, slope = _score(model, images, target, trace), None
+    row = _read_by_the_head(model, images)  # (B, N)
+    for layer in reversed(range(len(model.blocks))):
+        A = trace["attention", layer]  # (B, h, N, N)
+        below = [trace["tokens", layer - 1]] if layer else []
+        slope_A, *slopes = torch.autograd.grad(above, [A, *below], slope)
+        Abar = (wide(slope_A) * wide(A.detach())).clamp(min=0).mean(1)  # (B, N, N), eq. 5
+        row = row + (row[:, None] @ Abar)[:, 0]  # eq. 6
+        if layer:
+            above, slope = below[0], slopes[0]
+    return _patches(model, images, row)
+
+
+def _read_by_the_head(model: Any, images: Tensor) -> Tensor:
+    """(B, N): each token's share in what the head reads; they sum to 1."""
+    layout = model.layout(*images.shape[-2:])
+    prefix, patches = len(layout.prefix), layout.grid[0] * layout.grid[1]
+    share = torch.zeros(prefix + patches, dtype=wide(images[:0]).dtype, device=images.device)
+    of_class = {"class": 1.0, "class_mean": 0.5}.get(model.config.head.pooling, 0.0)
+    share[prefix:] = (1 - of_class) / patches
+    if of_class:
+        readers = 1 if model.head_distill is None else 2
+        share[:readers] = of_class / readers
+    return share.expand(len(images), -1)
+
+
+def _patches(model: Any, images: Tensor, values: Tensor) -> Tensor:
+    """(B, N, ...) without the prefix tokens, in float32 or more."""
+    rows, columns = model.layout(*images.shape[-2:]).grid
+    return wide(values[:, -rows * columns :])

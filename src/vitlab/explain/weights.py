@@ -1,0 +1,113 @@
+"""What weights and token lengths tell: patch filters and position similarity (Figure 7, left and centre, of ViT,
+arXiv:2010.11929), and the high-norm tokens that registers were invented for (arXiv:2309.16588)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, grid_of, wide
+from vitlab.layers.patches import PatchEmbed
+from vitlab.layers.trace import Trace, check_offered
+
+NO_SIMILARITY = {  # positions that are no vector per place -> what can be had instead
+    "rotary": "they turn queries and keys inside every block. attention_distance shows what comes of it",
+    "relative": "they are one number per head and offset: model.blocks[i].attention.relative.table",
+    "none": "it only knows where a patch stands from what is in it",
+}
+
+
+@torch.no_grad()
+def filters(model: Any, n: int = 28) -> Tensor:
+    """(n, P, P, C): the first principal components of the patch embedding's D filters, unit length, strongest first.
+
+    The filters' mean is taken away first. A component's sign means nothing; its largest entry is made positive.
+    """
+    check_model(model)
+    embed = getattr(model, "patch_embed", None)
+    if not isinstance(embed, PatchEmbed):
+        raise ValueError(
+            f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
+            "filter alone reads a patch. It can give those of its first layer: model.patch_embed.convs[0].weight. "
+            'Models with stem="patch" have them.'
+        )
+    E = wide(embed.proj.weight).cpu().flatten(1)  # (D, C*P*P)
+    if embed.norm_in is not None:
+        E = E * wide(embed.norm_in.weight).cpu()  # the norm's gain stands before the projection
+    D, values = E.shape
+    if not 1 <= n <= min(D - 1, values):
+        raise ValueError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
+    components = torch.linalg.svd(E - E.mean(0), full_matrices=False).Vh[:n]  # (n, C*P*P)
+    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
+    P = embed.patch_size
+    return (components * largest.sign()).reshape(n, embed.channels, P, P).permute(0, 2, 3, 1)
+
+
+@torch.no_grad()
+def position_similarity(model: Any) -> Tensor:
+    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored."""
+    check_model(model)
+    positions = getattr(model, "positions", None)
+    if positions is None:
+        kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
+        raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
+    grid = positions.grid
+    table = positions(grid, like=next(model.parameters()))  # (1, prefix + N, D)
+    vectors = F.normalize(wide(table[0, positions.prefix :]).cpu(), dim=-1)  # (N, D)
+    return (vectors @ vectors.T).unflatten(1, grid).unflatten(0, grid)
+
+
+@torch.no_grad()
+def token_norms(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+    """(B, layers, tokens): the length of every token after every block, prefix tokens first."""
+    check_model(model)
+    check_offered(["tokens"], model.traceable)
+    parts = []
+    for batch in batches(model, images, batch_size):
+        trace = Trace("tokens", reduce=lambda z, _: wide(z).norm(dim=-1).cpu())  # (B, N)
+        with evaluating(model):
+            model(batch.images, trace=trace)
+        parts.append(trace.stack("tokens").transpose(0, 1))  # (B, L, N)
+    return torch.cat(parts)
+
+
+@dataclass
+class HighNormTokens:
+    """Patches whose token is far longer than the others': where a ViT without registers keeps notes of its own."""
+
+    share: Tensor  # (layers,), of all patch tokens after that layer
+    mask: Tensor  # (B, layers, grid_h, grid_w), which they are
+    threshold: Tensor  # (layers,), the length above which a token counts
+    layers: tuple[int, ...]  # the last ones, which `found` is about
+
+    @property
+    def found(self) -> float:
+        """The mean share in the last layers; the paper finds about 0.02 in large models without registers."""
+        return float(self.share[list(self.layers)].mean())
+
+
+def high_norm_tokens(
+    model: Any, images: Images, *, factor: float = 3.0, threshold: float | None = None, batch_size: int = 8
+) -> HighNormTokens:
+    """The register test of arXiv:2309.16588: which patch tokens grow far longer than the rest.
+
+    A token counts where its length is above `factor` times the median patch token of that layer (over all images), or
+    above `threshold`, a length, where one is given; the paper reads 150 off DINOv2's histogram. Its outliers are about
+    10 times as long as the others; a factor of 3 lies half way, on a log scale. The last quarter of the layers decides.
+    """
+    if factor <= 1:
+        raise ValueError(f"factor={factor!r} must be above 1: it multiplies the median length.")
+    batch = as_batch(model, images)
+    grid = grid_of(model, batch)
+    norms = token_norms(model, batch, batch_size=batch_size)[:, :, -grid[0] * grid[1] :]  # (B, L, patches)
+    depth = norms.shape[1]
+    limits = norms.transpose(0, 1).flatten(1).median(dim=1).values * factor  # (L,)
+    if threshold is not None:
+        limits = torch.full_like(limits, threshold)
+    mask = norms > limits[:, None]  # (B, L, patches)
+    last = tuple(range(depth - max(1, depth // 4), depth))
+    return HighNormTokens(mask.double().mean((0, 2)), mask.unflatten(-1, grid), limits, last)

@@ -1,0 +1,45 @@
+"""SOURCE#N: picture number N of a data source's test split (val where there is none), wherever a picture is asked for.
+
+vitlab predict bundled:digits digits#3
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image
+
+from vitlab.images.datasets import Data, DataError, open_data
+
+
+@dataclass(frozen=True)
+class Sample:
+    picture: Image.Image
+    label: str
+    name: str
+
+
+def is_sample(text: str) -> bool:
+    return bool(re.fullmatch(r".+#\d+", text)) and not Path(text).exists()
+
+
+def open_sample(text: str) -> Sample:
+    source, _, number = text.rpartition("#")
+    data = _opened(source)
+    split = data.val if data.test is None else data.test
+    if int(number) >= len(split):
+        raise DataError(
+            f"{text}: {data.name} has {len(split)} pictures to choose from, {source}#0 to #{len(split) - 1}."
+        )
+    pixels = split.read(int(number))  # (H, W, C)
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return Sample(picture, data.classes[int(split.labels[int(number)])], text)
+
+
+@lru_cache(maxsize=2)
+def _opened(source: str) -> Data:
+    """Several samples of one source open it once."""
+    return open_data(source)

@@ -1,0 +1,156 @@
+"""The picture of a study, the one file where studies draw: accuracy over what was varied, with the spread over seeds.
+
+A number along an axis gives lines; two things varied give a line for each value of the second; names, or more than two
+things varied, give a list of dots.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.transforms import ScaledTranslation
+
+from vitlab.checkpoints.native import write_whole
+from vitlab.images.fonts import families
+from vitlab.study.grid import as_typed, label
+from vitlab.study.table import Group
+
+MOST_TICKS = 12  # values that are named one by one along an axis
+LONGEST = 60  # letters of a label
+
+
+def draw(groups: list[Group], path: Path, title: str) -> Figure:
+    """One picture of all groups that have a finished run, written as PNG."""
+    groups = [g for g in groups if g.numbers("top1")]
+    assert groups, "there is nothing to draw"
+    keys = list(groups[0].values)
+    texts = title + "".join(label(g.values) for g in groups)
+    with rc_context({"font.family": families(texts), "text.usetex": False, "text.parse_math": False}):
+        dots = len(keys) not in (1, 2) or (len(keys) == 1 and not _is_numeric(groups, keys[0]))
+        height = 1.3 + 0.34 * len(groups) if dots else 4.6
+        figure = Figure(figsize=(8, height), dpi=150, layout="constrained")  # no pyplot: no window, no global state
+        axes = figure.add_subplot()
+        if dots:
+            _draw_dots(axes, groups, best_first=len(keys) > 2)
+        else:
+            _draw_lines(axes, groups, keys)
+        axes.set_title(_heading(groups, title), loc="left", fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+        write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return figure
+
+
+def _draw_lines(axes: Any, groups: list[Group], keys: list[str]) -> None:
+    """A line for each value of the second key; a number goes along the axis before a name does."""
+    along = next((key for key in keys if _is_numeric(groups, key)), keys[0])
+    others = [key for key in keys if key != along]
+    numeric = _is_numeric(groups, along)
+    values = list({as_typed(g.values[along]): g.values[along] for g in groups}.values())
+    series: dict[str, list[Group]] = {}
+    for g in groups:
+        series.setdefault(label({key: g.values[key] for key in others}), []).append(g)
+    apart = min(6.0, 40 / len(series))  # points between series, so that no bar hides another
+    for i, (name, members) in enumerate(series.items()):
+        if numeric:
+            members = sorted(members, key=lambda g: g.values[along])
+        spots = [g.values[along] if numeric else values.index(g.values[along]) for g in members]
+        style = dict(color=f"C{i % 10}", linestyle=("-", "--", ":", "-.")[i // 10 % 4] if numeric else ":")
+        aside = ScaledTranslation(apart * (i - (len(series) - 1) / 2) / 72, 0, axes.figure.dpi_scale_trans)
+        for artist in _draw_series(axes, spots, members, name, style):  # moved after the axes have taken their limits
+            artist.set_transform(axes.transData + aside)
+    if numeric and _is_geometric(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    if not numeric:
+        axes.set_xticks(range(len(values)), [_cut(as_typed(value)) for value in values])
+        axes.set_xlim(-0.5, len(values) - 0.5)
+    else:
+        if len(values) <= MOST_TICKS:
+            axes.xaxis.set_major_locator(FixedLocator(sorted(values)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.07)
+    axes.set(xlabel=along, ylabel=_measure(groups))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.grid(alpha=0.25)
+    if others:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+
+
+def _draw_series(axes: Any, spots: list[Any], members: list[Group], name: str, style: dict[str, Any]) -> list[Any]:
+    means, below, above = _spread(members)
+    several = any(len(g.numbers("top1")) > 1 for g in members)
+    bars = dict(yerr=[below, above], capsize=3, elinewidth=1.1) if several else {}
+    line, caps, stems = axes.errorbar(
+        spots, means, marker="o", markersize=5, linewidth=1.6, label=_cut(name), **bars, **style
+    )
+    drawn = [line, *caps, *stems]
+    for spot, g in zip(spots, members, strict=True):
+        tops = g.numbers("top1")
+        drawn += axes.plot([spot] * len(tops), tops, "o", color=style["color"], markersize=3, alpha=0.4)  # every seed
+    return drawn
+
+
+def _draw_dots(axes: Any, groups: list[Group], best_first: bool) -> None:
+    """A line of text and a dot for each group, from the top down."""
+    if best_first:
+        groups = sorted(groups, key=lambda g: -(g.mean("top1") or 0.0))
+    rows = range(len(groups))
+    means, below, above = _spread(groups)
+    axes.errorbar(means, rows, xerr=[below, above], fmt="o", color="C0", markersize=6, elinewidth=1.4)
+    beside = dict(xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, color="0.3")
+    for row, g in enumerate(groups):
+        tops = g.numbers("top1")
+        axes.plot(tops, [row] * len(tops), "o", color="C0", markersize=3, alpha=0.4)  # every seed
+        axes.annotate(f"{100 * means[row]:.2f} %", (max(tops), row), **beside)
+    axes.set_yticks(rows, [_cut(label(g.values, between=", ") or "all seeds") for g in groups])
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.set_xlabel(_measure(groups))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.grid(axis="x", alpha=0.25)
+    axes.tick_params(axis="y", length=0)
+
+
+def _spread(groups: list[Group]) -> tuple[list[float], list[float], list[float]]:
+    """Means, and how far the least and the greatest lie from them."""
+    tops = [g.numbers("top1") for g in groups]
+    means = [math.fsum(top) / len(top) for top in tops]
+    below = [max(mean - min(top), 0.0) for mean, top in zip(means, tops, strict=True)]
+    return means, below, [max(max(top) - mean, 0.0) for mean, top in zip(means, tops, strict=True)]
+
+
+def _heading(groups: list[Group], title: str) -> str:
+    counts = sorted({len(g.numbers("top1")) for g in groups})
+    if counts == [1]:
+        return _cut(title)
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return f"{_cut(title)}: mean of {seeds} seeds, bars from least to greatest"
+
+
+def _measure(groups: list[Group]) -> str:
+    splits = {outcome.result["split"] for g in groups for outcome in g.outcomes if outcome.result}
+    return f"{splits.pop()} accuracy" if len(splits) == 1 else "accuracy"
+
+
+def _is_numeric(groups: list[Group], key: str) -> bool:
+    return all(isinstance(g.values[key], int | float) and not isinstance(g.values[key], bool) for g in groups)
+
+
+def _is_geometric(values: list[float]) -> bool:
+    """Whether the steps between values are more even as factors (1, 3, 10) than as differences (4, 6, 8)."""
+    ordered = sorted(values)
+    if len(ordered) < 3 or ordered[0] <= 0:
+        return False
+    differences = [b - a for a, b in pairwise(ordered)]
+    factors = [math.log(b / a) for a, b in pairwise(ordered)]
+    return max(factors) / min(factors) < max(differences) / min(differences)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

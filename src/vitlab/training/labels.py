@@ -1,0 +1,24 @@
+"""Class numbers mean nothing by themselves: a model and its data must name the same classes; their order may differ."""
+
+from __future__ import annotations
+
+
+def class_order(labels: list[str], classes: list[str]) -> list[int] | None:
+    """For each class of the data, the model's output that stands for it; None where the two name different classes."""
+    if sorted(labels) != sorted(classes):
+        return None
+    places = {label: i for i, label in enumerate(labels)}
+    return [places[name] for name in classes]
+
+
+def differing(ours: list[str], theirs: list[str], we: str, they: str) -> str:
+    """What one side has and the other has not, in words."""
+    parts = []
+    for who, mine, others in ((we, ours, set(theirs)), (they, theirs, set(ours))):
+        if only := [name for name in mine if name not in others]:
+            parts.append(f"only {who} has {shown(only)}")
+    return "; ".join(parts) or "the same names in another order"
+
+
+def shown(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,111 @@
+"""How fast is this machine at a recipe? A few real steps on real pictures, timed part by part."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from vitlab.images.datasets import Data, Dataset, subset
+from vitlab.training import processes
+from vitlab.training.batches import Batch, Pictures
+from vitlab.training.evaluate import evaluate
+from vitlab.training.job import prepare
+from vitlab.training.loop import Silent, backward, update
+from vitlab.training.recipe import Recipe
+from vitlab.training.state import Progress
+
+READING = 0.25  # seconds of reading pictures, about, each time it is measured
+PICTURES = (8, 256)  # but so many pictures at least and at most
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that the parts of a run take."""
+
+    step: float  # forward, backward, optimiser
+    early: float  # the same while patches are left out
+    first: float  # the very first step, which also sets up memory and kernels
+    prepare: float  # reading and augmenting the pictures of a step, in one process
+    judge: float  # reading and judging one picture
+    resize: float  # one picture of a set that is resized once and stays in memory
+    params: int
+    spent: float  # from the start of the command to the end of this measurement
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Measures recipes on some of the data; `read` is the time one picture takes to read, `since` the clock's start."""
+
+    data: Data
+    read: float
+    since: float
+
+    def __call__(self, recipe: Recipe) -> Speed:
+        with TemporaryDirectory() as folder:
+            return self._measure(recipe, Path(folder))
+
+    def _measure(self, recipe: Recipe, folder: Path) -> Speed:
+        world = processes.start(recipe.run.device).world
+        parts = recipe.optim.accumulate * world
+        train, val = (self._some(split, parts) for split in (self.data.train, self.data.val))
+        job = prepare(recipe, folder, Data(self.data.name, self.data.classes, train, val, None))
+        real = replace(job.plan, n=len(self.data.train))
+        timed = partial(median_seconds, patience=1.0 if world == 1 else math.inf)  # processes must count alike
+        per_batch = timed(lambda: job.steps[0, 0])
+        stream, progress = repeat(_grown(job.steps[0, 0], real.part)), Progress()
+        scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
+        job.optimisers.set_factor(0.0)  # what is only timed shall not break
+
+        def step(number: int) -> None:
+            backward(job, stream, number, 0.0, scaler, progress, None, Silent())
+            update(job, scaler)
+
+        first = timed(lambda: step(0), times=1)
+        full = timed(lambda: step(job.plan.total - 1))
+        flip, pre = recipe.augment.flip_at_test, job.model.preprocess
+        speed = Speed(
+            step=full,
+            early=timed(lambda: step(0)) if recipe.augment.drop_patches else full,
+            first=first,
+            prepare=per_batch / job.plan.part * real.part * real.accumulate,
+            judge=timed(lambda: evaluate(job.judged, job.val, processes=job.who, flip=flip)) / len(val),
+            resize=timed(lambda: Pictures(train, pre), times=1) / len(train),
+            params=sum(p.numel() for p in job.model.parameters()),
+            spent=time.perf_counter() - self.since,
+        )
+        if world == 1:
+            return speed
+        mean = job.who.sum(torch.tensor(list(asdict(speed).values()), dtype=torch.float64)) / world
+        values = dict(zip(asdict(speed), mean.tolist(), strict=True))  # so that all processes pick the same
+        return Speed(**{**values, "params": speed.params})
+
+    def _some(self, dataset: Dataset, parts: int) -> Dataset:
+        """As many pictures as are read in a moment, from all over the set."""
+        least, most = PICTURES
+        count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
+        return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))
+
+
+def median_seconds(call: Callable[[], object], times: int = 3, patience: float = 1.0) -> float:
+    """Of so many calls; of fewer where they take longer than `patience` together."""
+    taken: list[float] = []
+    while len(taken) < times and sum(taken) < patience:
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _grown(batch: Batch, count: int) -> Batch:
+    """The batch over and over, up to `count` images."""
+    which = torch.arange(count) % len(batch.labels)
+    return Batch(batch.images[which], batch.labels[which], which)

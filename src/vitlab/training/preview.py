@@ -1,0 +1,211 @@
+"""What a model will see, made as the loop makes it: pictures before and after augmentation, mixed batches. And the data
+in numbers.
+
+    found = preview(recipe, data_of(recipe), images=8, views=4)
+    found.rows[0].images            # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.images.datasets import Data, Dataset
+from vitlab.images.mix import Mix, Mixing
+from vitlab.images.preprocess import Preprocess
+from vitlab.images.randomness import permutation
+from vitlab.images.read import ImageError
+from vitlab.training.batches import Plan, Steps
+from vitlab.training.finetune import build_model
+from vitlab.training.job import mix_of, steps_of
+from vitlab.training.recipe import AugmentRecipe, Recipe
+
+SEARCHED = 200  # steps of the run that are searched for mixed batches
+LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many pictures are looked at, no more
+Parts = list[tuple[str, float]]  # classes and their shares, the largest first
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture in several epochs."""
+
+    label: str
+    name: str  # where it comes from
+    index: int  # in the training set
+    images: list[np.ndarray]  # (H, W, C) uint8: as it is evaluated, then in epochs 0, 1, ...
+
+
+@dataclass(frozen=True)
+class MixedBatch:
+    """Part of a batch that was mixed."""
+
+    how: str
+    step: int
+    lam: float  # lambda, as in Mixing
+    images: list[np.ndarray]  # (H, W, C) uint8
+    labels: list[Parts]
+
+
+@dataclass(frozen=True)
+class Preview:
+    title: str
+    about: str
+    settings: list[str]  # key=value of [augment], where it is not the default
+    rows: list[Row]
+    mixed: list[MixedBatch] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Preview:
+    """The first `images` pictures of a run with their views in epochs 0 .. `views` - 1, and mixed batches if any."""
+    pre = _preprocess(recipe, data)
+    steps, mix, a = steps_of(recipe, data, pre), mix_of(recipe), recipe.augment
+    rows, unreadable = _rows(steps, data.classes, images, views)
+    mixed = _mixed(steps, mix, data.classes, a.smoothing, 1 + views)
+    notes = [*data.notes, *unreadable]
+    if a.drop_patches:
+        notes.append(f"augment.drop_patches={a.drop_patches}: the model itself leaves patches out, which is not drawn.")
+    if (a.mixup or a.cutmix) and not mixed:
+        notes.append(f"none of the first {SEARCHED} batches is mixed: augment.mix_probability={a.mix_probability}.")
+    default = AugmentRecipe()
+    on = [f.name for f in fields(a) if getattr(a, f.name) != getattr(default, f.name)]
+    about = f"{len(rows)} of {len(data.train):,} training images, seed {recipe.run.seed}"
+    settings = [f"{name}={getattr(a, name)}" for name in on]
+    return Preview(Path(data.name).name or data.name, about, settings, rows, mixed, notes)
+
+
+def _preprocess(recipe: Recipe, data: Data) -> Preprocess:
+    """That of the model; a new one is built without memory for its weights."""
+    with torch.device("meta") if recipe.model.init_from is None else nullcontext():
+        model, _ = build_model(recipe.model, data.classes, data.train.channels)
+    return model.preprocess
+
+
+def _pixels(images: Tensor, pre: Preprocess) -> list[np.ndarray]:
+    """(B, C, H, W), normalised -> (H, W, C) uint8 each; noise beyond black and white is cut there."""
+    found = [np.asarray(pre.picture(image)) for image in images]
+    return [image[:, :, None] if image.ndim == 2 else image for image in found]
+
+
+def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[Row], list[str]]:
+    rows, unreadable = [], []
+    pictures, pre = steps.pictures, steps.pictures.preprocess
+    for index in _in_order(steps.plan):
+        one = np.array([index])
+        try:
+            before, _ = pictures.normalised(one)
+            later = [steps.batch(epoch, one, np.zeros(1, dtype=np.int64)).images for epoch in range(views)]
+        except ImageError as error:
+            unreadable.append(str(error))
+            continue
+        label = classes[int(pictures.labels[index])]
+        rows.append(Row(label, pictures.data.name_of(index), index, _pixels(torch.cat([before, *later]), pre)))
+        if len(rows) == images:
+            break
+    if not rows:
+        raise ImageError(f"none of {len(unreadable)} training pictures can be read, e.g. {unreadable[0]}")
+    return rows, unreadable
+
+
+def _in_order(plan: Plan) -> Iterator[int]:
+    """The pictures of the first epoch, each once, as the steps take them."""
+    seen = set()
+    for step in range(plan.steps_per_epoch):
+        for micro in range(plan.accumulate):
+            for index in plan.take(step, micro)[1].tolist():
+                if index not in seen:
+                    seen.add(index)
+                    yield index
+
+
+def _mixed(steps: Steps, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
+    """One batch of each kind: the first with shares that the eye can tell, or the first."""
+    found: dict[str, tuple[int, Mixing]] = {}
+    plan, pre = steps.plan, steps.pictures.preprocess
+    for step in range(min(plan.total, SEARCHED)):
+        drawn = mix.draw(plan.part, pre.size, seed=plan.seed, step=step)
+        if drawn is not None and (drawn.how not in found or (_visible(drawn) and not _visible(found[drawn.how][1]))):
+            found[drawn.how] = step, drawn
+    batches = []
+    for how, (step, drawn) in sorted(found.items(), reverse=True):  # mixup, then cutmix
+        batch = steps[step, 0]
+        images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
+        labels = [shares(target, classes, smoothing) for target in targets[:count]]
+        batches.append(MixedBatch(how, step, drawn.lam, _pixels(images[:count], pre), labels))
+    return batches
+
+
+def _visible(drawn: Mixing) -> bool:
+    return 0.2 <= drawn.lam <= 0.8
+
+
+def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
+    """What soft targets (K,) are mixed of: without label smoothing, and without shares that round to 0.00."""
+    parts = ((target - smoothing / len(classes)) / (1 - smoothing)).tolist()
+    return sorted(((classes[k], share) for k, share in enumerate(parts) if share >= 0.005), key=lambda part: -part[1])
+
+
+# --------------------------------------------------------------------------------------------------------- in numbers
+
+
+def describe(data: Data) -> dict[str, Any]:
+    """Classes, images per split and class, sizes, what cannot be read; plain values for JSON.
+
+    Files are not all opened: of a split that is not in memory up to 500 pictures, or 50 megapixels, are looked at.
+    """
+    splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
+    counts = {name: np.bincount(split.labels, minlength=len(data.classes)) for name, split in splits.items()}
+    sizes: Counter[tuple[int, int]] = Counter()
+    unreadable: list[str] = []
+    for split in splits.values():
+        found, wrong = _look(split)
+        sizes += found
+        unreadable += wrong
+    by_area = sorted(sizes, key=lambda size: (size[0] * size[1], size))
+    common = [size for size, n in sizes.most_common(1) if n > 1]
+    return {
+        "name": data.name,
+        "classes": len(data.classes),
+        "images": {name: len(split) for name, split in splits.items()},
+        "channels": data.train.channels,
+        "sizes": {  # (H, W)
+            "smallest": by_area[0] if by_area else None,
+            "largest": by_area[-1] if by_area else None,
+            "most_common": common[0] if common else None,
+        },
+        "looked_at": sizes.total() + len(unreadable),
+        "unreadable": unreadable,
+        "notes": list(data.notes),
+        "per_class": [
+            {"class": label, **{name: int(count[k]) for name, count in counts.items()}}
+            for k, label in enumerate(data.classes)
+        ],
+    }
+
+
+def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
+    """How many pictures there are of each (H, W), and what is wrong with those that cannot be read."""
+    if split.images is not None:
+        return Counter({split.images.shape[1:3]: len(split)}), []
+    sizes: Counter[tuple[int, int]] = Counter()
+    unreadable: list[str] = []
+    seen = 0
+    for index in permutation(len(split), 0)[:LOOKED_AT].tolist():
+        try:
+            h, w = split.read(index).shape[:2]
+        except ImageError as error:
+            unreadable.append(str(error))
+            continue
+        sizes[h, w] += 1
+        seen += h * w
+        if seen >= PIXELS:
+            break
+    return sizes, unreadable

@@ -1,0 +1,54 @@
+"""Pictures and what the model took them for, inside the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitlab.training.report.text import escaped, named, percent
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A picture and what the model took it for (rightly or not)."""
+
+    image: np.ndarray  # (H, W, C) or (H, W), uint8
+    truth: str
+    predicted: str
+    confidence: float  # probability of `predicted`
+    name: str  # where the picture comes from
+
+
+def gallery(pictures: list[Mistake], caption: str) -> str:
+    figures = []
+    for p in pictures:
+        right = p.truth == p.predicted
+        verdict = named(p.predicted) if right else f"{named(p.truth)} → <b>{named(p.predicted)}</b>"
+        mark = '<span class="yes">✓</span>' if right else '<span class="no">✗</span>'
+        alt = escaped(f"{p.name}: {p.truth}, predicted {p.predicted}")
+        small = ' class="pixels"' if max(p.image.shape[:2]) <= 96 else ""
+        figures.append(
+            f'<figure><img{small} alt="{alt}" src="{data_url(p.image)}" /><figcaption>{mark} {verdict} · '
+            f'<data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
+            f'<small title="{escaped(p.name)}">{named(p.name)}</small></figcaption></figure>'
+        )
+    return f'<p>{caption}</p><div class="pictures">{"".join(figures)}</div>' if figures else ""
+
+
+def data_url(image: np.ndarray, side: int = 224) -> str:
+    """PNG, exact; photographs beyond thumbnail size as JPEG, no larger than `side`."""
+    from PIL import Image
+
+    assert image.dtype == np.uint8, image.dtype
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    picture, kind = Image.fromarray(image), "png"
+    if max(picture.size) > 96 and picture.mode in ("L", "RGB"):
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        kind = "jpeg"
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **({"quality": 90} if kind == "jpeg" else {"optimize": True}))
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

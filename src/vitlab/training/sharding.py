@@ -1,0 +1,81 @@
+"""FSDP2 (arXiv:2304.11277): each process keeps a share of every parameter, of its gradient and of what the optimiser
+remembers of it; a block's parameters come together while it computes. Files hold whole tensors: one process can load
+what many wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitlab.checkpoints import native
+from vitlab.models import registry
+from vitlab.training.processes import Processes
+
+
+def shard(model: Any, who: Processes) -> None:
+    """Share out a model's parameters, in place: every block by itself, then what is left."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if who.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"run.sharding=fsdp needs cpu or cuda, not {who.device.type}: set run.device=cpu.")
+    mesh = init_device_mesh(who.device.type, (who.world,))
+    tables = [block.attention.relative for block in model.blocks]  # the encoder reads them before it calls the block
+    for part in (*(table for table in tables if table is not None), *model.blocks, model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    if who.device.type == "cpu":  # some versions of gloo give the sum for the mean (pytorch issue 162338)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+
+
+def is_share(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")  # a DTensor, whose import takes most of a second
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All shares of a tensor put together; what is whole already stays. All processes must ask together."""
+    return tensor.full_tensor() if is_share(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def share_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This process's share of a whole tensor, cut as `like` is; the tensor itself where `like` is whole."""
+    if not is_share(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    everywhere = DTensor.from_local(tensor.to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=placements)
+
+
+def gather(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor]:
+    """Whole tensors in main memory, one after another; a process that does not keep them only gives its shares."""
+    found: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        value = whole(value.detach())
+        if keep:
+            found[key] = value.cpu().contiguous()
+    return found
+
+
+def whole_model(model: Any, keep: bool = True) -> Any:
+    """The model itself, or where it is shared out a whole copy; None for a process that does not keep it."""
+    if not any(is_share(parameter) for parameter in model.parameters()):
+        return model if keep else None
+    state = gather(model.state_dict(), keep)
+    if not keep:
+        return None
+    copy: Any = native.on_meta(lambda: registry.build(model.family, model.config))
+    copy.load_state_dict(state, assign=True)
+    copy.preprocess, copy.labels, copy.card = model.preprocess, model.labels, model.card
+    return copy
+
+
+def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Whole tensors into a module, shared out or not."""
+    state = module.state_dict()
+    module.load_state_dict({k: share_like(v, state[k]) if k in state else v for k, v in tensors.items()})

@@ -1,0 +1,48 @@
+"""A run that must end in time: run.minutes, less what judging the model and writing the report will still take."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from vitlab.images.datasets import subset
+from vitlab.training.batches import Pictures
+from vitlab.training.evaluate import evaluate
+from vitlab.training.job import Job
+
+SLACK = 1.5  # judging may take this much longer than it took before
+MARGIN = 0.02  # of the time, for what a busy machine does slowly: starting and leaving Python, writing files
+SAMPLE = 256  # pictures that are judged to learn how long a picture takes
+
+
+def wrap_up_seconds(params: int) -> float:
+    """All besides training and judging: last and best are written, best is read again, the report is made."""
+    return 2.0 + params / 2e6
+
+
+class TimeLimit:
+    """The clock of one run. `since` is when this part of the run began, `before` what earlier parts took."""
+
+    def __init__(self, job: Job, since: float, before: float):
+        self.seconds, self.since = (1 - MARGIN) * 60 * job.recipe.run.minutes, since - before
+        data, who = job.data, job.who
+        few = np.arange(min(len(data.val), SAMPLE * who.world))
+        began = time.perf_counter()
+        pictures = Pictures(subset(data.val, few), job.model.preprocess)
+        evaluate(job.judged, pictures, processes=who, flip=job.recipe.augment.flip_at_test)
+        per_picture = (time.perf_counter() - began) / len(few)
+        self.judging = per_picture * len(data.val)
+        self.ending = per_picture * len(data.test or data.val)
+        self.wrap_up = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
+        self.asked_before_judging: float | None = None
+
+    def near(self, began: float, judges: bool) -> bool:
+        """Whether no further step fits. The last began at `began`; `judges`: the model is about to be judged."""
+        if self.asked_before_judging is not None:  # where judging takes longer than thought, so will the end
+            slower = max(1.0, (began - self.asked_before_judging) / self.judging)
+            self.judging, self.ending = self.judging * slower, self.ending * slower
+        now = time.perf_counter()
+        self.asked_before_judging = now if judges else None
+        rest = SLACK * (self.judging * (1 + judges) + self.ending) + self.wrap_up
+        return now - self.since + 2 * (now - began) + rest > self.seconds

@@ -1,0 +1,198 @@
+"""Is a run that is killed and resumed the run that nobody stopped? Train the first steps of a recipe both ways, and
+compare every bit of what they leave.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.training.batches import Plan
+from vitlab.training.job import data_of
+from vitlab.training.loop import Silent, Stopped, fit
+from vitlab.training.recipe import Recipe, TrackRecipe
+from vitlab.training.state import load_last
+
+SAVE_EVERY = 4  # steps: a kill loses up to three
+START = "spawn"  # a killed run is a process of its own, started from nothing
+
+
+@dataclass(frozen=True)
+class Kill:
+    after: int  # the last step the process had done
+    resumed: int  # the step of its last save, from where the next one went on
+
+
+@dataclass(frozen=True)
+class Difference:
+    name: str  # of a tensor, e.g. weights|head.bias or optimizer|head.bias|exp_avg
+    largest: float | None  # None: only one of the two has it, or in another shape
+
+
+@dataclass
+class Verdict:
+    steps: int
+    kills: list[Kill] = field(default_factory=list)
+    tensors: int = 0  # compared
+    differences: list[Difference] = field(default_factory=list)
+    broke: str = ""  # why a resumed run did not come to its end
+    repeatable: bool | None = None  # asked where bits differ: are two runs that nobody stops the same?
+    seconds: float = 0.0
+    folder: Path | None = None  # both runs, kept where something is wrong
+
+    @property
+    def identical(self) -> bool:
+        return not self.differences and not self.broke
+
+
+def verify_resume(
+    recipe: Recipe, *, kills: int = 3, steps: int = 24, note: Callable[[str], object] = lambda text: None
+) -> Verdict:
+    """Train `steps` steps without a stop; then again in processes that are killed and resumed; and compare."""
+    steps = -(-steps // SAVE_EVERY) * SAVE_EVERY  # the last of them is saved
+    if not 1 <= kills < steps:
+        raise ValueError(f"{kills} kills do not fit into {steps} steps: use 1 to {steps - 1}, or more steps.")
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("verify-resume starts its processes itself: run it without torchrun.")
+    begun = time.perf_counter()
+    short = shortened(recipe, steps)
+    folder = Path(tempfile.mkdtemp(prefix="vitlab-verify-"))
+    verdict = Verdict(steps, folder=folder)
+    try:
+        watch = Watch(steps, [0, 0])
+        train(short, folder / "straight", False, watch, torch.get_num_threads())
+        pace = (time.perf_counter() - watch.began) / steps
+        note(f"{steps} steps without a stop, {pace:.2g} s each")
+        train_and_kill(short, folder / "killed", verdict, kills, pace, note)
+        if not verdict.broke:
+            straight, killed = (left_by(folder / name) for name in ("straight", "killed"))
+            verdict.tensors, verdict.differences = len(straight), differences(straight, killed)
+        if verdict.differences:  # a machine that does not repeat itself cannot resume to the bit either
+            train(short, folder / "again", False, Watch(steps, [0, 0]), torch.get_num_threads())
+            verdict.repeatable = not differences(left_by(folder / "straight"), left_by(folder / "again"))
+        verdict.seconds = time.perf_counter() - begun
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if verdict.identical:
+        shutil.rmtree(folder, ignore_errors=True)
+        verdict.folder = None
+    return verdict
+
+
+def shortened(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe's own run, cut down: so few images that epochs end within the steps, and nothing is evaluated."""
+    data, o = recipe.data, recipe.optim
+    n, wanted = len(data_of(recipe).train), data.batch_size * o.accumulate * max(1, steps // 3)
+    if n > wanted and data.per_class is not None:
+        data = replace(data, per_class=max(1, data.per_class * wanted // n))
+    elif n > wanted:
+        data = replace(data, fraction=(data.fraction or 1.0) * wanted / n)
+    n = len(data_of(replace(recipe, data=data)).train)
+    plan = Plan(n=n, batch_size=data.batch_size, epochs=1, seed=recipe.run.seed, accumulate=o.accumulate)
+    epochs = steps // plan.steps_per_epoch + 1  # the end, with its evaluation, lies just behind the last step
+    run = replace(recipe.run, epochs=epochs, eval_every=epochs + 1, save_every=SAVE_EVERY, minutes=0.0)
+    return replace(recipe, data=data, run=run, track=TrackRecipe())
+
+
+class Enough(Exception):  # noqa: N818  (nothing went wrong)
+    """The last wanted step is saved."""
+
+
+class Watch(Silent):
+    """Writes down where a run started and stands, for another process to read, and ends it in time."""
+
+    def __init__(self, steps: int, where: Any, to_be_killed: bool = False):
+        super().__init__()
+        self.steps, self.where, self.to_be_killed = steps, where, to_be_killed
+
+    def start(self, done: int, total: int) -> None:
+        self.where[0], self.began = done, time.perf_counter()
+
+    def step(self, done: int, numbers: dict[str, float]) -> None:
+        self.where[1] = done
+        parent = multiprocessing.parent_process()
+        if self.to_be_killed and parent is not None and done >= self.steps - 1:
+            parent.join()  # too fast: wait here for the end
+        if done > self.steps:
+            raise Enough
+
+
+def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -> None:
+    """To the last step that is watched; equal numbers of threads, because sums depend on them."""
+    torch.set_num_threads(threads)
+    with suppress(Enough):
+        try:
+            fit(recipe, run, resume=resume, show=watch)
+        except Stopped:
+            raise KeyboardInterrupt from None
+
+
+def train_and_kill(
+    recipe: Recipe, run: Path, verdict: Verdict, kills: int, pace: float, note: Callable[[str], object]
+) -> None:
+    """One process after another takes the run up; each but the last is killed, at a moment that the seed decides."""
+    draw, context = random.Random(recipe.run.seed), multiprocessing.get_context(START)
+    moments: list[int | None] = [*sorted(draw.sample(range(1, verdict.steps), kills)), None]
+    last_done: int | None = None
+    for moment in moments:
+        where = context.RawArray("q", 2)  # started from, done
+        watch = Watch(verdict.steps, where, to_be_killed=moment is not None)
+        child = context.Process(target=train, args=(recipe, run, last_done is not None, watch, torch.get_num_threads()))
+        child.start()
+        try:
+            while child.is_alive() and (moment is None or where[1] < moment):
+                time.sleep(0.002)
+            if moment is not None:
+                time.sleep(pace * draw.random())  # anywhere in the next step, or in a save
+            ended = not child.is_alive()
+        finally:
+            child.kill()  # SIGKILL, or what Windows has for it
+            child.join()
+        if last_done is not None:
+            verdict.kills.append(Kill(after=last_done, resumed=where[0]))
+        if ended and (moment is not None or child.exitcode):
+            verdict.broke = f"the run that went on from step {where[0]} ended at step {where[1]} with an error"
+            return
+        last_done = where[1]
+        if moment is not None:
+            note(f"killed after step {last_done}")
+
+
+def left_by(run: Path) -> dict[str, Tensor]:
+    """All that a run would go on from, by name; but for the seconds it took."""
+    saved = load_last(run)
+    assert saved is not None, run
+    found = {f"weights|{key}": value for key, value in saved.weights.items()}
+    found |= {f"ema|{key}": value for key, value in (saved.ema or {}).items()}
+    found |= {f"optimizer|{key}": value for key, value in saved.optimizer.items()}
+    numbers = {k: v for k, v in asdict(saved.progress).items() if isinstance(v, int | float) and k != "seconds"}
+    return found | {f"progress|{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+
+
+def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[Difference]:
+    """The tensors whose bits differ: 0 is not -0, and NaN is itself."""
+    found = [Difference(name, None) for name in a.keys() ^ b.keys()]
+    for name in (name for name in a if name in b):
+        x, y = a[name], b[name]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            found.append(Difference(name, None))
+        elif not torch.equal(_bytes(x), _bytes(y)):
+            found.append(Difference(name, float((x.double() - y.double()).abs().max())))
+    return found
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

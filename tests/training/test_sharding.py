@@ -1,0 +1,196 @@
+"""FSDP2: two processes that share a model train it as one process does, leave the same files, and resume to the bit."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+from safetensors.torch import load_file
+
+import vitlab
+from vitlab.images.datasets import open_data
+from vitlab.training.batches import Pictures
+from vitlab.training.evaluate import evaluate
+from vitlab.training.job import Job
+from vitlab.training.loop import Silent, fit
+from vitlab.training.recipe import Recipe, to_toml, with_settings
+
+SMALL = ["data.per_class=16", "data.batch_size=32", "model.depth=2", "model.registers=3", "run.epochs=3"]
+FSDP = "run.sharding=fsdp"
+
+
+def recipe(*settings: str) -> Recipe:
+    return with_settings(Recipe(), [*SMALL, *settings])
+
+
+class KillAt(Silent):
+    def __init__(self, step: int):
+        super().__init__()
+        self.at = step
+
+    def step(self, done, numbers):
+        if done == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_two_processes(recipe: Recipe, run: Path, *, resume: bool = False, kill_at: int = 0) -> list[int]:
+    """`fit` with the environment that torchrun gives, in forks, which spares them the import of torch; exit codes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 7
+            try:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+                fit(recipe, run, resume=resume, show=KillAt(kill_at))
+                code = 0
+            except BaseException as error:
+                traceback.print_exc()
+                run.with_name(f"{run.name}.error{rank}").write_text(str(error))
+            finally:
+                os._exit(code)
+        children.append(child)
+    first = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+    if first < 0:  # without the first the second would wait for long
+        os.kill(children[1], signal.SIGKILL)
+    return [first, os.waitstatus_to_exitcode(os.waitpid(children[1], 0)[1])]
+
+
+def files(run: Path, *which: str) -> dict[str, torch.Tensor]:
+    which = which or ("weights", "optimizer", "ema")
+    paths = [run / "last" / f"{name}.safetensors" for name in which]
+    return {f"{path.stem}|{key}": value for path in paths if path.exists() for key, value in load_file(path).items()}
+
+
+def result(run: Path) -> dict:
+    return json.loads((run / "result.json").read_text())
+
+
+SGD = ["optim.name=sgd", "optim.lr=0.3", "optim.weight_decay=0.1"]
+# The rate of everything but the matrices is small: Adam makes steps of full size out of rounding errors.
+MUON = ["optim.name=muon", "optim.lr=1e-6", "model.positions=relative", "optim.accumulate=2", "data.batch_size=16"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone", "tolerance"),
+    [
+        ([*SGD, "optim.clip=0.5", "optim.ema=0.9"], ["data.batch_size=64"], 1e-6),
+        (MUON, ["data.batch_size=32"], 2e-5),
+    ],
+    ids=["sgd, clip, ema", "muon, relative positions, micro-steps"],
+)
+def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance, tmp_path):
+    fit(recipe(*settings, *alone), tmp_path / "one")
+    assert in_two_processes(recipe(*settings, FSDP), tmp_path / "two") == [0, 0]
+    one, two = files(tmp_path / "one"), files(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=tolerance, rtol=0, msg=key)
+    results = [result(tmp_path / run) for run in ("one", "two")]
+    for key in ("top1", "val_top1", "best_epoch", "steps", "params"):
+        assert results[0][key] == results[1][key], key
+    assert results[1]["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
+    best = vitlab.load(tmp_path / "two" / "best")
+    scores = evaluate(best, Pictures(open_data("digits").test, best.preprocess))
+    assert scores.top(1) == results[1]["top1"]
+    assert scores.loss() == pytest.approx(results[1]["loss"], abs=1e-6)
+    last, weights = vitlab.load(tmp_path / "two" / "last"), load_file(tmp_path / "two" / "last" / "weights.safetensors")
+    assert all(torch.equal(value, weights[key]) for key, value in last.state_dict().items())
+    kinds = [json.loads((tmp_path / run / "last" / "model.json").read_text()) for run in ("one", "two")]
+    assert kinds[0] == kinds[1]
+
+
+def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path):
+    everything = ["model.dropout=0.1", "model.stochastic_depth=0.1", "augment.mixup=0.5", "augment.erasing=0.3"]
+    everything += ["augment.drop_patches=0.5", "optim.name=muon", "optim.clip=1.0", "optim.ema=0.9", "run.amp=bf16"]
+    shared = recipe(*everything, FSDP, "run.save_every=2")
+    assert in_two_processes(shared, tmp_path / "straight") == [0, 0]
+    assert in_two_processes(shared, tmp_path / "killed", kill_at=3)[0] == -signal.SIGKILL
+    assert json.loads((tmp_path / "killed" / "last" / "state.json").read_text())["step"] == 2
+    shutil.copytree(tmp_path / "killed", tmp_path / "alone")
+    assert in_two_processes(shared, tmp_path / "killed", resume=True) == [0, 0]
+    straight, killed = files(tmp_path / "straight"), files(tmp_path / "killed")
+    assert straight.keys() == killed.keys() and any("|momentum" in key for key in straight)
+    for key, value in straight.items():
+        assert torch.equal(value, killed[key]), key
+    assert result(tmp_path / "straight")["loss"] == result(tmp_path / "killed")["loss"]
+    alone = with_settings(shared, ["run.sharding=none", "data.batch_size=64"])
+    fit(alone, tmp_path / "alone", resume=True, changed=True)
+    assert result(tmp_path / "alone")["steps"] == result(tmp_path / "straight")["steps"]
+
+
+def test_torchrun_with_the_recipe_as_it_is(tmp_path):
+    """The command of the manual; AdamW, without the key's bias, whose gradient is nothing but rounding errors."""
+    settings = ["model.qkv_bias=false", "run.epochs=2"]
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe(*settings)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
+    command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "recipe.toml"), FSDP]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, f"run.dir={tmp_path / 'two'}"], capture_output=True, text=True, timeout=200, env=env
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    fit(recipe(*settings, "data.batch_size=64"), tmp_path / "one")
+    one, two = files(tmp_path / "one"), files(tmp_path / "two")
+    assert one.keys() == two.keys() and any("|exp_avg_sq" in key for key in one)
+    for key, value in one.items():
+        torch.testing.assert_close(two[key], value, atol=5e-6, rtol=0, msg=key)
+    assert result(tmp_path / "one")["top1"] == result(tmp_path / "two")["top1"]
+
+
+def test_each_process_keeps_about_half(tmp_path, monkeypatch):
+    """Of the parameters, of the running average, and of the optimiser's two numbers for each."""
+    save = Job.save
+
+    def counted(job, progress):
+        state = job.optimisers.tensors()
+        kept = {"model": job.model.state_dict(), "average": job.judged.state_dict()}
+        kept |= {name: {k: v for k, v in state.items() if k.endswith(name)} for name in ("|exp_avg", "|exp_avg_sq")}
+        sums = {name: sum(v.to_local().numel() for v in tensors.values()) for name, tensors in kept.items()}
+        (tmp_path / f"{job.who.rank}.json").write_text(json.dumps(sums))
+        save(job, progress)
+
+    monkeypatch.setattr(Job, "save", counted)
+    assert in_two_processes(recipe(FSDP, "run.epochs=1", "optim.ema=0.9"), tmp_path / "run") == [0, 0]
+    params = result(tmp_path / "run")["params"]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for name in first:
+        assert first[name] + second[name] == params, name
+        assert 0.45 < first[name] / params < 0.55, name
+
+
+def test_one_process_keeps_everything_and_says_so(tmp_path):
+    show = Silent()
+    fit(recipe(FSDP, "run.epochs=1"), tmp_path / "one", show=show)
+    assert any("torchrun" in note for note in show.notes)
+    fit(recipe("run.epochs=1"), tmp_path / "plain")
+    for key, value in files(tmp_path / "plain").items():
+        assert torch.equal(value, files(tmp_path / "one")[key]), key
+
+
+def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path):
+    start = vitlab.create("vit_digits", depth=2)
+    start.labels = [str(i) for i in range(10)]
+    with torch.no_grad():
+        start.blocks[1].mlp.fc1.weight.mul_(1e30)
+        start.blocks[1].mlp.fc2.weight.mul_(1e30)
+    vitlab.save(start, tmp_path / "start")
+    broken = with_settings(Recipe(), [f"model.init_from={tmp_path / 'start'}", "run.epochs=1", FSDP])
+    assert in_two_processes(broken, tmp_path / "run") == [7, 7]
+    said = [(tmp_path / f"run.error{rank}").read_text() for rank in range(2)]
+    assert "step 0" in said[0] and "block 1, fc" in said[0] and "process 0" in said[1]
+    replay = load_file(tmp_path / "run" / "replay" / "weights.safetensors")
+    assert torch.equal(replay["blocks.1.mlp.fc1.weight"], start.blocks[1].mlp.fc1.weight)
