@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test check bench setup clean
+.PHONY: run test check bench setup browser clean
 
 run: setup
 	@$(BIN)/vitlab inspect vit_base
@@ -24,7 +24,7 @@ run: setup
 	@echo "attention: $(RUN)/attention.png"
 	@echo "Next: $(BIN)/vitlab --help"
 
-test: setup
+test: setup browser
 	$(BIN)/python -m pytest
 
 check: setup
@@ -47,6 +47,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
+
+# The pages are tested in Chromium. Without it, and without the right to install it, those tests are skipped and say so.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+		command -v $$name >/dev/null && exit; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	else false; fi || echo "No Chromium here, and it cannot be installed: the tests of pages will be skipped."
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """What looking inside costs: time of asking for the last layer's attention, and peak memory of a rollout.
 
-    python benchmarks/explain.py [--model B/16] [--batch 4] [--rounds 21] [--memory-model L/16] [--size 512] [--json]
+    python benchmarks/explain.py [--only time|memory] [--model B/16] [--batch 4] [--rounds 21] [--memory-model L/16]
+                                 [--size 512] [--json]
 
 Time: plain and asking forward passes in one process, alternating; the ratio of medians (1.15 or less is the aim).
 Memory: the largest resident set of a child process that does one thing to one image: a plain forward pass, a rollout,
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--memory-model", default="L/16")
     parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--only", choices=("time", "memory"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peak", choices=TASKS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -101,18 +103,31 @@ def main() -> None:
     if args.peak:
         print(peak(args.peak, args.memory_model, args.size))
         return
-    time_rows = timed(args.model, args.batch, args.rounds)
-    memory_rows = measured(args.memory_model, args.size)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if args.only != "memory":
+        rows["time"] = timed(args.model, args.batch, args.rounds)
+        if not args.json:
+            show_time(rows["time"])
+    if args.only != "time":
+        rows["memory"] = measured(args.memory_model, args.size)
+        if not args.json:
+            show_memory(rows["memory"])
     if args.json:
-        print(json.dumps({"time": time_rows, "memory": memory_rows}, indent=2))
-        return
-    for row in time_rows:
+        print(json.dumps(rows, indent=2))
+
+
+def show_time(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
         low, median, high = (f"{1e3 * row[name]:.1f}" for name in ("quarter", "median", "three_quarters"))
         print(
             f"ViT-{row['model']} batch {row['batch']} {row['asked']:22s} median {median} ms, half of the runs in "
-            f"{low} .. {high} ms, n={row['n']}, {row['ratio']:.3f} of plain"
+            f"{low} .. {high} ms, n={row['n']}, {row['ratio']:.3f} of plain",
+            flush=True,
         )
-    for row in memory_rows:
+
+
+def show_memory(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
         print(
             f"ViT-{row['model']} {row['size']} px, one image, {row['task']:16s} peak {row['peak'] / 1e6:.0f} MB, "
             f"{row['above_plain'] / 1e6:+.0f} MB against plain"

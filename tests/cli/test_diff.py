@@ -117,8 +117,9 @@ def test_pictures(run, a, model, tmp_path, style):
     assert re.search(r"each with its own preprocess: head differs by .*; the same class in \d of 2", text)
 
 
-def test_a_bundled_sample(run, tmp_path):
-    text = run("diff", "bundled:digits", "bundled:digits", "digits#3").stdout
+def test_a_sample_of_the_digits(run, tmp_path):
+    path = vitlab.save(vitlab.create("vit_digits"), tmp_path / "digits")
+    text = run("diff", path, path, "digits#3").stdout
     assert "on 1 picture, " in text and "A and B agree" in text
 
 
@@ -130,9 +131,10 @@ def test_a_bundled_sample(run, tmp_path):
         (("{a}", "{a}", "--tolerance", "0"), "tolerance=0.0 must be a number above 0"),
         (("{a}", "{a}", "--image-size", "big"), "--image-size 'big' is not a size"),
         (("{a}", "{a}", "--images", "no.png"), "no.png"),
-        (("{a}", "bundled:digits"), "are different networks"),
+        (("{a}", "{digits}"), "are different networks: patch_size 8 in A, 2 in B; channels 3 in A, 1 in B"),
     ],
 )
-def test_bad_input_ends_with_2(run, a, args, message):
-    done = run("diff", *(arg.format(a=a) for arg in args), code=2)
+def test_bad_input_ends_with_2(run, a, args, message, tmp_path):
+    digits = vitlab.save(vitlab.create("vit_digits"), tmp_path / "digits")
+    done = run("diff", *(arg.format(a=a, digits=digits) for arg in args), code=2)
     assert done.stdout == "" and done.stderr.startswith("vitlab: error: ") and message in done.stderr

@@ -241,7 +241,7 @@ def reasons(
     if "optim.name" not in told:
         lines.append(f"picked {_optimiser(r, facts)}")
     if r.data.workers:
-        lines.append(f"picked {r.data.workers} processes to prepare pictures, because one would hold up the steps")
+        lines.append(f"picked data.workers={r.data.workers}, because preparing pictures would hold up the steps")
     if speed.prepare > speed.step and not facts.in_memory:
         lines.append("reading the pictures takes longer than learning from them: smaller files would train faster")
     if settings:

@@ -144,11 +144,14 @@ def finish(
 
 
 def report(job: Job, files: Sequence[Path]) -> dict[str, Any]:
-    seen = {view.name: {"image": view.name, "label": view.label, "probability": view.probability} for view in job.views}
-    images = [
-        seen[name] if name in seen else {"image": name, "error": job.failed[name]}
-        for name in dict.fromkeys(job.options.images)
-    ]
+    seen = iter(job.views)
+    images = []
+    for name in job.options.images:
+        if name in job.failed:
+            images.append({"image": name, "error": job.failed[name]})
+        else:
+            view = next(seen)
+            images.append({"image": name, "label": view.label, "probability": view.probability})
     return {"checkpoint": job.name, "images": images, "files": [str(file) for file in files]}
 
 

@@ -13,12 +13,14 @@ from vitlab.cli.explain.job import Job, Options, finish, lay, open_model, parse_
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
 from vitlab.explain.attention_maps import attention_maps
+from vitlab.explain.inputs import evaluating
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import check_classes, class_numbers
 from vitlab.explain.rollout import rollout as attention_rollout
 
 TOKENS = {"cls": "class", "class": "class", "distillation": "distillation", "mean": "mean"}
 GRADIENTS = ("relevance", "grad_cam", "gradient_x_input")
+SIGNED = "gradient_x_input"  # speaks for a class, and against it
 COMPARED = "attention,rollout,relevance,grad_cam"
 COLUMNS = 12  # layers of a sheet with several pictures
 
@@ -52,7 +54,7 @@ def attention(options: Options, layers: str | None, heads: str, query: str | Non
             say(f"note: {note}")
         return text
 
-    title = f"Attention of {who}"
+    title = f"Attention of {who}" + (f", head {which[0]}" if len(which) == 1 and count > 1 else "")
     figure = lambda: draw.attention(job.views, maps, layers=numbers, heads=which, title=title, patches=patches)
     finish(job, figure, found, page, {"query": who, "layers": numbers})
 
@@ -106,9 +108,13 @@ def compare(options: Options, other: str | None, methods: str | None, target: st
         captions = [[views[i].said for views, _ in columns.values()] for i in range(len(job.views))]
     title = "Methods compared" if other is None else "Models compared"
     note = "" if other is None else f"A: {job.name}    B: {other}"
-    figure = lambda: draw.heat(job.views, columns, title=title, note=note, captions=captions)
-    page = lambda _: draw.maps_page(job.views, columns, title=title)
-    rows = [{"first": a, "second": b, "agreement": values.tolist()} for (a, b), values in agree.items()]
+    signed = [key for key in columns if key.endswith(SIGNED)]
+    figure = lambda: draw.heat(job.views, columns, title=title, note=note, captions=captions, signed=signed)
+    page = lambda _: draw.maps_page(job.views, columns, title=title, signed=signed)
+    rows: list[dict[str, Any]] = [
+        {"first": a, "second": b, "agreement": [float(v) if np.isfinite(v) else None for v in values]}
+        for (a, b), values in agree.items()
+    ]
     numbers |= {"agreement_of": [f"{a} | {b}" for a, b in agree], "agreement": np.array(list(agree.values()))}
     finish(job, figure, numbers, page, {"agreement": rows}, show=lambda: _show(rows))
 
@@ -140,8 +146,9 @@ def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
 
 def _one_map(job: Job, name: str, maps: torch.Tensor, title: str, note: str, more: dict[str, Any]) -> None:
     heat = maps.numpy()
-    figure = lambda: draw.heat(job.views, {_title(name): heat}, title=title, note=note)
-    page = lambda _: draw.maps_page(job.views, {name: heat}, title=title)
+    columns, signed = {_title(name): heat}, [_title(name)] if name == SIGNED else []
+    figure = lambda: draw.heat(job.views, columns, title=title, note=note, signed=signed)
+    page = lambda _: draw.maps_page(job.views, columns, title=title, signed=signed)
     finish(job, figure, {"maps": heat, **more}, page, more)
 
 
@@ -154,8 +161,8 @@ def _targets(model: Any, images: torch.Tensor, target: str | None, methods: Any)
     if not set(methods) & set(GRADIENTS):
         return None
     check_classes(model)
-    with torch.no_grad():
-        logits = torch.cat([model.eval()(part) for part in images.split(8)])
+    with torch.no_grad(), evaluating(model):
+        logits = torch.cat([model(part) for part in images.split(8)])
     return class_numbers(model, logits, target).tolist()
 
 
@@ -183,9 +190,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for column in ("map", "and map", "rank correlation"):
         table.add_column(column, justify="right" if column[0] == "r" else "left")
     for row in rows:
-        values = np.array(row["agreement"])
+        values = np.array([v for v in row["agreement"] if v is not None])
         spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
-        table.add_row(row["first"], row["second"], f"{np.nanmean(values):.2f}{spread}")
+        table.add_row(row["first"], row["second"], f"{values.mean():.2f}{spread}" if len(values) else "a map is flat")
     console(markup=False).print(table)
 
 

@@ -68,12 +68,14 @@ def heat(
     note: str = "",
     marks: Sequence[Sequence[tuple[float, float, float, float]]] | None = None,
     captions: Sequence[Sequence[str]] | None = None,
+    signed: Sequence[str] = (),
     smooth: bool = True,
 ) -> Figure:
     """Named maps of every picture: (B, grid_h, grid_w) as heat, (B, grid_h, grid_w, 3) as colours, or bool as a mask.
 
     One picture: it stands above, its maps side by side. Several: a row for each, the picture first. `captions` are
-    lines below the maps, for each picture and map. A value of `columns` may bring its own views: (views, maps).
+    lines below the maps, for each picture and map; `signed` names maps in which 0 is neither high nor low. A value of
+    `columns` may bring its own views: (views, maps).
     """
     columns = with_views(views, columns)
     few = len(views) * len(columns) <= 24
@@ -82,14 +84,15 @@ def heat(
     marks = marks or [()] * len(views)
     cells = [
         [
-            Cell(_laid(found[i], own[i], smooth, side), marks[i], captions[i][j] if captions else "")
-            for j, (own, found) in enumerate(columns.values())
+            Cell(_laid(found[i], own[i], smooth, name in signed, side), marks[i], captions[i][j] if captions else "")
+            for j, (name, (own, found)) in enumerate(columns.items())
         ]
         for i in shown
     ]
     lines = [note] if note else []
-    is_heat = any(found.ndim == 3 and found.dtype != bool for _, found in columns.values())
-    scale = SCALE if is_heat else None
+    is_heat = [name for name, (_, found) in columns.items() if found.ndim == 3 and found.dtype != bool]
+    scale = SCALE if set(is_heat) - set(signed) else None
+    lines += ["Red speaks for the class, blue against it."] if set(signed) & set(is_heat) else []
     if len(views) == 1:
         heading = Heading(title, [*_about(views[0]), *lines], Cell(np.asarray(drawn(views[0], 448)), marks[0]), scale)
         names = list(columns)
@@ -139,12 +142,12 @@ def _about(view: View) -> list[str]:
     return [line for line in (view.said, short_name(view.name), seen) if line]
 
 
-def _laid(values: np.ndarray, view: View, smooth: bool, side: int) -> np.ndarray:
+def _laid(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int) -> np.ndarray:
     if values.dtype == bool:
         return cut_out(values, view, side=side)
     if values.ndim == 3:
         return painted(values, view, smooth=smooth, side=side)
-    return overlay(values, view, smooth=smooth, side=side)
+    return overlay(values, view, smooth=smooth, signed=signed, side=side)
 
 
 def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, tuple[Sequence[View], np.ndarray]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.explain.draw.maps import with_views
 from vitlab.explain.draw.sheet import write_figure
-from vitlab.explain.draw.view import BRIGHT, COLOURS, KEEP, View, drawn, spread
+from vitlab.explain.draw.view import COLOURS, DIM, FAINT, SIGNED, STRONG, View, drawn, spread
 from vitlab.explain.inputs import Images, as_batch, evaluating, wide
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.version import __version__
@@ -105,6 +105,7 @@ def attention_page(
         _item(view, picture, (values[i], low[i], high[i], before[i]))
         | {
             "prefix": prefix,
+            "signed": [False] * len(asked),
             "layers": [f"layer {layer}" for layer in asked],
             "short_layers": [str(layer) for layer in asked],
             "heads": names,
@@ -124,13 +125,13 @@ def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: st
         before = torch.zeros(1, 1, len(matrix), 0)
         one = _item(view, _data_url(view), (*_eight_bits(matrix[None, None]), before))
         names = {"layers": [layer], "short_layers": [""], "heads": [""], "short_heads": [""]}
-        items.append(one | names | {"prefix": [], "first": len(matrix) // 2 + view.grid[1] // 2})
+        items.append(one | names | {"prefix": [], "signed": [False], "first": len(matrix) // 2 + view.grid[1] // 2})
     kept = _as_many_as_fit(items, LIMIT)
     note = _pictures_left_out(kept, len(items))
     return _page("likeness", title, _about(views), note, items[:kept])
 
 
-def maps_page(views: Sequence[View], columns: Mapping[str, Any], *, title: str) -> str:
+def maps_page(views: Sequence[View], columns: Mapping[str, Any], *, title: str, signed: Sequence[str] = ()) -> str:
     """Maps with names, as `heat` takes them: choose one, and read its values patch by patch."""
     items = []
     for i, view in enumerate(views):
@@ -139,7 +140,8 @@ def maps_page(views: Sequence[View], columns: Mapping[str, Any], *, title: str) 
         before = torch.zeros(len(rows), 1, 1, 0)
         one = _item(view, _data_url(view), (*_eight_bits(rows[:, None, None]), before)) | place
         names = {"layers": list(columns), "short_layers": [str(n + 1) for n in range(len(rows))], "heads": [""]}
-        items.append(one | names | {"short_heads": [""], "prefix": [], "first": -1})
+        names |= {"short_heads": [""], "signed": [name in signed for name in columns]}
+        items.append(one | names | {"prefix": [], "first": -1})
     kept = _as_many_as_fit(items, LIMIT)
     return _page("maps", title, _about(views), _pictures_left_out(kept, len(items)), items[:kept])
 
@@ -257,10 +259,17 @@ def _item(view: View, picture: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
 
 
 def _page(kind: str, title: str, about: str, note: str, items: Sequence[Mapping[str, Any]]) -> str:
-    data = {**WORDS[kind], "title": title, "about": about, "note": note, "items": items, "colours": _colours()}
+    data = {**WORDS[kind], "title": title, "about": about, "note": note, "items": items}
+    data |= {"colours": _colours(COLOURS), "signed_colours": _colours(SIGNED)}
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
     page = _template()
-    fields = {"title": html.escape(title), "version": html.escape(__version__), "keep": KEEP, "bright": BRIGHT}
+    fields = {
+        "title": html.escape(title),
+        "version": html.escape(__version__),
+        "faint": FAINT,
+        "strong": STRONG,
+        "dim": DIM,
+    }
     for name, value in fields.items():
         page = page.replace("{{" + name + "}}", str(value))
     return page.replace("{{data}}", text).encode("utf-8", "replace").decode()
@@ -278,10 +287,10 @@ def _template() -> str:
 
 
 @cache
-def _colours() -> str:
+def _colours(name: str) -> str:
     from matplotlib import colormaps
 
-    return _base64((colormaps[COLOURS](np.arange(256))[:, :3] * 255).round().astype(np.uint8))
+    return _base64((colormaps[name](np.arange(256))[:, :3] * 255).round().astype(np.uint8))
 
 
 def _base64(array: np.ndarray) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class Sheet:
     def scale(self, x: float, y: float, words: tuple[str, str], colours: str, width: float = 120) -> None:
         """A thin bar of colours with what its ends mean."""
         self.text(x, y, words[0], 6.5, SOFT)
-        left = x + 4.2 * len(words[0]) * POINT + 8
+        left = x + width_of(words[0], 6.5) + 4
         ramp = np.linspace(0, 1, 256)[None]
         self.canvas.imshow(ramp, cmap=colours, extent=(left, left + width, y + 6, y - 6), aspect="auto")
         self.text(left + width + 8, y, words[1], 6.5, SOFT)
@@ -95,7 +95,6 @@ class Row:
     cells: list[Cell | None]
     label: str = ""  # beside the row
     remark: str = ""  # below the label, smaller
-    heading: str = ""  # above the row, in place of the columns' headings
 
 
 @dataclass
@@ -107,7 +106,6 @@ class Heading:
     cell: Cell | None = None
     scale: tuple[str, str] | None = None  # what the colours mean, from low to high
     colours: str = "inferno"
-    words: list[str] = field(default_factory=list)
 
 
 def grid_of_pictures(
@@ -117,7 +115,7 @@ def grid_of_pictures(
     texts = [heading.title, *heading.lines, *columns]
     texts += [text for row in rows for text in (row.label, row.remark, *(c.caption for c in row.cells if c))]
     wide = max(len(row.cells) for row in rows)
-    labels = max((max(5.6 * ems(cut(r.label, 22)), 4.6 * ems(cut(r.remark, 28))) * POINT for r in rows), default=0)
+    labels = max(max(width_of(cut(r.label, 16), 8), width_of(cut(r.remark, 20), 6.5)) for r in rows)
     left = MARGIN + (labels + 18 if labels else 0)
     heights = [_height(row.cells, cell) for row in rows]
     under = [26 if any(c and c.caption for c in row.cells) else 0 for row in rows]
@@ -130,12 +128,13 @@ def grid_of_pictures(
     _head(sheet, heading, big)
     at = [left + j * (cell + GAP) + (GAP if apart and j >= apart else 0) for j in range(wide)]
     for x, name in zip(at, columns, strict=False):
-        sheet.text(x + cell / 2, top + head - 8, cut(name, cell / (4.6 * POINT)), 7.5, SOFT, ha="center", va="bottom")
+        words = cut(name, cell / (7.5 * POINT))
+        sheet.text(x + cell / 2, top + head - 10, words, 7.5, SOFT, ha="center", va="baseline")
     y = top + head
     for row, tall, below in zip(rows, heights, under, strict=True):
         if row.label or row.remark:
-            sheet.text(left - 14, y + tall / 2 - 11, cut(row.label, 22), 8, INK, ha="right")
-            sheet.text(left - 14, y + tall / 2 + 13, cut(row.remark, 28, end=True), 6.5, SOFT, ha="right")
+            sheet.text(left - 14, y + tall / 2 - 11, cut(row.label, 16), 8, INK, ha="right")
+            sheet.text(left - 14, y + tall / 2 + 13, cut(row.remark, 20, end=True), 6.5, SOFT, ha="right")
         for x, one in zip(at, row.cells, strict=False):
             if one is not None:
                 _place(sheet, one, x, y, cell, tall)
@@ -148,10 +147,10 @@ def _head(sheet: Sheet, heading: Heading, big: int) -> None:
     if big and heading.cell is not None:
         x += _place(sheet, heading.cell, MARGIN, MARGIN, big * 1.6, big, centre=False) + 22
     room = (sheet.width - MARGIN - x) / POINT
-    sheet.text(x, MARGIN + 12, cut(heading.title, room / 7.4), 12, INK)
+    sheet.text(x, MARGIN + 12, cut(heading.title, room / 12), 12, INK)
     y = MARGIN + 46
     for line in heading.lines:
-        sheet.text(x, y, cut(line, room / 4.7), 7.5, SOFT)
+        sheet.text(x, y, cut(line, room / 7.5), 7.5, SOFT)
         y += 24
     if heading.scale:
         sheet.scale(x, y + 6, heading.scale, heading.colours)
@@ -172,8 +171,8 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
         sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2.2)
         sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, MARK, 1.1)
     if cell.caption:
-        most = w / (3.9 * POINT)
-        sheet.text(x + pw / 2, y + ph + 13, cut(cell.caption, most, end=True), 6.5, SOFT, ha="center")
+        words = cut(cell.caption, w / (6.5 * POINT), end=True)
+        sheet.text(x + pw / 2, y + ph + 13, words, 6.5, SOFT, ha="center")
     return pw
 
 
@@ -194,6 +193,11 @@ def mark_of(view: View, patch: int) -> tuple[float, float, float, float]:
 def ems(text: str) -> float:
     """About how wide a text is, in font sizes."""
     return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.6 for c in text)
+
+
+def width_of(text: str, size: float) -> float:
+    """In pixels, about."""
+    return ems(text) * size * POINT
 
 
 def cut(text: str, most: float, *, end: bool = False) -> str:

@@ -15,8 +15,8 @@ from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, wide
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
 
-COLOURS = "inferno"
-KEEP, BRIGHT = 0.35, 0.35  # share of the picture in its overlay, and how much of it comes back where heat is highest
+COLOURS, SIGNED = "inferno", "bwr"
+FAINT, STRONG, DIM = 0.3, 0.8, 0.6  # share of the colour where heat is lowest and highest; light of the grey picture
 LARGEST = 1600  # longer side of a picture that is kept for drawing
 
 
@@ -126,21 +126,27 @@ def spread(heat: np.ndarray, view: View, shape: tuple[int, int] | None = None, *
     return found
 
 
-def overlay(heat: np.ndarray, view: View, *, smooth: bool = True, side: int = 448) -> np.ndarray:
+def overlay(heat: np.ndarray, view: View, *, smooth: bool = True, signed: bool = False, side: int = 448) -> np.ndarray:
     """The picture under its heat, (h, w, 3) uint8: dark where there is least, bright where there is most.
 
-    `side` is about the longer side of the result. What the model never saw is grey.
+    signed: above 0 is red and below 0 is blue, each as strong as the value. `side` is about the longer side of the
+    result. What the model never saw is grey.
     """
     from matplotlib import colormaps
 
     picture = drawn(view, side)
     laid = spread(heat, view, (picture.height, picture.width), smooth=smooth)  # (h, w)
-    strength = scaled(laid)  # (h, w), 0 .. 1
     pixels = np.asarray(picture, dtype=np.float64) / 255  # (h, w, 3)
     grey = pixels.mean(axis=2, keepdims=True)
-    colour = colormaps[COLOURS](strength)[..., :3]
-    seen = KEEP * pixels + (1 - KEEP) * colour * (0.45 + 0.55 * grey)
-    seen += BRIGHT * strength[..., None] * (pixels - seen)  # what it looks at keeps its own colours
+    if signed:
+        most = np.nanmax(np.abs(laid)) or 1.0
+        strength = np.nan_to_num(np.abs(laid) / most)
+        colour = colormaps[SIGNED](np.nan_to_num(0.5 + 0.5 * laid / most, nan=0.5))[..., :3]
+    else:
+        strength = scaled(laid)  # (h, w), 0 .. 1
+        colour = colormaps[COLOURS](strength)[..., :3]
+    share = FAINT * (not signed) + (STRONG - FAINT * (not signed)) * strength[..., None]
+    seen = (1 - share) * DIM * grey + share * colour * (0.75 + 0.5 * grey)  # grey, so that all colour is heat
     return _bytes(np.where(np.isnan(laid)[..., None], 0.35 + 0.4 * grey, seen))
 
 

@@ -1,0 +1,198 @@
+"""The page as a reader uses it: by mouse, keyboard and finger, in Chromium; it shows what the model computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+from vitlab.explain import draw
+from vitlab.images.preprocess import Preprocess
+from vitlab.layers.trace import Trace
+
+NAMES = ["宽 photo.png", "tall.png"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Any, list[draw.View], Path]:
+    """A cropping model on a wide and a tall picture; registers stand before the patches."""
+    torch.manual_seed(0)
+    shape = dict(image_size=(32, 48), patch_size=8, channels=3, classes=4, depth=3, width=32, heads=4, registers=2)
+    model = vitlab.create("vit_digits", **shape).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.25)
+    model.preprocess = Preprocess((32, 48), how="crop")
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, size, dtype=np.uint8) for size in ((200, 400, 3), (300, 180, 3))]
+    views = draw.views(model, pictures, NAMES)
+    page, note = draw.attention_page(model, pictures, views)
+    assert not note
+    path = tmp_path_factory.mktemp("page") / "hover.html"
+    path.write_text(page, encoding="utf-8")
+    trace = Trace("attention")
+    with torch.inference_mode():
+        model(model.preprocess.batch(pictures), trace=trace)
+    return trace.stack("attention").transpose(0, 1).numpy(), views, path  # (B, L, h, N, N)
+
+
+@pytest.fixture
+def page(browser, made):
+    """The page in a fresh window; anything it fetches or complains of is a failure."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, has_touch=True)
+    tab = context.new_page()
+    fetched, wrong = [], []
+    tab.on("request", lambda request: fetched.append(request.url))
+    tab.on("console", lambda message: wrong.append(message.text))
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto(made[2].as_uri())
+    tab.wait_for_function("document.getElementById('said').textContent")
+    yield tab
+    assert not wrong
+    assert [url for url in fetched if not url.startswith("data:")] == [made[2].as_uri()]
+    context.close()
+
+
+def settle(page) -> None:
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def place_of(page, view: draw.View, patch: int) -> tuple[float, float]:
+    """Where a patch's centre is on the screen, by the Preprocess's own account."""
+    left, top, right, bottom = view.box(patch)
+    H, W = view.geometry.original
+    box = page.locator("#view").bounding_box()
+    return box["x"] + (left + right) / 2 / W * box["width"], box["y"] + (top + bottom) / 2 / H * box["height"]
+
+
+def shown(page) -> np.ndarray:
+    return np.array(page.evaluate("[...shown().patches]"))
+
+
+def test_it_opens_with_what_the_classifier_reads(page, made):
+    weights, views, _ = made
+    assert page.locator("#name").inner_text() == NAMES[0] and page.locator("#answer").inner_text() == views[0].said
+    np.testing.assert_allclose(shown(page), weights[0, -1].mean(0)[0, 3:], atol=0.003)
+    assert page.locator("#said strong").inner_text() == "The class token"
+    assert page.locator("#note").is_hidden()
+
+
+@pytest.mark.parametrize("patch", [0, 8, 23])
+def test_moving_over_a_patch_shows_where_it_looks(page, made, patch):
+    weights, views, _ = made
+    page.mouse.move(*place_of(page, views[0], patch))
+    settle(page)
+    assert page.evaluate("state.query") == 3 + patch
+    row = weights[0, -1].mean(0)[3 + patch]
+    np.testing.assert_allclose(shown(page), row[3:], atol=0.003)
+    text = page.locator("#said").inner_text()
+    assert f"Patch row {patch // 6}, column {patch % 6} looks" in text
+    best = int(row[3:].argmax())
+    assert f"most at row {best // 6}, column {best % 6}" in text
+    assert f"{100 * row[1:3].sum():.1f} %" in text and "2 register tokens" in text
+
+
+def test_what_the_crop_cut_off_is_grey_and_no_patch(page, made):
+    _, views, _ = made
+    left, top, *_ = views[0].geometry.to_original((0, 0, 48, 32))
+    assert left > 20 and top == 0
+    box = page.locator("#view").bounding_box()
+    before = page.evaluate("state.query")
+    page.mouse.move(box["x"] + 3, box["y"] + box["height"] / 2)
+    settle(page)
+    assert page.evaluate("state.query") == before
+    pixel = page.evaluate("[...pen.getImageData(3, 100, 1, 1).data]")
+    assert pixel[0] == pixel[1] == pixel[2]
+
+
+def test_a_click_holds_the_patch(page, made):
+    _, views, _ = made
+    page.mouse.click(*place_of(page, views[0], 7))
+    page.mouse.move(*place_of(page, views[0], 20))
+    settle(page)
+    assert page.evaluate("state.query") == 10 and "Held" in page.locator("#hint").inner_text()
+    page.mouse.click(*place_of(page, views[0], 20))
+    page.mouse.move(*place_of(page, views[0], 21))
+    settle(page)
+    assert page.evaluate("state.query") == 24
+
+
+def test_layer_and_head_are_chosen(page, made):
+    weights, views, _ = made
+    page.mouse.move(*place_of(page, views[0], 9))
+    page.select_option("#layer", label="layer 1")
+    page.select_option("#head", label="head 2")
+    settle(page)
+    np.testing.assert_allclose(shown(page), weights[0, 1, 2, 12, 3:], atol=0.003)
+    page.evaluate("all.scrollIntoView()")
+    box = page.locator("#all").bounding_box()
+    cell, margin = page.evaluate("[cell, margin]")
+    page.mouse.click(box["x"] + margin + 4.5 * cell, box["y"] + margin + 0.5 * cell)  # head 3 of layer 0
+    settle(page)
+    np.testing.assert_allclose(shown(page), weights[0, 0, 3, 12, 3:], atol=0.003)
+    assert page.locator("#layer").input_value() == "0" and page.locator("#head").input_value() == "4"
+
+
+def test_the_keyboard_reaches_everything(page, made):
+    weights, _, _ = made
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "view":
+            break
+    assert page.evaluate("document.activeElement.id") == "view"
+    page.keyboard.press("ArrowRight")  # from no patch to the middle
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    settle(page)
+    assert page.evaluate("state.query") == 3 + 3 * 6 + 2
+    for _ in range(9):
+        page.keyboard.press("ArrowDown")
+    settle(page)
+    assert page.evaluate("state.query") == 3 + 3 * 6 + 2  # the border
+    page.keyboard.press("Home")
+    settle(page)
+    np.testing.assert_allclose(shown(page), weights[0, -1].mean(0)[0, 3:], atol=0.003)
+    page.get_by_role("button", name="mean of all patches").focus()
+    page.keyboard.press("Enter")
+    settle(page)
+    np.testing.assert_allclose(shown(page), weights[0, -1].mean(0)[3:, 3:].mean(0), atol=0.003)
+
+
+def test_a_finger_does_too_and_the_other_picture_has_its_own(page, made):
+    weights, views, _ = made
+    page.get_by_role("button", name=views[1].said).last.click()
+    page.wait_for_function(f"document.getElementById('name').textContent === {NAMES[1]!r} && current().pixels")
+    page.touchscreen.tap(*place_of(page, views[1], 14))
+    settle(page)
+    assert page.evaluate("[state.item, state.query]") == [1, 17]
+    np.testing.assert_allclose(shown(page), weights[1, -1].mean(0)[17, 3:], atol=0.003)
+    page.touchscreen.tap(*place_of(page, views[1], 3))
+    settle(page)
+    assert page.evaluate("state.query") == 6
+
+
+def test_the_heat_is_where_the_value_is(browser, tmp_path):
+    """One hot patch on a grey picture, seen through a crop: bright there, dark in the other patches."""
+    preprocess = Preprocess((32, 48), how="crop")
+    view = draw.View(Image.new("RGB", (400, 200), (120, 120, 120)), preprocess.geometry((200, 400)), (32, 48), 8, "g")
+    heat = np.zeros((1, 4, 6))
+    heat[0, 1, 4] = 1
+    (tmp_path / "m.html").write_text(draw.maps_page([view], {"map": heat}, title="t"), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 420, "height": 800})  # a phone: one column
+    tab.goto((tmp_path / "m.html").as_uri())
+    tab.wait_for_function("document.getElementById('said').textContent")
+    tab.uncheck("#smooth")
+    settle(tab)
+    w, h = tab.evaluate("[view.width, view.height]")
+    pixels = np.array(tab.evaluate("[...pen.getImageData(0, 0, view.width, view.height).data]")).reshape(h, w, 4)
+    bright = pixels[..., :3].sum(2) > 1.1 * 3 * 89 + 3 * 48  # brighter than what was cut off
+    rows, columns = np.nonzero(bright.any(1))[0], np.nonzero(bright.any(0))[0]
+    left, top, right, bottom = view.box(10)
+    found = (columns[0] / w * 400, rows[0] / h * 200, (columns[-1] + 1) / w * 400, (rows[-1] + 1) / h * 200)
+    np.testing.assert_allclose(found, (left, top, right, bottom), atol=1.5)
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    tab.close()

@@ -1,0 +1,66 @@
+"""Models in the package: they load by name, say where they come from, and are as good as they say."""
+
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import vitlab
+import vitlab.cli.main
+from vitlab.checkpoints import bundled
+from vitlab.checkpoints.files import CheckpointError
+from vitlab.images.datasets import DataError, open_data
+from vitlab.images.samples import is_sample, open_sample
+from vitlab.training.recipe import read_recipe
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10"])
+def test_a_bundled_model_says_where_it_comes_from(name):
+    folder = bundled.find(f"bundled:{name}")
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 3e6
+    model = vitlab.load(f"bundled:{name}")
+    assert model.card.licence == "Apache-2.0" and name in model.card.source
+    assert len(model.labels) == model.config.classes == 10
+    recipe = read_recipe(folder / "recipe.toml")
+    assert recipe.data.source == name and recipe.data.path is None and recipe.run.dir == ""
+    assert recipe.run.seed == model.card.metrics["seed"]
+
+
+def test_the_digits_model_is_as_good_as_its_card_says():
+    model, test = vitlab.load("bundled:digits"), open_data("digits").test
+    assert test is not None
+    found = vitlab.predict(model, [test.read(i)[:, :, 0] for i in range(len(test))], top=1, batch_size=128)
+    top1 = np.mean([p.label == str(label) for p, label in zip(found, test.labels, strict=True)])
+    assert top1 == pytest.approx(model.card.metrics["test_top1"], abs=1e-6)
+    assert top1 >= 0.98
+
+
+def test_a_sample_is_a_picture_of_the_test_split_with_its_label():
+    pixels, labels = load_digits(return_X_y=True)
+    for number in (0, 7):
+        sample = open_sample(f"digits#{number}")
+        values = np.asarray(sample.picture) * (16 / 255)  # (8, 8)
+        where = np.flatnonzero((np.abs(pixels - values.reshape(-1)) < 0.05).all(axis=1))
+        assert len(where) and sample.label in {str(labels[i]) for i in where}
+
+
+def test_names_that_are_not_there(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointError, match=r"no such model in the package; there are cifar10, digits"):
+        vitlab.load("bundled:imagenet")
+    with pytest.raises(CheckpointError, match=r"In the package: bundled:digits"):
+        vitlab.load("digits")
+    with pytest.raises(DataError, match=r"digits has 357 pictures to choose from"):
+        open_sample("digits#357")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a#1").touch()
+    assert not is_sample("a#1") and not is_sample("a.png") and is_sample("digits#1")
+
+
+def test_predict_reads_bundled_models_and_samples(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["vitlab", "predict", "bundled:digits", "digits#0", "--top", "1", "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        vitlab.cli.main.run()
+    assert not stopped.value.code
+    printed = capsys.readouterr().out
+    assert '"image": "digits#0"' in printed and f'"label": "{open_sample("digits#0").label}"' in printed
