@@ -56,8 +56,9 @@ def write_classes(data: Data, chosen: list[int], folder: Path, most: int | None 
     unfinished = folder.with_name(f".{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     for split in ("train", "val", "test"):
-        dataset = getattr(data, split)
-        for label, name in zip(chosen, names, strict=True) if dataset is not None else ():
+        if (dataset := getattr(data, split)) is None:
+            continue
+        for label, name in zip(chosen, names, strict=True):
             place = unfinished / split / name
             place.mkdir(parents=True)
             for index in np.flatnonzero(dataset.labels == label)[: None if split == "test" else most]:

@@ -30,7 +30,8 @@ def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     rules, prefix = hf.write_rules(ours.config)
     state = keymap.write("transformers", rules, dict(ours.state_dict()), prefix=prefix, heads=ours.config.heads)
     config = {k: v for k, v in hf.config_for(ours.config, None).items() if k not in ("architectures", "dtype")}
-    theirs = ViTForImageClassification(HFConfig(**config, attn_implementation="sdpa")).eval()
+    config["attn_implementation"] = "sdpa"
+    theirs = ViTForImageClassification(HFConfig(**config)).eval()
     missing = theirs.load_state_dict(in_memory_names(state), strict=True)
     assert not missing.missing_keys
     return ours, theirs

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitlab.training.ending import environment
-from vitlab.training.loop import Silent, fit
+from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe
 
 
@@ -70,4 +70,7 @@ class Watch(Silent):
 
 def fit_or_go_on(recipe: Recipe, run: Path) -> dict[str, Any]:
     """A new run, or the rest of one that was stopped; what result.json holds."""
-    return fit(recipe, run, resume=(run / "recipe.toml").is_file(), show=Watch())
+    try:
+        return fit(recipe, run, resume=(run / "recipe.toml").is_file(), show=Watch())
+    except Stopped:
+        raise SystemExit("stopped. With --runs FOLDER the same command goes on from here.") from None

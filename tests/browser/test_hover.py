@@ -16,6 +16,16 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.trace import Trace
 
 NAMES = ["宽 photo.png", "tall.png"]
+BRIGHT = """() => {
+  const pixels = pen.getImageData(0, 0, view.width, view.height).data, box = [1e9, 1e9, -1, -1];
+  for (let i = 0; i < pixels.length; i += 4) {
+    if (pixels[i] + pixels[i + 1] + pixels[i + 2] < 500) continue;  // what was cut off has 411
+    const x = i / 4 % view.width, y = Math.floor(i / 4 / view.width);
+    box[0] = Math.min(box[0], x); box[1] = Math.min(box[1], y);
+    box[2] = Math.max(box[2], x); box[3] = Math.max(box[3], y);
+  }
+  return box;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +140,8 @@ def test_layer_and_head_are_chosen(page, made):
     np.testing.assert_allclose(shown(page), weights[0, 1, 2, 12, 3:], atol=0.003)
     page.evaluate("all.scrollIntoView()")
     box = page.locator("#all").bounding_box()
-    cell, margin = page.evaluate("[cell, margin]")
-    page.mouse.click(box["x"] + margin + 4.5 * cell, box["y"] + margin + 0.5 * cell)  # head 3 of layer 0
+    tile = page.evaluate("tiles.find(t => t.layer === 0 && t.head === 4)")
+    page.mouse.click(box["x"] + tile["x"] + 5, box["y"] + tile["y"] + 5)  # head 3 of layer 0, after the mean
     settle(page)
     np.testing.assert_allclose(shown(page), weights[0, 0, 3, 12, 3:], atol=0.003)
     assert page.locator("#layer").input_value() == "0" and page.locator("#head").input_value() == "4"
@@ -188,11 +198,9 @@ def test_the_heat_is_where_the_value_is(browser, tmp_path):
     tab.uncheck("#smooth")
     settle(tab)
     w, h = tab.evaluate("[view.width, view.height]")
-    pixels = np.array(tab.evaluate("[...pen.getImageData(0, 0, view.width, view.height).data]")).reshape(h, w, 4)
-    bright = pixels[..., :3].sum(2) > 1.1 * 3 * 89 + 3 * 48  # brighter than what was cut off
-    rows, columns = np.nonzero(bright.any(1))[0], np.nonzero(bright.any(0))[0]
+    first_x, first_y, last_x, last_y = tab.evaluate(BRIGHT)
     left, top, right, bottom = view.box(10)
-    found = (columns[0] / w * 400, rows[0] / h * 200, (columns[-1] + 1) / w * 400, (rows[-1] + 1) / h * 200)
+    found = (first_x / w * 400, first_y / h * 200, (last_x + 1) / w * 400, (last_y + 1) / h * 200)
     np.testing.assert_allclose(found, (left, top, right, bottom), atol=1.5)
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     tab.close()

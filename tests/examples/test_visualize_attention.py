@@ -12,6 +12,7 @@ from PIL import Image
 
 import vitlab
 from vitlab.images.preprocess import Preprocess
+from vitlab.images.samples import open_sample
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "visualize_attention.py"
 
@@ -53,6 +54,14 @@ def test_it_runs_and_says_what_it_does(tmp_path):
     assert f"rollout: most of row {row}, column {column}" in lines[-2] and lines[-1] == "drawn: seen.png"
     with Image.open(tmp_path / "seen.png") as drawn:
         assert drawn.format == "PNG" and min(drawn.size) > 400
+
+
+def test_without_arguments_it_shows_a_digit(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    label = vitlab.predict(vitlab.load("bundled:digits"), open_sample("digits#3").picture)[0].label
+    assert f"it is taken for: {label} " in capsys.readouterr().out and (tmp_path / "attention.png").is_file()
 
 
 def test_heat_is_drawn_over_the_crop_only():

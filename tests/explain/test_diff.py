@@ -77,6 +77,15 @@ def check(found: Difference, first: str, kind: str, *words: str) -> None:
     assert found.remedy and found.remedy in found.verdict
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The networks are so small that a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 # ---------------------------------------------------------------- equal copies
 
 
@@ -136,7 +145,7 @@ def test_gelu_kind(activation):
     a = small()
     found = diff(a, with_options(a, activation=activation))
     check(found, "blocks.0.mlp.fc1", "activation", "GELU kind: gelu in A", f"{activation} in B")
-    assert f"--activation {activation}" in found.remedy
+    assert f"with activation='{activation}'" in found.remedy
 
 
 def test_mean_and_std(tmp_path):
@@ -223,7 +232,10 @@ def test_one_table_resized_twice():
 def test_the_rule_shows_only_at_another_size():
     a = small()
     b = with_options(a, resize_rule="bicubic_antialias")
-    assert diff(a, b).equal
+    found = diff(a, b)
+    assert found.equal
+    told = "also different, without effect here: rule of position resize: bicubic in A, bicubic_antialias in B."
+    assert found.notes == [told]
     check(diff(a, b, image_size=(16, 24)), "positions", "positions", "bicubic in A, bicubic_antialias in B")
 
 
@@ -423,9 +435,12 @@ def test_several_errors_are_found_one_behind_the_other():
 
 def test_two_errors_in_one_step():
     a = small()
-    b = changed(with_options(a, eps=1e-12), "blocks.0.norm1.bias", torch.zeros_like)
+    b = with_options(a, eps=1e-12, resize_rule="bicubic_offset")  # the rule plays no part
+    b = changed(b, "blocks.0.norm1.bias", torch.zeros_like)
     found = diff(a, b)
     check(found, "blocks.0.norm1", "eps", "LayerNorm eps", "; and missing bias")
+    assert found.cause is not None and "resize" not in found.cause.words
+    assert len(found.notes) == 1 and "without effect here: rule of position resize" in found.notes[0]
 
 
 def test_a_trained_copy_is_not_explained():
@@ -441,7 +456,31 @@ def test_a_trained_copy_is_not_explained():
     assert "One looks like a trained copy of the other." in found.unexplained
     torch.manual_seed(5)
     found = diff(a, randomise(copy.deepcopy(a)))
-    assert "two separate trainings" in found.unexplained
+    assert "They look like two trainings." in found.unexplained
+
+
+def test_what_explains_most_is_named_where_nothing_explains_all():
+    """From the first MLP on it is a copy that was trained a little further, and there the activation differs too."""
+    a = small()
+    b = with_options(a, eps=1e-12, activation="quick_gelu")
+    with torch.no_grad():
+        for name, parameter in b.named_parameters():
+            if name.startswith(("blocks.0.mlp", "blocks.1", "blocks.2", "norm", "head")):
+                parameter.add_(1e-3 * parameter.std() * torch.randn_like(parameter))
+    found = diff(a, b)
+    assert [cause.kind for cause in found.causes] == ["eps"]
+    assert "No known cause repairs what comes then, blocks.0.mlp.fc1: 32 of 44 tensors differ" in found.unexplained
+    assert "Nearest comes GELU kind: gelu in A, quick_gelu in B, which explains" in found.unexplained
+    assert found.notes == ["also different: GELU kind: gelu in A, quick_gelu in B."]
+
+
+def test_not_a_number_is_a_difference():
+    a = small()
+    b = changed(a, "blocks.1.mlp.fc2.bias", lambda w: w * float("nan"))
+    found = diff(a, b)
+    assert found.first == "blocks.1.mlp.fc2" and found.causes == []
+    assert "blocks.1.mlp.fc2 (not a number in one of them)" in found.verdict
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize("swapped", [False, True])

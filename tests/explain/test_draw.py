@@ -155,7 +155,9 @@ def test_the_patch_under_a_pixel_holds_it(preprocess):
     seen = np.isfinite(draw.spread(np.zeros((4, 6)), view))
     for x, y in zip(rng.integers(0, 90, 200), rng.integers(0, 131, 200), strict=True):
         if not seen[y, x]:
-            with pytest.raises(ValueError, match="cut off before the model saw it: it sees x from"):
+            where = [np.nonzero(seen.any(axis))[0][[0, -1]] for axis in (0, 1)]
+            says = "it sees x from {} to {} and y from {} to {}".format(*where[0], *where[1])
+            with pytest.raises(ValueError, match=f"cut off before the model saw it: {says}"):
                 view.patch_under(x, y)
             continue
         patch = view.patch_under(x, y)
@@ -205,7 +207,7 @@ def test_views_say_what_the_model_says(tmp_path):
     assert [v.name for v in seen] == names
     for view, one in zip(seen, said, strict=True):
         assert view.label == one.label and view.probability == pytest.approx(one.scores[0][1])
-        assert view.said == f"{one.label} {100 * one.scores[0][1]:.0f} %"
+        assert view.said == f"{one.label} · {100 * one.scores[0][1]:.0f} %"
     tensor = model.preprocess.batch(names)
     shown = draw.views(model, tensor)
     assert [v.label for v in shown] == [v.label for v in seen] and shown[0].picture.size == (48, 32)
@@ -267,7 +269,7 @@ def test_every_kind_of_file_is_written_and_chinese_has_its_characters(two, tmp_p
         assert (tmp_path / f"f.{kind}").read_bytes().startswith(head)
         assert not [w for w in caught if "lyph" in str(w.message)]
     text = (tmp_path / "f.svg").read_text(encoding="utf-8")
-    for part in ("注意力 $a$", "热图", "猫 90 %", "照片 $x$ _1.png"):
+    for part in ("注意力 $a$", "热图", "猫 · 90 %", "照片 $x$ _1.png"):
         assert part in text
 
 

@@ -36,7 +36,7 @@ DIGITS = Facts("digits", 1078, 361, 358, 10, 1, side=8, alike=True, in_memory=Tr
 def machine(slowness: float = 1.0, spent: float = 5.0):
     """Speeds as a machine of so many multiplications a second would have them."""
 
-    def measure(recipe: Recipe) -> Speed:
+    def measure(recipe: Recipe, patience: float = 0.0) -> Speed:
         a, B = recipe.augment, recipe.data.batch_size
         effort = work(recipe.model) if recipe.model.init_from is None else 1e8
         step = slowness * (2e-3 + 6e-11 * effort * B)
@@ -167,7 +167,7 @@ def test_what_is_picked_follows_the_data():
 
 
 def test_slow_files_get_helpers_and_a_hint():
-    def measure(recipe: Recipe) -> Speed:
+    def measure(recipe: Recipe, patience: float = 0.0) -> Speed:
         speed = machine()(recipe)
         return replace(speed, prepare=5 * speed.step)
 
@@ -180,7 +180,7 @@ def test_settings_win_and_are_measured():
     given_settings = ["run.seed=7", "model.depth=5", "optim.lr=0.004", "augment.flip=false", "data.batch_size=48"]
     seen: list[Recipe] = []
 
-    def measure(recipe: Recipe) -> Speed:
+    def measure(recipe: Recipe, patience: float = 0.0) -> Speed:
         seen.append(recipe)
         return machine()(recipe)
 

@@ -138,12 +138,24 @@ def test_what_does_not_fit_is_refused(monkeypatch):
 def test_on_the_command_line(tmp_path):
     """In new processes, as a user runs it."""
     vitlab = Path(sys.executable).parent / "vitlab"
-    command = [vitlab, "verify-resume", "digits", "model.depth=1", "--kills", "1", "--steps", "8", "--json"]
+    command = [
+        vitlab,
+        "verify-resume",
+        "digits",
+        "model.depth=1",
+        "data.workers=1",
+        "--kills",
+        "1",
+        "--steps",
+        "8",
+        "--json",
+    ]
     env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["identical"] and found["steps"] == 8 and len(found["kills"]) == 1
+    assert "leaked" not in done.stderr
     assert "killed after step" in done.stderr and not list(tmp_path.glob("vitlab-verify-*"))
 
 
@@ -154,6 +166,7 @@ def test_what_is_said_of_a_difference(repeatable, monkeypatch, capsys, tmp_path)
     found = [Difference("weights|head.bias", 0.125), Difference("ema|head.bias", None)]
     wrong = verify.Verdict(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
     monkeypatch.setattr(verb, "verify_resume", lambda *a, **k: wrong)
+    monkeypatch.setenv("PYTHONWARNINGS", "")  # which the verb adds to
     with pytest.raises(SystemExit) as ended:
         verb.run("digits", [], 1, 8, False)
     text = capsys.readouterr().out

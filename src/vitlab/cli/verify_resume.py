@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 
 from vitlab.cli.console import out, say
@@ -16,6 +17,8 @@ NAMED = 5  # tensors that differ
 
 def run(what: str, settings: list[str], kills: int, steps: int, json: bool) -> None:
     _, recipe = find_recipe(what)
+    # Python warns of what killed processes left behind, as it tidies up.
+    os.environ["PYTHONWARNINGS"] = os.environ.get("PYTHONWARNINGS", "") + ",ignore:resource_tracker"
     with following_downloads():
         verdict = verify_resume(with_settings(recipe, settings), kills=kills, steps=steps, note=say)
     if json:

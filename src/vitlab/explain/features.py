@@ -136,7 +136,7 @@ def nearest(
     likeness = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
     best = likeness.topk(min(k, len(named)), dim=1)
     return [
-        [Neighbour(*named[place], value) for place, value in zip(places, values, strict=True)]
+        [Neighbour(named[place][0], named[place][1], value) for place, value in zip(places, values, strict=True)]
         for places, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -43,10 +43,13 @@ from vitlab.training.report.text import duration
 SHARE = 0.8  # of the time left; the rest is for a machine that gets slower
 LEAST_STEPS = 20  # fewer are no training
 OPTIMISM = (0.05, 0.5)  # a larger model may take this share of what its multiplications foretell; on a CPU the second
+PATIENCE = 0.03  # of the time: how long the model that is picked is timed once more
 LOOK = (24, 2.0)  # pictures that are read to learn their size, and seconds it may take
 CHARACTERS = ("digits", "mnist")
 
-Measure = Callable[[Recipe], Speed]
+
+class Measure(Protocol):
+    def __call__(self, recipe: Recipe, patience: float = 0.0) -> Speed: ...
 
 
 @dataclass(frozen=True)
@@ -152,10 +155,10 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
     def left(speed: Speed) -> float:
         return SHARE * (60 * minutes - speed.spent)
 
-    def trial(model: ModelRecipe, level: Level) -> Trial:
+    def trial(model: ModelRecipe, level: Level, patience: float = 0.0) -> Trial:
         recipe = draft(facts, model, level, settings)
         key = to_toml(recipe)
-        known[key] = known[key] if key in known else measure(recipe)
+        known[key] = known[key] if key in known and not patience else measure(recipe, patience)
         speed = replace(known[key], spent=max(speed.spent for speed in known.values()))
         return Trial(model, level, speed, longest(recipe, facts, speed, settings, left(speed), most))
 
@@ -182,6 +185,7 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
         if found.epochs >= level.passes:
             best = found
             break
+    best = trial(best.model, best.level, patience=PATIENCE * 60 * minutes)
     least = least_epochs(best, facts, settings)
     if best.recipe is None or best.epochs < least:
         raise too_little(best, least, facts, minutes, settings, named)
@@ -225,7 +229,8 @@ def reasons(
     timed = f"a step of {plan.per_step} pictures takes {1000 * speed.step:.0f} ms here{early}, preparing them "
     timed += f"{1000 * speed.prepare:.0f} ms in one process"
     because = f"more would add little; {timed}" if r.run.epochs == most else timed
-    lines.append(f"picked {r.run.epochs} epochs of {plan.steps_per_epoch} steps, because {because}")
+    epochs = "1 epoch" if r.run.epochs == 1 else f"{r.run.epochs} epochs"
+    lines.append(f"picked {epochs} of {plan.steps_per_epoch} steps, because {because}")
     words = best.level.words if not facts.characters else "small shifts only, for more turns one character into another"
     changed = " (but for what was told)" if any(key.startswith("augment.") for key in told) else ""
     lines.append(f"picked augmentation: {words}{changed}")

@@ -49,11 +49,12 @@ class Meter:
     read: float
     since: float
 
-    def __call__(self, recipe: Recipe) -> Speed:
+    def __call__(self, recipe: Recipe, patience: float = 0.0) -> Speed:
+        """A few steps; or steps for `patience` seconds, which show how slow a machine is that others use too."""
         with TemporaryDirectory() as folder:
-            return self._measure(recipe, Path(folder))
+            return self._measure(recipe, Path(folder), patience)
 
-    def _measure(self, recipe: Recipe, folder: Path) -> Speed:
+    def _measure(self, recipe: Recipe, folder: Path, patience: float) -> Speed:
         world = processes.start(recipe.run.device).world
         parts = recipe.optim.accumulate * world
         train, val = (self._some(split, parts) for split in (self.data.train, self.data.val))
@@ -71,14 +72,16 @@ class Meter:
 
         first = timed(lambda: step(0), times=1)
         full = timed(lambda: step(job.plan.total - 1))
+        many = int(patience / max(float(job.who.sum(torch.tensor(full))) / world, 1e-4))
+        slower = max(1.0, mean_seconds(lambda: step(job.plan.total - 1), many) / full) if many else 1.0
         flip, pre = recipe.augment.flip_at_test, job.model.preprocess
         speed = Speed(
-            step=full,
-            early=timed(lambda: step(0)) if recipe.augment.drop_patches else full,
+            step=slower * full,
+            early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
-            prepare=per_batch / job.plan.part * real.part * real.accumulate,
-            judge=timed(lambda: evaluate(job.judged, job.val, processes=job.who, flip=flip)) / len(val),
-            resize=timed(lambda: Pictures(train, pre), times=1) / len(train),
+            prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
+            judge=slower * timed(lambda: evaluate(job.judged, job.val, processes=job.who, flip=flip)) / len(val),
+            resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,
         )
@@ -103,6 +106,13 @@ def median_seconds(call: Callable[[], object], times: int = 3, patience: float =
         call()
         taken.append(time.perf_counter() - began)
     return sorted(taken)[len(taken) // 2]
+
+
+def mean_seconds(call: Callable[[], object], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
 
 
 def _grown(batch: Batch, count: int) -> Batch:

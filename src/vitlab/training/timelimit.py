@@ -12,7 +12,8 @@ from vitlab.training.evaluate import evaluate
 from vitlab.training.job import Job
 
 SLACK = 1.5  # judging may take this much longer than it took before
-MARGIN = 0.02  # of the time, for what a busy machine does slowly: starting and leaving Python, writing files
+MARGIN = 0.02  # of the time, for starting and leaving Python
+BUSY = 0.15  # of the time: the most that is kept for a slow end where others use the machine too
 SAMPLE = 256  # pictures that are judged to learn how long a picture takes
 
 
@@ -28,13 +29,16 @@ class TimeLimit:
         self.seconds, self.since = (1 - MARGIN) * 60 * job.recipe.run.minutes, since - before
         data, who = job.data, job.who
         few = np.arange(min(len(data.val), SAMPLE * who.world))
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         pictures = Pictures(subset(data.val, few), job.model.preprocess)
         evaluate(job.judged, pictures, processes=who, flip=job.recipe.augment.flip_at_test)
-        per_picture = (time.perf_counter() - began) / len(few)
+        taken, computed = time.perf_counter() - began, time.process_time() - computed
+        per_picture = taken / len(few)
+        busy = max(1.0, taken / max(computed, 1e-3))  # where others use the machine too, all takes so much longer
         self.judging = per_picture * len(data.val)
         self.ending = per_picture * len(data.test or data.val)
-        self.wrap_up = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
+        alone = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
+        self.wrap_up = max(alone, min(busy * alone, BUSY * self.seconds))
         self.asked_before_judging: float | None = None
 
     def near(self, began: float, judges: bool) -> bool:

@@ -47,12 +47,10 @@ def features(options: Options, joint: bool, at: str | None, mask: bool, layer: i
     if not -depth <= layer < depth:
         raise ValueError(f"--layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
     ask: dict[str, Any] = dict(layer=layer, batch_size=job.many)
-    columns: dict[str, Any] = {}
-    foreground = None
-    if mask:
-        foreground = foreground_mask(job.model, job.images, joint, **ask)
+    foreground = foreground_mask(job.model, job.images, **ask) if mask else None
+    columns = {"components": pca_rgb(job.model, job.images, joint, foreground=foreground, **ask).numpy()}
+    if foreground is not None:
         columns["foreground"] = foreground.numpy()
-    columns["components"] = pca_rgb(job.model, job.images, joint, foreground=foreground, **ask).numpy()
     marks = None
     if point is not None:
         patch = job.views[0].patch_under(*point)
@@ -79,7 +77,7 @@ def neighbours(options: Options, folder: Path, k: int) -> None:
     found = nearest(job.model, job.images, folder, k, batch_size=job.many, skip=lambda words: say(f"note: {words}"))
     pictures = {one.name: read_image(one.name) for row in found for one in row}
     paired = [[(one, pictures[one.name]) for one in row] for row in found]
-    title = f"Most alike in {folder.name}"
+    title = f"Most alike in {folder.resolve().name}"
     figure = lambda: draw.neighbours(job.views, paired, title=title)
     page = lambda drawn: draw.figure_page(drawn if drawn is not None else figure(), title=title)
     names = [[one.name for one in row] for row in found]

@@ -86,7 +86,7 @@ def start(options: Options, *, keep: bool = False) -> Job:
 
 
 def open_model(checkpoint: str, size: str | None = None) -> Any:
-    told = {} if size is None else {"image_size": parse_size(size)}
+    told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load(checkpoint, **told)

@@ -141,7 +141,7 @@ def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
     token = TOKENS.get(query or "")
     if token is None:
         token = "class" if job.model.config.head.pooling in ("class", "class_mean") else "mean"
-    return "all patches, their mean" if token == "mean" else f"the {token} token"
+    return "all patches (mean)" if token == "mean" else f"the {token} token"
 
 
 def _one_map(job: Job, name: str, maps: torch.Tensor, title: str, note: str, more: dict[str, Any]) -> None:

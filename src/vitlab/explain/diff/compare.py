@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.explain.diff.causes import Cause, Search
+from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
 from vitlab.explain.diff.sides import Side, open_side
 from vitlab.explain.diff.steps import Key, Row, Tally, first_difference, run_steps, step_name
@@ -77,13 +78,17 @@ class Difference:
         if row is not None and row.shape != row.other_shape:
             shapes = (" x ".join(map(str, shape)) for shape in (row.shape, row.other_shape))
             lines.append(f"first difference: {row.step} ({' in A, '.join(shapes)} in B).")
+        elif row is not None and math.isnan(row.relative):
+            lines.append(f"first difference: {row.step} (not a number in one of them).")
         elif row is not None:
             lines.append(f"first difference: {row.step} ({row.relative:.1e} of the largest value).")
         for number, cause in enumerate(self.causes):
             start = "Likely cause" if number == 0 else f"Then {cause.step}"
             repaired = ""
             if cause.after is not None:
-                repaired = f" With that undone in {cause.changed}, {cause.step} agrees to {cause.after:.1e}."
+                other = "A" if cause.changed == "B" else "B"
+                how = f"to {cause.after:.1e}" if cause.after else "exactly"
+                repaired = f" With {cause.changed} made as {other} in this, {cause.step} agrees {how}."
             lines.append(f"{start}: {cause.words}.{repaired}")
             lines.append(f"  {cause.remedy}")
         if self.unexplained:
@@ -140,9 +145,13 @@ def diff(
     worst = _compare_networks(A, B, batch, found)
     if pictures and len(views) == 2:
         _compare_outputs(A, B, views, found)
+    made: set[str] = set()
     if any(row.differs for row in found.rows if row.step != "preprocess"):
-        _find_causes(A, B, batch[worst : worst + 1], found)
+        made = _find_causes(A, B, batch[worst : worst + 1], found)
     _compare_labels(A, B, found)
+    harmless = "" if found.unexplained else ", without effect here"
+    rest = [guess for guess in options(A, B, {}) if not made.issuperset(guess.options)]
+    found.notes += [f"also different{harmless}: {guess.words}." for guess in rest]
     return found
 
 
@@ -238,19 +247,19 @@ def _compare_outputs(a: Side, b: Side, views: dict[str, Tensor], found: Differen
         found.same_class = same if key == ("head", None) else None
 
 
-def _find_causes(a: Side, b: Side, image: Tensor, found: Difference) -> None:
-    """The side to try changes on is one that its config and weights, rebuilt by us, reproduce."""
+def _find_causes(a: Side, b: Side, image: Tensor, found: Difference) -> set[str]:
+    """The side to try changes on is one that its config and weights, rebuilt by us, reproduce; returns the options
+    that turned out to be causes."""
     for p, r in ((a, b), (b, a)):
         again = run_steps(p.rebuilt({}, {}, {}), image)
         if first_difference(again, p.steps(image), found.tolerance) is None:
             search = Search(p, r, image, found.tolerance)
             found.causes += search.run()
-            if search.unexplained is not None:
-                start = "No known cause repairs" if not search.options and not search.taken else "Then"
-                found.unexplained = f"{start} {search.unexplained.step}: {search.summary()}"
-            return
+            found.unexplained = search.unexplained
+            return set(search.case.options)
         found.notes.append(f"{p.letter} is not what its config and weights make: it was changed after it was built.")
     found.unexplained = "No cause was looked for: neither side is what its config and weights make."
+    return set()
 
 
 def _compare_labels(a: Side, b: Side, found: Difference) -> None:

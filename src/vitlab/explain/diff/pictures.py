@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.explain.diff.causes import Cause
-from vitlab.explain.diff.remedies import typed
+from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side
 from vitlab.explain.diff.steps import Row, Tally
 
@@ -66,9 +66,7 @@ def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[
         for field, value in change.items()
     )
     values = ", ".join(f"{field}={value!r}" for field, value in change.items())
-    remedy = (
-        f'To make {p.letter} as {r.letter}: vitlab.save(vitlab.load({typed(p)!r}, preprocess=dict({values})), "DST")'
-    )
+    remedy = saved_anew(p, r, f"preprocess=dict({values})")
     return Cause("preprocess", row.step, f"{name}: {told}", remedy, row.relative, after, p.letter)
 
 

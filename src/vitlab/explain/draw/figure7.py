@@ -6,6 +6,7 @@ What a model cannot give is said in its panel; the others are drawn.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
 FILTERS = 28  # as in the paper
 POSITIONS = 16  # maps along each side of the grid of grids
-SIDE, APART, HEAD = 470, 96, 120  # of a panel: its side, what stands between panels, what stands above them
+SIDE, APART, HEAD, LEFT = 450, 110, 120, 46  # of a panel: its side; what stands between, above and left of them
+FEW = 0.002  # share of patches; the paper finds 0.02 and more where registers help
+LOG = 8  # times the median: longer tokens are drawn on a log scale
 NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
 
 
@@ -62,8 +65,8 @@ def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int
 
 def figure7(found: dict[str, Any], *, view: View | None = None, title: str = "Inside the model") -> Figure:
     """The panels of `figure7_numbers`; `view` is the first picture, on which token lengths are laid."""
-    width = 2 * MARGIN + 3 * SIDE + 2 * APART + 60
-    sheet = Sheet(width, 2 * MARGIN + 2 * (SIDE + HEAD) + 90, title + "".join(found["missing"].values()))
+    width = 2 * MARGIN + LEFT + 3 * SIDE + 2 * APART
+    sheet = Sheet(width, 2 * MARGIN + 2 * (SIDE + HEAD) + 70, title + "".join(found["missing"].values()))
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
     missing = found["missing"]
     panels = [
@@ -72,11 +75,11 @@ def figure7(found: dict[str, Any], *, view: View | None = None, title: str = "In
         ("distance", "Mean attention distance", _draw_distance),
         ("entropy", "Attention entropy", _draw_entropy),
         ("norms", "Token length", _draw_norms),
-        ("norms", "Register test", lambda *at: _draw_registers(*at, view)),
+        ("norms", "Register test", partial(_draw_registers, view=view)),
     ]
     for number, (name, heading, draw) in enumerate(panels):
         row, column = divmod(number, 3)
-        x, y = MARGIN + column * (SIDE + APART) + 50 * (row > 0 or column > 1), MARGIN + HEAD + row * (SIDE + HEAD)
+        x, y = MARGIN + LEFT + column * (SIDE + APART), MARGIN + HEAD + row * (SIDE + HEAD + 20)
         sheet.text(x, y - 54, heading, 9.5, INK)
         if name in missing:
             _say(sheet, x, y, missing[name])
@@ -170,31 +173,37 @@ def _draw_norms(sheet: Sheet, x: float, y: float, found: dict[str, Any]) -> None
     axes.plot(layers, patches.max((0, 2)), color="C3", linewidth=1.2, linestyle="--", label="longest patch")
     if prefix.shape[-1]:
         axes.plot(layers, np.median(prefix, (0, 2)), color="C2", linewidth=1.2, label="tokens before the patches")
-    axes.set_yscale("log")
+    far = patches.max() > LOG * np.median(patches)
+    if far:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.25 * patches.max())
     _layers(axes, len(layers))
-    axes.legend(fontsize=6.5, frameon=False, loc="upper left")
-    _about(sheet, x, y, "after each block, log scale")
+    axes.legend(fontsize=6.5, frameon=False, loc="upper left", labelcolor=SOFT)
+    _about(sheet, x, y, f"after each block{', log scale' if far else ''}")
 
 
 def _draw_registers(sheet: Sheet, x: float, y: float, found: dict[str, Any], view: View | None) -> None:
     share, last = found["high_norm_found"], found["judged"]
     which = f"layer {last[0]}" if len(last) == 1 else f"layers {last[0]} to {last[-1]}"
-    verdict = "no need of registers" if share < 0.002 else "it keeps notes in patches: registers would help"
-    _about(sheet, x, y, f"{100 * share:.1f} % of patches above 3 x the median, {which}: {verdict}")
+    _about(sheet, x, y, f"{100 * share:.1f} % of patches above 3 x the median, {which}")
+    verdict = "No patch is used for notes." if share < FEW else "Some patches hold notes: registers would help."
     if view is None:
         axes = sheet.axes(x, y, SIDE, SIDE)
         axes.bar(range(len(found["high_norm_share"])), 100 * found["high_norm_share"], color="C3")
         axes.set_ylabel("% of patches", fontsize=7.5, color=SOFT)
         _layers(axes, len(found["high_norm_share"]))
+        sheet.text(x, y + SIDE + 62, verdict, 7.5, INK)
         return
     rows, columns = found["high_norm"].shape[-2:]
     lengths = found["norms"][0, -1, -rows * columns :].reshape(rows, columns)
     pixels = overlay(lengths, view, smooth=False)
     tall, wide = pixels.shape[:2]
-    factor = min(SIDE / wide, (SIDE - 30) / tall)
+    factor = min(SIDE / wide, (SIDE - 60) / tall)
     sheet.picture(x, y, wide * factor, tall * factor, pixels)
-    below = (f"after the last layer: {lengths.min():.3g}", f"{lengths.max():.3g}")
-    sheet.scale(x, y + tall * factor + 20, below, "inferno")
+    below = (f"token length after the last layer: {lengths.min():.3g}", f"{lengths.max():.3g}")
+    sheet.scale(x, y + tall * factor + 22, below, "inferno", 80)
+    sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
 
 
 def _dots(axes: Axes, values: np.ndarray) -> None:
@@ -216,8 +225,8 @@ def _layers(axes: Axes, count: int) -> None:
 
 def _line(axes: Axes, height: float, words: str) -> None:
     axes.axhline(height, color=SOFT, linestyle="--", linewidth=0.9)
-    axes.annotate(words, (0.99, height), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                  fontsize=6.5, color=SOFT, ha="right")  # fmt: skip
+    axes.annotate(words, (0.02, height), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+                  fontsize=6.5, color=SOFT, zorder=5, bbox={"color": "white", "alpha": 0.7, "pad": 0.5})  # fmt: skip
 
 
 def _images(found: dict[str, Any]) -> str:

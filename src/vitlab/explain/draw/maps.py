@@ -55,8 +55,8 @@ def attention(
         for name, layer in zip(depths, found, strict=True)
     ]
     names = ["mean", *(f"head {n}" for n in (heads if heads is not None else range(h)))]
-    size = 150 if h <= 7 else 122 if h <= 12 else 104
-    heading = Heading(title, _about(view), Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
+    size = 190 if h <= 4 else 150 if h <= 7 else 122 if h <= 12 else 104
+    heading = Heading(title, _about(view), view.said, Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
     return grid_of_pictures(rows, names, heading, cell=size, apart=1)
 
 
@@ -94,10 +94,15 @@ def heat(
     scale = SCALE if set(is_heat) - set(signed) else None
     lines += ["Red speaks for the class, blue against it."] if set(signed) & set(is_heat) else []
     if len(views) == 1:
-        heading = Heading(title, [*_about(views[0]), *lines], Cell(np.asarray(drawn(views[0], 448)), marks[0]), scale)
-        names = list(columns)
+        picture, names = Cell(np.asarray(drawn(views[0], 640)), marks[0]), list(columns)
+        beside = len(names) <= 2  # the picture is as large as its maps
+        lines = [*_about(views[0]), *lines]
+        heading = Heading(title, lines, views[0].said, None if beside else picture, scale)
+        if beside:
+            size = 400 if len(names) == 1 else 320
+            return grid_of_pictures([Row([picture, *cells[0]])], ["", *names], heading, cell=size)
         if len(names) <= WRAP:
-            return grid_of_pictures([Row(cells[0])], names, heading, cell=420 if len(names) == 1 else 230)
+            return grid_of_pictures([Row(cells[0])], names, heading, cell=230)
         named = [Cell(c.pixels, c.marks, c.caption or name) for c, name in zip(cells[0], names, strict=True)]
         rows = [Row(list(named[i : i + WRAP])) for i in range(0, len(named), WRAP)]
         return grid_of_pictures(rows, [], heading, cell=190)
@@ -111,8 +116,9 @@ def heat(
         )
         for i in shown
     ]
-    size = 190 if len(columns) <= 3 else 150 if len(columns) <= 8 else 122
-    return grid_of_pictures(rows, ["", *columns], Heading(title, lines, None, scale), cell=size, apart=1)
+    size = 240 if len(columns) <= 2 else 190 if len(columns) <= 6 else 150 if len(columns) <= 8 else 122
+    heading = Heading(title, lines, scale=scale)
+    return grid_of_pictures(rows, ["", *columns], heading, cell=size, apart=1)
 
 
 def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, Any]]], *, title: str) -> Figure:
@@ -121,13 +127,13 @@ def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, 
     for view, row in list(zip(views, found, strict=True))[:ROWS]:
         cells: list[Cell | None] = [Cell(np.asarray(drawn(view, 320)))]
         for one, picture in row:
-            words = f"{one.similarity:.2f}  {short_name(one.name)}"
+            words = f"{one.similarity:.2f} · {short_name(one.name)}"
             small = View(picture, view.geometry, view.size, view.patch_size)
             cells.append(Cell(np.asarray(drawn(small, 320)), caption=words))
         rows.append(Row(cells, view.said or short_name(view.name), short_name(view.name) if view.said else ""))
     k = max(len(row) for row in found)
     heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each picture."])
-    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" if i else "nearest" for i in range(k))], heading, apart=1)
+    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, apart=1)
 
 
 def short_name(name: str) -> str:
@@ -139,7 +145,7 @@ def _about(view: View) -> list[str]:
     height, width = view.geometry.original
     rows, columns = view.grid
     seen = f"{width} x {height} pixels, seen as {rows} x {columns} patches"
-    return [line for line in (view.said, short_name(view.name), seen) if line]
+    return [line for line in (short_name(view.name), seen) if line]
 
 
 def _laid(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int) -> np.ndarray:

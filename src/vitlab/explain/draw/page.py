@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.explain.draw.maps import with_views
 from vitlab.explain.draw.sheet import write_figure
-from vitlab.explain.draw.view import COLOURS, DIM, FAINT, SIGNED, STRONG, View, drawn, spread
+from vitlab.explain.draw.view import DIM, FAINT, STRONG, View, colours_at, drawn, spread
 from vitlab.explain.inputs import Images, as_batch, evaluating, wide
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.version import __version__
@@ -40,7 +40,7 @@ WORDS: dict[str, dict[str, Any]] = {
         "layer_label": "layer",
         "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where that patch looks. "
         "Click to hold it.",
-        "grid_hint": "Every layer (down) and head (across). Click one to enlarge it.",
+        "grid_hint": "Every layer and head (M is their mean). Click one to enlarge it.",
     },
     "likeness": {
         "percent": False,
@@ -79,7 +79,9 @@ def attention_page(
     layout = model.layout(*batch.images.shape[-2:])
     depth, prefix = len(model.blocks), list(layout.prefix)
     asked = list(range(depth)) if isinstance(layers, str) else [layer % depth for layer in layers]
-    numbers = list(range(model.config.heads)) if heads == "all" else [] if heads == "mean" else list(heads)
+    numbers: list[int] = (
+        [] if heads == "mean" else list(range(model.config.heads)) if isinstance(heads, str) else list(heads)
+    )
     patches = layout.grid[0] * layout.grid[1]
     one = (len(prefix) + patches) * (patches + 4 * (2 + len(prefix))) * 4 / 3  # bytes of one layer's head, in base64
     pictures = [_data_url(view) for view in views]
@@ -260,7 +262,7 @@ def _item(view: View, picture: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
 
 def _page(kind: str, title: str, about: str, note: str, items: Sequence[Mapping[str, Any]]) -> str:
     data = {**WORDS[kind], "title": title, "about": about, "note": note, "items": items}
-    data |= {"colours": _colours(COLOURS), "signed_colours": _colours(SIGNED)}
+    data |= {"colours": _colours(), "signed_colours": _colours(signed=True)}
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
     page = _template()
     fields = {
@@ -287,10 +289,8 @@ def _template() -> str:
 
 
 @cache
-def _colours(name: str) -> str:
-    from matplotlib import colormaps
-
-    return _base64((colormaps[name](np.arange(256))[:, :3] * 255).round().astype(np.uint8))
+def _colours(signed: bool = False) -> str:
+    return _base64((colours_at(np.arange(256) / 255, signed) * 255).round().astype(np.uint8))
 
 
 def _base64(array: np.ndarray) -> str:

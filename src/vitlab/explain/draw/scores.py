@@ -20,20 +20,21 @@ ABOUT = {
     "road": ("ROAD", "taken patches filled in from around them; lower is better"),
 }
 WIDE, TALL, APART = 440, 360, 90
+ENOUGH = 4  # pictures, for a standard error to say something
 
 
 def faithfulness(rows: Sequence[Row], *, title: str = "Faithfulness") -> Figure:
     """A panel for each kind of test, a line for each method: the mean over pictures; bands are its standard error."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     images = len(rows[0].curves)
-    width = max(2 * MARGIN + 60 + len(kinds) * (WIDE + APART), 660)
-    sheet = Sheet(width, 2 * MARGIN + TALL + 250 + 22 * _most(rows), title + "".join(row.method for row in rows))
+    width = max(2 * MARGIN + 40 + len(kinds) * (WIDE + APART) - APART, 660)
+    sheet = Sheet(width, 2 * MARGIN + TALL + 210 + 22 * _most(rows), title + "".join(row.method for row in rows))
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
     about = f"probability of the class, mean of {images} picture{'s' if images > 1 else ''}"
-    about += "; bands: standard error" if images > 1 else ""
+    about += "; bands: standard error" if images >= ENOUGH else ""
     sheet.text(MARGIN, MARGIN + 46, about, 7.5, SOFT)
     for number, kind in enumerate(kinds):
-        x, y = MARGIN + 60 + number * (WIDE + APART), MARGIN + 140
+        x, y = MARGIN + 40 + number * (WIDE + APART), MARGIN + 140
         name, words = ABOUT[kind]
         sheet.text(x, y - 46, name, 9.5, INK)
         sheet.text(x, y - 20, words, 7, SOFT)
@@ -50,13 +51,14 @@ def faithfulness(rows: Sequence[Row], *, title: str = "Faithfulness") -> Figure:
             chance = row.method == "random"
             colour, style = (SOFT, "--") if chance else (f"C{i % 10}", "-")
             axes.plot(share, middle, color=colour, linestyle=style, linewidth=1.2 if chance else 1.8)
-            if images > 1:
+            if images >= ENOUGH:
                 band = curve.std(0, ddof=1) / images**0.5
                 axes.fill_between(share, middle - band, middle + band, color=colour, alpha=0.12, linewidth=0)
             place = y + TALL + 84 + 22 * best_first.index(row)
             sheet.canvas.plot([x, x + 26], [place, place], color=colour, linestyle=style, linewidth=1.8)
-            sheet.text(x + 36, place, row.method, 7.5, INK)
-            sheet.text(x + WIDE, place, f"area {float(row.areas.mean()):.3f}", 7.5, SOFT, ha="right")
+            sheet.text(x + 36, place + 5, row.method, 7.5, INK, va="baseline")
+            words = f"area {float(row.areas.mean()):.3f}"
+            sheet.text(x + WIDE, place + 5, words, 7.5, SOFT, ha="right", va="baseline")
     return sheet.figure
 
 

@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass
 class Row:
-    cells: list[Cell | None]
+    cells: Sequence[Cell | None]
     label: str = ""  # beside the row
     remark: str = ""  # below the label, smaller
 
@@ -103,6 +103,7 @@ class Heading:
 
     title: str
     lines: Sequence[str] = ()
+    said: str = ""  # what the model takes the picture for
     cell: Cell | None = None
     scale: tuple[str, str] | None = None  # what the colours mean, from low to high
     colours: str = "inferno"
@@ -112,7 +113,7 @@ def grid_of_pictures(
     rows: Sequence[Row], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
 ) -> Figure:
     """Rows of pictures of one width, labels at their left, names above the columns. The first `apart` stand off."""
-    texts = [heading.title, *heading.lines, *columns]
+    texts = [heading.title, heading.said, *heading.lines, *columns]
     texts += [text for row in rows for text in (row.label, row.remark, *(c.caption for c in row.cells if c))]
     wide = max(len(row.cells) for row in rows)
     labels = max(max(width_of(cut(r.label, 16), 8), width_of(cut(r.remark, 20), 6.5)) for r in rows)
@@ -120,9 +121,12 @@ def grid_of_pictures(
     heights = [_height(row.cells, cell) for row in rows]
     under = [26 if any(c and c.caption for c in row.cells) else 0 for row in rows]
     big = 0 if heading.cell is None or heading.cell.pixels is None else 190
-    top = MARGIN + max(big, 34 + 24 * len(heading.lines) + (30 if heading.scale else 0)) + (24 if big else 10)
+    written = 34 + 24 * len(heading.lines) + (30 if heading.said else 0) + (30 if heading.scale else 0)
+    top = MARGIN + max(big, written) + (24 if big else 10)
     head = 26 if any(columns) else 0
-    width = max(left + wide * (cell + GAP) - GAP + (GAP if apart else 0) + MARGIN, 660)
+    beside = MARGIN + (1.6 * big + 22 if big else 0)
+    longest = max([width_of(heading.title, 12), *(width_of(line, 7.5) for line in heading.lines), 420])
+    width = max(left + wide * (cell + GAP) - GAP + (GAP if apart else 0), min(beside + longest + 4, 1500)) + MARGIN
     height = top + head + sum(heights) + sum(under) + GAP * (len(rows) - 1) + MARGIN
     sheet = Sheet(width, height, "".join(texts))
     _head(sheet, heading, big)
@@ -133,7 +137,8 @@ def grid_of_pictures(
     y = top + head
     for row, tall, below in zip(rows, heights, under, strict=True):
         if row.label or row.remark:
-            sheet.text(left - 14, y + tall / 2 - 11, cut(row.label, 16), 8, INK, ha="right")
+            middle = y + tall / 2 - (11 if row.remark else 0)
+            sheet.text(left - 14, middle, cut(row.label, 16), 8, INK, ha="right")
             sheet.text(left - 14, y + tall / 2 + 13, cut(row.remark, 20, end=True), 6.5, SOFT, ha="right")
         for x, one in zip(at, row.cells, strict=False):
             if one is not None:
@@ -149,6 +154,9 @@ def _head(sheet: Sheet, heading: Heading, big: int) -> None:
     room = (sheet.width - MARGIN - x) / POINT
     sheet.text(x, MARGIN + 12, cut(heading.title, room / 12), 12, INK)
     y = MARGIN + 46
+    if heading.said:
+        sheet.text(x, y + 2, cut(heading.said, room / 9.5), 9.5, INK)
+        y += 30
     for line in heading.lines:
         sheet.text(x, y, cut(line, room / 7.5), 7.5, SOFT)
         y += 24
@@ -163,6 +171,9 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
     tall, wide = cell.pixels.shape[:2]
     factor = min(w / wide, h / tall)
     pw, ph = wide * factor, tall * factor
+    if cell.caption:
+        words = cut(cell.caption, w / (6.5 * POINT), end=True)
+        sheet.text(x + w / 2, y + h + 13, words, 6.5, SOFT, ha="center")
     if centre:
         x, y = x + (w - pw) / 2, y + (h - ph) / 2
     sheet.picture(x, y, pw, ph, cell.pixels)
@@ -170,9 +181,6 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
         l, t, r, b = max(l, 0), max(t, 0), min(r, 1), min(b, 1)  # noqa: E741
         sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2.2)
         sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, MARK, 1.1)
-    if cell.caption:
-        words = cut(cell.caption, w / (6.5 * POINT), end=True)
-        sheet.text(x + pw / 2, y + ph + 13, words, 6.5, SOFT, ha="center")
     return pw
 
 
@@ -262,4 +270,5 @@ def write_figure(figure: Figure, path: Any, kind: str) -> None:
 
 def _write_numbers(numbers: Mapping[str, Any], path: Path) -> None:
     with path.open("wb") as file:  # numpy adds .npz to a path, not to a file
-        np.savez_compressed(file, **{key: np.asarray(value) for key, value in numbers.items()})
+        arrays: dict[str, Any] = {key: np.asarray(value) for key, value in numbers.items()}
+        np.savez_compressed(file, **arrays)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, wide
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
 
-COLOURS, SIGNED = "inferno", "bwr"
+COLOURS = "inferno"
+AGAINST, FOR = np.array([0.22, 0.56, 1.0]), np.array([1.0, 0.30, 0.20])  # blue, red
 FAINT, STRONG, DIM = 0.3, 0.8, 0.6  # share of the colour where heat is lowest and highest; light of the grey picture
 LARGEST = 1600  # longer side of a picture that is kept for drawing
 
@@ -38,8 +40,8 @@ class View:
 
     @property
     def said(self) -> str:
-        """cat 93 %"""
-        return "" if self.label is None else f"{self.label} {100 * (self.probability or 0):.0f} %"
+        """cat · 93 %"""
+        return "" if self.label is None else f"{self.label} · {100 * (self.probability or 0):.0f} %"
 
     def patch_under(self, x: float, y: float) -> int:
         """The number of the patch (row by row) that shows pixel (x, y) of the original picture."""
@@ -51,11 +53,10 @@ class View:
             )
         at_x, at_y = _to_model(self.geometry, math.floor(x) + 0.5, math.floor(y) + 0.5)
         if not (0 <= at_x < w and 0 <= at_y < h):
-            left, top, right, bottom = self.geometry.to_original((0, 0, w, h))
+            first_x, first_y, end_x, end_y = (math.ceil(v - 0.5) for v in self.geometry.to_original((0, 0, w, h)))
             raise ValueError(
-                f"{self.name or 'the picture'}: ({x:g}, {y:g}) was cut off before the model saw it: "
-                f"it sees x from {max(0, math.ceil(left)):g} to {min(W, math.floor(right)) - 1:g} "
-                f"and y from {max(0, math.ceil(top)):g} to {min(H, math.floor(bottom)) - 1:g}."
+                f"{self.name or 'the picture'}: ({x:g}, {y:g}) was cut off before the model saw it: it sees "
+                f"x from {max(0, first_x)} to {min(W, end_x) - 1} and y from {max(0, first_y)} to {min(H, end_y) - 1}."
             )
         return int(at_y // self.patch_size) * self.grid[1] + int(at_x // self.patch_size)
 
@@ -73,12 +74,9 @@ def views(model: Any, images: Images, names: Sequence[str] | None = None, *, bat
     """A View of every image, with what the model takes it for. A tensor is shown as the picture it was made from."""
     batch = as_batch(model, images)
     if names is None:
-        sources = [images] if isinstance(images, str | bytes) or not isinstance(images, Sequence) else images
-        given = len(sources) == len(batch) and not isinstance(images, Batch)
-        names = [
-            called(s) if given and not isinstance(s, bytes | torch.Tensor) else f"image {i}"
-            for i, s in enumerate(sources if given else batch.images)
-        ]
+        sources = images if isinstance(images, list | tuple) else [images]
+        named = [called(s) if isinstance(s, str | PathLike) else f"image {i}" for i, s in enumerate(sources)]
+        names = named if len(named) == len(batch) else [f"image {i}" for i in range(len(batch))]
     size = (batch.images.shape[-2], batch.images.shape[-1])
     pictures, geometries = batch.pictures, batch.geometries
     if pictures is None or geometries is None:
@@ -132,22 +130,28 @@ def overlay(heat: np.ndarray, view: View, *, smooth: bool = True, signed: bool =
     signed: above 0 is red and below 0 is blue, each as strong as the value. `side` is about the longer side of the
     result. What the model never saw is grey.
     """
-    from matplotlib import colormaps
-
     picture = drawn(view, side)
     laid = spread(heat, view, (picture.height, picture.width), smooth=smooth)  # (h, w)
     pixels = np.asarray(picture, dtype=np.float64) / 255  # (h, w, 3)
     grey = pixels.mean(axis=2, keepdims=True)
     if signed:
-        most = np.nanmax(np.abs(laid)) or 1.0
-        strength = np.nan_to_num(np.abs(laid) / most)
-        colour = colormaps[SIGNED](np.nan_to_num(0.5 + 0.5 * laid / most, nan=0.5))[..., :3]
+        place = np.nan_to_num(0.5 + 0.5 * laid / (np.nanmax(np.abs(laid)) or 1.0), nan=0.5)
     else:
-        strength = scaled(laid)  # (h, w), 0 .. 1
-        colour = colormaps[COLOURS](strength)[..., :3]
-    share = FAINT * (not signed) + (STRONG - FAINT * (not signed)) * strength[..., None]
-    seen = (1 - share) * DIM * grey + share * colour * (0.75 + 0.5 * grey)  # grey, so that all colour is heat
+        place = scaled(laid)  # (h, w), 0 .. 1
+    strength = np.abs(2 * place - 1) if signed else place
+    share = (FAINT + (STRONG - FAINT) * strength)[..., None]
+    colour = colours_at(place, signed) * (0.85 + 0.3 * grey)
+    seen = (1 - share) * DIM * grey + share * colour  # the picture is grey, so that all colour is heat
     return _bytes(np.where(np.isnan(laid)[..., None], 0.35 + 0.4 * grey, seen))
+
+
+def colours_at(place: np.ndarray, signed: bool = False) -> np.ndarray:
+    """(...) from 0 to 1 -> (..., 3): the colours of heat, or blue below 0.5 and red above it, black between them."""
+    from matplotlib import colormaps
+
+    if not signed:
+        return colormaps[COLOURS](place)[..., :3]
+    return np.where(place[..., None] > 0.5, FOR, AGAINST) * np.abs(2 * place - 1)[..., None]
 
 
 def painted(colours: np.ndarray, view: View, *, smooth: bool = True, side: int = 448) -> np.ndarray:

@@ -1,0 +1,235 @@
+"""What may be the cause, from what the two sides say and hold; whether it is one, the search finds out by trying it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, get_args
+
+from torch import Tensor
+
+from vitlab.explain.diff.relations import Relation, close
+from vitlab.explain.diff.remedies import by_options, remedy
+from vitlab.explain.diff.sides import Side
+from vitlab.explain.diff.steps import Key
+from vitlab.layers.block import Activation
+from vitlab.layers.patches import grid_of
+from vitlab.layers.positions import resize_positions
+
+OPTIONS = (  # kind of cause, what it is called, the options that stand or fall together
+    ("eps", "LayerNorm eps", ("norm.eps",)),
+    ("activation", "GELU kind", ("mlp.activation",)),
+    ("bias", "bias of q, k and v", ("attention.qkv_bias",)),
+    ("bias", "bias of the patch embedding", ("stem.patch_bias",)),
+    ("heads", "number of heads", ("heads", "head_dim")),
+    ("positions", "rule of position resize", ("positions.resize_rule",)),
+    ("positions", "kind of positions", ("positions.kind", "positions.rotary_base")),
+    ("pooling", "pooling", ("head.pooling",)),
+    ("head", "tanh layer before the classifier", ("head.head_hidden",)),
+    ("classes", "number of classes", ("classes",)),
+    ("tokens", "distillation and register tokens", ("tokens.distill_token", "tokens.registers")),
+    ("tokens", "positions of the prefix", ("positions.prefix_positions",)),
+    ("tokens", "class token", ("tokens.class_token", "positions.prefix_positions", "head.pooling")),
+)
+TURNED = {  # kinds of relation between two tensors, as causes
+    "bias": "missing bias",
+    "zero": "missing tensor",
+    "rounded": "half precision",
+    "transposed": "transposed weight",
+    "qkv": "q, k, v in another layout",
+    "positions": "position table",
+    "classes": "classes in another order",
+    "channels": "channels in another order",
+    "scaled": "scaled weight",
+}
+USUAL_EPS = (1e-12, 1e-6, 1e-5)
+RULES = ("bicubic", "bicubic_antialias", "bicubic_offset")
+NORMS = ("norm_pre", "norm1", "norm2", "norm", "pool", "after_attention", "tokens")
+PREFIX_TOKENS = ("class_token", "distill_token", "register_tokens")
+READS = {  # the tensors that a step reads, where they are not named as the step; inside a block without its number
+    "prefix": PREFIX_TOKENS,
+    "positions": ("positions.", *PREFIX_TOKENS),
+    "qkv": ("attention.qkv.",),
+    "heads": ("attention.q_norm.", "attention.k_norm.", "attention.relative."),
+    "proj": ("attention.proj.",),
+    "after_attention": ("scale1.", "norm1."),  # post-norm has its norms here
+    "fc1": ("mlp.fc1.",),
+    "fc2": ("mlp.fc2.",),
+    "tokens": ("scale2.", "norm2."),
+    "pool": ("pool.", "head_norm."),
+    "head": ("head.", "head_distill."),
+}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A change that would make p as r: other options, and tensors to be taken from r."""
+
+    kind: str
+    words: str
+    remedy: str
+    options: dict[str, Any] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass
+class Case:
+    """All that guesses are made from; `options` and `taken` are the changes that p already has."""
+
+    p: Side
+    r: Side
+    size: tuple[int, int]  # of the input
+    steps: list[Key]  # in the order of the pass
+    relations: dict[str, Relation]  # of the tensors that both have in one shape
+    options: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def retrained(self) -> bool:
+        """Most tensors have other values: no single one is the cause."""
+        other = sum(relation.kind == "values" for relation in self.relations.values())
+        return other >= 4 and other > len(self.relations) / 2
+
+    def read_at(self, place: int) -> set[str]:
+        kind, layer = self.steps[place]
+        inside = "" if layer is None else f"blocks.{layer}."
+        starts = tuple(inside + start for start in READS.get(kind, (f"{kind}.",)))
+        return {name for name in self.relations if name.startswith(starts)}
+
+    def read_until(self, place: int) -> set[str]:
+        return set().union(*map(self.read_at, range(place + 1)))
+
+
+def guesses(case: Case, place: int) -> Iterator[list[Guess]]:
+    """Most telling first: what the configs say, what the tensors show, usual values, all at once, other values."""
+    kind, _ = case.steps[place]
+    stated = [*options(case.p, case.r, case.options), *_real_eps(case)]
+    turned = [*_turned(case, place)]
+    for guess in (*stated, *_grids(case, kind), *turned, *_usual(case, kind)):
+        yield [guess]
+    if len(stated) + len(turned) > 1:
+        yield [*stated, *turned]
+    if case.retrained:
+        return
+    values = [*_values(case, place)]
+    for guess in values:
+        yield [guess]
+    if values and (stated or turned):
+        yield [*stated, *turned, values[-1]]
+
+
+def options(p: Side, r: Side, made: dict[str, Any]) -> Iterator[Guess]:
+    """Options in which the configs differ, after those `made` already."""
+    for kind, what, leaves in OPTIONS:
+        mine, theirs = ({leaf: attrgetter(leaf)(side.config) for leaf in leaves} for side in (p, r))
+        mine |= {leaf: value for leaf, value in made.items() if leaf in mine}
+        other = {leaf: value for leaf, value in theirs.items() if value != mine[leaf]}
+        if other:
+            pairs = [
+                f"{_value(mine[leaf])} in {p.letter}, {_value(value)} in {r.letter}" for leaf, value in other.items()
+            ]
+            yield Guess(kind, f"{what}: {'; '.join(pairs)}", by_options(kind, p, r, other), other)
+
+
+def _real_eps(case: Case) -> Iterator[Guess]:
+    """What r's norms really have, where its config says something else."""
+    for eps in case.r.eps - {case.r.config.norm.eps}:
+        yield _hidden(case, "eps", "LayerNorm eps", "norm.eps", eps)
+
+
+def _usual(case: Case, kind: str) -> Iterator[Guess]:
+    """Values that networks are often given, where neither config says them."""
+    said = [side.config for side in (case.p, case.r)]
+    if kind in NORMS:
+        for eps in USUAL_EPS:
+            if eps not in [c.norm.eps for c in said]:
+                yield _hidden(case, "eps", "LayerNorm eps", "norm.eps", eps)
+    if kind in ("fc1", "fc2", "tokens") and case.p.config.mlp.kind == "mlp":
+        for activation in get_args(Activation):
+            if activation not in [c.mlp.activation for c in said]:
+                yield _hidden(case, "activation", "GELU kind", "mlp.activation", activation)
+
+
+def _hidden(case: Case, kind: str, what: str, leaf: str, value: Any) -> Guess:
+    says = _value(attrgetter(leaf)(case.r.config))
+    words = f"{what}: {case.r.letter} computes as with {_value(value)}, although its config says {says}"
+    return Guess(kind, words, by_options(kind, case.p, case.r, {leaf: value}), {leaf: value})
+
+
+def _grids(case: Case, kind: str) -> Iterator[Guess]:
+    """Position tables of two grids, or one table at another size: another rule, another reading."""
+    p, r = case.p, case.r
+    mine, theirs = (side.weights.get("positions.table") for side in (p, r))
+    if kind != "positions" or mine is None or theirs is None:
+        return
+    run_on = grid_of(*case.size, p.config.patch_size)
+    own, said = (side.config.positions.resize_rule for side in (p, r))
+    for rule in RULES:
+        if run_on != p.config.grid and rule not in (own, said):
+            what = f"rule of position resize, {_grid(p.config.grid)} to {_grid(run_on)}"
+            words = f"{what}: {own} in {p.letter}, {r.letter}'s numbers come from {rule}"
+            option = {"positions.resize_rule": rule}
+            yield Guess("positions", words, by_options("positions", p, r, option), option)
+    if p.config.grid == r.config.grid:
+        return
+    as_r = {"image_size": r.config.image_size}
+    grids = f"{_grid(p.config.grid)} in {p.letter}, {_grid(r.config.grid)} in {r.letter}"
+    if mine.shape == theirs.shape:
+        words = f"one position table read as two grids: {grids}"
+        yield Guess("positions", words, by_options("grid", p, r, {"grid": r.config.grid}), as_r)
+    for rule in RULES:
+        made = resize_positions(theirs, r.config.positioned_prefix, r.config.grid, p.config.grid, rule)
+        if close(made, mine):
+            words = f"{p.letter}'s position table is {r.letter}'s, resized by {rule}: {grids}"
+            yield Guess("positions", words, by_options("resized", p, r, {}), as_r, ("positions.table",))
+    words = f"position tables that no rule of resize turns into each other: {grids}"
+    yield Guess("positions", words, remedy("values", p), as_r, ("positions.table",))
+
+
+def _turned(case: Case, place: int) -> Iterator[Guess]:
+    """Tensors that are the other's, turned, reordered, emptied, ...: all with one and the same change at once."""
+    read = case.read_until(place)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key, relation in case.relations.items():
+        if relation.kind not in ("equal", "values") and key not in case.taken:
+            groups.setdefault((relation.kind, relation.words), []).append(key)
+    for (kind, words), keys in groups.items():
+        if read.intersection(keys):
+            said = words.format(p=case.p.letter, r=case.r.letter)
+            said = said if said.startswith("all zeros") else f"{case.r.letter}'s is {said}"
+            said += _remark(case, case.relations[keys[0]])
+            yield Guess(kind, f"{TURNED[kind]}: {said}", remedy(kind, case.p), {}, tuple(keys))
+
+
+def _remark(case: Case, relation: Relation) -> str:
+    p, r = case.p, case.r
+    if relation.kind == "classes" and p.labels and r.labels:
+        moved = r.labels == [p.labels[i] for i in relation.order]
+        return "; the label names moved along" if moved else "; the label names did not move along"
+    rules = [side.config.positions.resize_rule for side in (p, r)]
+    if relation.kind == "positions" and not relation.order and rules[0] != rules[1]:
+        return f" ({p.letter} says {rules[0]}, {r.letter} {rules[1]})"
+    return ""
+
+
+def _values(case: Case, place: int) -> Iterator[Guess]:
+    """Tensors with other values: those of this step one by one, then all that were read so far."""
+    other = [key for key, relation in case.relations.items() if relation.kind == "values" and key not in case.taken]
+    here, until = case.read_at(place), case.read_until(place)
+    alone: list[tuple[str, ...]] = [(key,) for key in other if key in here]
+    so_far = tuple(key for key in other if key in until)
+    for keys in dict.fromkeys([*alone, *([so_far] if so_far else [])]):
+        far = max((case.relations[key] for key in keys), key=lambda relation: relation.distance)
+        words = f"other values in {case.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
+        yield Guess("values", words, remedy("values", case.p), {}, keys)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "there" if value else "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _grid(grid: tuple[int, int]) -> str:
+    return f"{grid[0]} x {grid[1]}"

@@ -1,0 +1,31 @@
+"""SOURCE#N: folders are sources too, and a source is opened once for all its samples."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.images import samples
+from vitlab.images.datasets import DataError, open_data
+
+
+def test_a_folder_is_a_source(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            Image.new("RGB", (9, 7), (20 * i, 200 * (name == "dog"), 0)).save(tmp_path / name / f"{i}.png")
+    data = open_data(str(tmp_path))
+    for number in range(len(data.val)):
+        sample = samples.open_sample(f"{tmp_path}#{number}")
+        np.testing.assert_array_equal(np.asarray(sample.picture), data.val.read(number))
+        assert sample.label == ("dog" if sample.picture.getpixel((0, 0))[1] else "cat")
+    with pytest.raises(DataError, match=f"pictures to choose from, .*#0 to #{len(data.val) - 1}"):
+        samples.open_sample(f"{tmp_path}#{len(data.val)}")
+
+
+def test_a_source_is_opened_once(monkeypatch):
+    opened = []
+    monkeypatch.setattr(samples, "open_data", lambda source: opened.append(source) or open_data(source))
+    samples._opened.cache_clear()
+    for number in range(5):
+        samples.open_sample(f"digits#{number}")
+    assert opened == ["digits"]
