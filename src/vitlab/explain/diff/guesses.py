@@ -219,7 +219,8 @@ def _values(case: Case, place: int) -> Iterator[Guess]:
     here, until = case.read_at(place), case.read_until(place)
     alone: list[tuple[str, ...]] = [(key,) for key in other if key in here]
     so_far = tuple(key for key in other if key in until)
-    for keys in dict.fromkeys([*alone, *([so_far] if so_far else [])]):
+    groups: list[tuple[str, ...]] = [*alone, *([so_far] if so_far else [])]
+    for keys in dict.fromkeys(groups):
         far = max((case.relations[key] for key in keys), key=lambda relation: relation.distance)
         words = f"other values in {case.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
         yield Guess("values", words, remedy("values", case.p), {}, keys)
