@@ -48,6 +48,11 @@ def predict(
     if not hasattr(model, "config"):
         load = f": vitlab.predict(vitlab.load({model!r}), images)" if isinstance(model, str | PathLike) else ""
         raise ValueError(f"predict takes a model first, not a {type(model).__name__}{load}.")
+    if hasattr(model, "encoder"):
+        raise ValueError(
+            f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
+            "vitlab train DATA model.init_from=CHECKPOINT. Its features: model.encoder."
+        )
     if not model.config.classes:
         raise ValueError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."

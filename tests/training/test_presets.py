@@ -24,8 +24,12 @@ def test_a_recipe_is_read_and_its_model_builds(name):
     recipe = read_recipe(recipes()[name])
     options = replace(recipe.model, init_from=None)  # a checkpoint may lie anywhere; its network is the named one
     with torch.device("meta"):
-        model, _ = build_model(options, [str(i) for i in range(10)], channels=3)
-        logits = model(torch.zeros(2, 3, *model.config.image_size))
+        model, _ = build_model(options, [str(i) for i in range(10)], 3, recipe.objective)
+        images = torch.zeros(2, 3, *model.config.image_size)
+        if recipe.objective.name in ("mae", "dino"):
+            assert model.family == recipe.objective.name and model.encoder(images).shape == (2, model.config.width)
+            return
+        logits = model(images)
     assert logits.shape == (2, 10)
     learning = [key for key, parameter in model.named_parameters() if parameter.requires_grad]
     everything = [key for key, _ in model.named_parameters()]

@@ -116,7 +116,7 @@ def test_mixed_batches_are_those_of_the_run(tmp_path, smoothing):
     job = prepare(recipe, tmp_path)
     for batch in found.mixed:
         whole = job.steps[batch.step, 0]
-        drawn = job.mix.draw(64, (8, 8), seed=5, step=batch.step)
+        drawn = job.objective.mix.draw(64, (8, 8), seed=5, step=batch.step)
         assert drawn is not None and drawn.how == batch.how and drawn.lam == batch.lam
         images, partners = back(whole.images, 0.5, 0.5), drawn.partner
         expected = drawn.lam * images + (1 - drawn.lam) * images[partners]

@@ -13,6 +13,7 @@ def test_toml_round_trip_with_every_kind_of_value(tmp_path):
         "augment.scale=[0.2, 0.9]",
         "model.depth=4",
         "model.positions=sincos",
+        "model.norm.eps=1e-5",
     ]
     settings += [
         "data.per_class=10",
@@ -25,7 +26,7 @@ def test_toml_round_trip_with_every_kind_of_value(tmp_path):
     assert from_tables(tomllib.loads(to_toml(recipe))) == recipe
     (tmp_path / "r.toml").write_text(to_toml(recipe), encoding="utf-8")
     assert read_recipe(tmp_path / "r.toml") == recipe
-    assert recipe.model.options == {"depth": 4, "positions": "sincos"}
+    assert recipe.model.options == {"depth": 4, "positions": "sincos", "norm.eps": 1e-5}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ WRONG = {
     "augment.smoothing=1.5": "below 1",
     "run.epochs": "key=value",
     "optim.betas=0.9": "optim.betas=0.9 is not valid",
+    "objective.name=distill": "objective.teacher=",
+    "objective.teacher=runs/a/best": "objective.name=distill",
+    "objective.local_scale=[0.5, 0.2]": "must rise",
+    "objective.cache=true": "objective.name=supervised",
+    "objective.momentum=1": "below 1",
 }
 
 

@@ -37,6 +37,18 @@ EVERYTHING = [
     "run.amp=bf16",
 ]
 TOTAL = 4 * (160 // 32)
+WITHOUT_LABELS = [
+    *("data.source=digits", "data.batch_size=32", "data.per_class=16"),
+    *("model.width=32", "model.depth=2", "run.epochs=4", "run.save_every=3"),
+]
+METHODS = {
+    "supervised": EVERYTHING,
+    "mae": [*WITHOUT_LABELS, "objective.name=mae", "model.name=mae_digits", "augment.crop=padded", "augment.padding=1"],
+    "dino": [
+        *(*WITHOUT_LABELS, "objective.name=dino", "model.name=dino_digits", "objective.local_views=2"),
+        *("objective.local_size=4", "objective.final_weight_decay=0.2", "model.stochastic_depth=0.1"),
+    ],
+}
 
 
 def weights(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
@@ -77,9 +89,9 @@ def run_and_die(recipe: Recipe, run: Path, step: int, resume: bool) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_at_five_steps_and_resumed_is_identical_to_the_bit(workers, tmp_path):
-    recipe = with_settings(Recipe(), [*EVERYTHING, f"data.workers={workers}"])
+@pytest.mark.parametrize(("method", "workers"), [("supervised", 0), ("supervised", 2), ("mae", 0), ("dino", 2)])
+def test_killed_at_five_steps_and_resumed_is_identical_to_the_bit(method, workers, tmp_path):
+    recipe = with_settings(Recipe(), [*METHODS[method], f"data.workers={workers}"])
     straight = fit(recipe, tmp_path / "straight")
     killed = tmp_path / "killed"
     for number, step in enumerate((2, 5, 7, 11, 18)):  # before the first save, between saves, late

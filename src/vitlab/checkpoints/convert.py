@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import hf, jax, keymap, native, timm
+from vitlab.checkpoints import hf, jax, keymap, mae, native, resnet, timm
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate
@@ -32,6 +32,17 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         return []
     c = model.config
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    if model.family == "mae":
+        if to != "hf":
+            raise ValueError(
+                f"{to} has no masked autoencoder with its decoder: use --to hf or native, or --encoder for the encoder."
+            )
+        return _write_hf(*mae.write(model, state), model.preprocess, target)
+    if model.family == "resnet":
+        return _write_hf(*resnet.write(model, state, to), model.preprocess, target)
+    if model.family == "vit" and c.positions.kind == "sincos":  # no other library computes them: they become a table
+        state["positions.table"] = model.positions(c.grid, like=next(iter(state.values()))).cpu()
+        c = c.with_options(positions="learned")
     if to == "jax":
         jax.check_writable(c)
         _write_npz(keymap.write("jax", jax.RULES, state, heads=c.heads), target)
@@ -45,11 +56,15 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         return _eps_note("timm's ViT", c) + heads
     rules, prefix = hf.write_rules(c)
     found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
-    extra = {"config.json": hf.config_for(c, model.labels)}
-    processor = hf.preprocessor_for(model.preprocess) if model.preprocess is not None else None
+    return _write_hf(found, hf.config_for(c, model.labels), model.preprocess, target)
+
+
+def _write_hf(state: dict[str, Tensor], config: dict[str, Any], preprocess: Any, target: Path) -> list[str]:
+    extra = {"config.json": config}
+    processor = hf.preprocessor_for(preprocess) if preprocess is not None else None
     if processor is not None:
         extra["preprocessor_config.json"] = processor
-    _write_folder(found, target, extra)
+    _write_folder(state, target, extra)
     return [] if processor is not None else ["its preprocess has no counterpart in transformers, so none was written."]
 
 
@@ -60,11 +75,11 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     """
     c = model.config
     images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
-    told = {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
-    told = told if Path(target).is_file() else {}
+    told = _told(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
-        rows = [Compared(f"{target} read back by vitlab", float((again(images) - model.eval()(images)).abs().max()))]
+        difference = (_answer(again, images) - _answer(model.eval(), images)).abs().max()
+        rows = [Compared(f"{target} read back by vitlab", float(difference))]
         place = locate(source)
         if changed:
             rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
@@ -75,6 +90,27 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
         elif Path(target).suffix == ".npz":
             rows.append(Compared(f"{target} in JAX", None, "there is no library of JAX ViTs to compare with"))
     return rows
+
+
+def _told(model: Any) -> dict[str, Any]:
+    """What a bare file cannot say."""
+    c = model.config
+    if model.family == "mae":
+        told = {name: getattr(c, name) for name in ("heads", "image_size", "eps", "activation", "mask_ratio", "norm_pix")}
+        return {**told, "decoder.heads": c.decoder.heads}
+    if model.family == "resnet":
+        return {"image_size": c.image_size, "stride_in": c.stride_in}
+    return {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
+
+
+def _answer(model: Any, images: Tensor) -> Tensor:
+    """Logits or features; of a masked autoencoder, what it paints where the same patches are hidden."""
+    return model(images, _noise(model, images)).prediction if model.family == "mae" else model(images)
+
+
+def _noise(model: Any, images: Tensor) -> Tensor:
+    rows, columns = model.config.grid
+    return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
 
 
 class Compared(NamedTuple):
@@ -95,13 +131,14 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         module = importlib.import_module(library)
     except Exception as error:  # timm raises more than ImportError where its own needs are broken
         return Compared(what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared")
-    if config.get("model_type") == "vit_mae":
-        return Compared(what, None, "transformers masks the input of an MAE: not compared")
+    if config.get("model_type") == "vit_mae" and model.family != "mae":
+        return Compared(what, None, "transformers masks the input of an MAE's encoder: not compared")
+    masked = {"noise": _noise(model, images)} if model.family == "mae" else {}
     try:
         if library == "transformers":
             module.utils.logging.disable_progress_bar()
             kind = (config.get("architectures") or ["AutoModel"])[0]
-            theirs = getattr(module, kind).from_pretrained(folder).eval()(images)
+            theirs = getattr(module, kind).from_pretrained(folder).eval()(images, **masked)
             logits, tokens = getattr(theirs, "logits", None), getattr(theirs, "last_hidden_state", None)
         else:
             args = config.get("model_args", {})
@@ -112,7 +149,7 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Compared(what, None, f"{library} could not run it ({first}): not compared")
     if logits is not None:
-        return Compared(what, float((logits - model(images)).abs().max()))
+        return Compared(what, float((logits - _answer(model, images)).abs().max()))
     if tokens is not None:
         return Compared(what, float((tokens - model.forward_features(images)).abs().max()))
     return Compared(what, None, "the model there gives neither logits nor features: not compared")

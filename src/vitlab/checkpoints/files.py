@@ -96,6 +96,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> None:
     """Weights must be plain floats, and finite unless that is waived."""
     for key, tensor in state.items():
+        if key.endswith("num_batches_tracked") and tensor.dtype == torch.int64:  # a batch norm's counter
+            continue
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(

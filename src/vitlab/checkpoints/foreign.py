@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitlab.checkpoints import facebook, files, hf, jax, keymap, lucidrains, native, timm, torchvision
+from vitlab.checkpoints import facebook, files, hf, jax, keymap, lucidrains, mae, native, resnet, timm, torchvision
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
@@ -16,11 +16,13 @@ from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.usermap import read_map
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import option_paths
+from vitlab.models.mae import MAEConfig
+from vitlab.models.resnet import ResNetConfig
 from vitlab.models.vit_config import ViTConfig
 
 DIALECTS = (
     *(hf.DIALECT, facebook.MAE, facebook.DIALECT, timm.DIALECT),
-    *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT),
+    *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT, *resnet.DIALECTS),
 )
 
 
@@ -40,16 +42,26 @@ class Found:
     notes: list[str] = field(default_factory=list)  # what was assumed
 
 
-def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Found:
-    """Read a file or folder of another library; `overrides` tell what its weights cannot."""
+def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, encoder: bool = False) -> Found:
+    """Read a file or folder of another library; `overrides` tell what its weights cannot.
+
+    `encoder`: of a masked autoencoder, leave the decoder out.
+    """
     chosen: list[str] = []  # where a file holds several sets of weights
     state = _read_folder(path) if path.is_dir() else files.read_tensors(path, chosen)
     dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
+    if dialect in resnet.DIALECTS:
+        return _read_resnet(path, dialect, state, overrides, chosen)
+    has_decoder = map is None and dialect.name in mae.DECODERS and mae.has_decoder(set(state))
+    whole = has_decoder and not encoder
     with files.naming(path):
-        _check_names(overrides)
+        _check_names(overrides, MAEConfig if whole else ViTConfig)
         stated = {name: overrides.get(name, value) for name, value in stated.items()}
         told = {**stated, **overrides}
         says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
+        masking = _masking_says(path) if map is None else {}
+        if has_decoder and dialect is hf.DIALECT and not says:  # a bare file; facebook's has its own dialect
+            preprocess = hf.usual_preprocess({"model_type": "vit_mae"})
         renamed = keymap.read(dialect, state)
         if dialect is hf.DIALECT and "head.weight" in renamed.tensors:
             hf.leave_out_pooler(renamed)
@@ -63,11 +75,21 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config, notes=chosen)
         found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+        if whole:
+            _add_decoder(found, state, {**masking, **overrides})
+        _use_fixed_positions(found)
     found.labels = labels if labels and len(labels) == config.classes else None
     found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
     if unsaid and "heads" not in {**certain, **told} and not config.attention.qk_norm:
         unsaid["heads"] = config.heads
+    if whole and not masking:
+        unsaid |= {name: getattr(found.config, name) for name in mae.USUAL if name not in overrides}
+    if not has_decoder and (masking or (not config.classes and found.config.positions.kind == "sincos")):
+        found.notes.append(
+            "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, "
+            "but it cannot reconstruct pictures."
+        )
     if (wanted := overrides.get("image_size")) and "image_size" not in says and "grid" not in overrides:
         found.notes += _note_resize(config, wanted)
     if unsaid:
@@ -79,6 +101,67 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any]) -> Fou
             f"{' or preprocess=dict(mean=..., std=...)' if colours else ''} to change it."
         )
     return found
+
+
+def _read_resnet(
+    path: Path, dialect: Dialect, state: dict[str, Tensor], overrides: dict[str, Any], notes: list[str]
+) -> Found:
+    """A ResNet's weights tell nearly everything; `overrides` may tell where its bottlenecks halve."""
+    with files.naming(path):
+        _check_names(overrides, ResNetConfig)
+        says, preprocess, labels = _folder_says(path, dialect, state)
+        renamed = keymap.read(dialect, state)
+        inferred = resnet.infer_options(renamed)
+        _check_agreement(says, inferred)
+        told = {name: overrides[name] for name in ("stride_in",) if name in overrides}
+        usual = preprocess or (dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32})
+        config = ResNetConfig(**{"image_size": usual.get("size", 224), **told, **says, **inferred})
+        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "resnet", config, notes=notes)
+        found.preprocess = fitting_preprocess(dict(usual), config.image_size, config)
+    found.labels = labels if labels and len(labels) == config.classes else None
+    found.card = Card(source=path.name)
+    p, unsaid = found.preprocess, {}
+    if config.block == "bottleneck" and not says and not told:
+        unsaid["stride_in"] = f"stride_in={config.stride_in}"
+    if p is not None and not preprocess:
+        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
+    if unsaid:
+        found.notes.append(
+            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
+            f"Pass {' or '.join(unsaid)} to change it."
+        )
+    return found
+
+
+def _masking_says(path: Path) -> dict[str, Any]:
+    """What transformers' config.json says of masking and decoder; nothing where it is no masked autoencoder's."""
+    beside = path / "config.json"
+    config = files.read_json(beside) if path.is_dir() and beside.is_file() else {}
+    return mae.options_from(config) if config.get("model_type") == "vit_mae" else {}
+
+
+def _add_decoder(found: Found, state: dict[str, Tensor], told: dict[str, Any]) -> None:
+    """From the encoder that was read to the whole masked autoencoder."""
+    decoder = mae.read_decoder(found.dialect, state)
+    found.config = mae.infer_config(found.config, decoder.tensors, told)
+    found.tensors = {**{f"encoder.{key}": value for key, value in found.tensors.items()}, **decoder.tensors}
+    found.origin = {**{f"encoder.{key}": theirs for key, theirs in found.origin.items()}, **decoder.origin}
+    taken = {key for keys in decoder.origin.values() for key in keys}
+    found.unused = {key: why for key, why in found.unused.items() if key not in taken}
+    found.family = "mae"
+
+
+def _use_fixed_positions(found: Found) -> None:
+    """A table that is sin-cos is computed; any other stays as it is. Classifiers keep theirs: it may have been trained."""
+    tables = {"positions.table": "positions"}
+    if found.family == "mae":
+        tables = {"encoder.positions.table": "positions", "decoder.positions.table": "decoder.positions"}
+    for key, option in tables.items():
+        table = found.tensors.get(key)
+        if table is not None and not found.config.classes and mae.is_sincos(table, found.config.grid):
+            del found.tensors[key]
+            found.unused |= dict.fromkeys(found.origin.pop(key), "equals the fixed sin-cos positions, which are computed")
+            found.config = found.config.with_options(**{option: "sincos"})
 
 
 def _note_resize(config: Any, wanted: int | tuple[int, int]) -> list[str]:
@@ -98,14 +181,17 @@ def _folder_says(
     if not path.is_dir() or not (path / "config.json").is_file():
         return {}, {}, None
     config = files.read_json(path / "config.json")
-    if dialect is hf.DIALECT:
+    if dialect in (hf.DIALECT, resnet.HF):
+        options = hf.options_from(config) if dialect is hf.DIALECT else resnet.hf_options(config)
         beside = path / "preprocessor_config.json"
         preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else hf.usual_preprocess(config)
-        return hf.options_from(config), preprocess, hf.labels_from(config)
+        return options, preprocess, hf.labels_from(config)
+    if "architecture" in config and dialect is resnet.TIMM:
+        return *resnet.timm_options(config), None
     if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
         return *timm.options_from(config, state), None
     if config.get("model_type"):
-        known = ", ".join(hf.MODEL_TYPES)
+        known = ", ".join((*hf.MODEL_TYPES, "resnet"))
         raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
     return {}, {}, None
 
@@ -156,10 +242,10 @@ def detect(keys: set[str], path: object) -> Dialect:
     )
 
 
-def _check_names(overrides: dict[str, Any]) -> None:
+def _check_names(overrides: dict[str, Any], config: type[ViTConfig] | type[MAEConfig]) -> None:
     """A misspelt option is told the nearest name before anything else goes wrong."""
-    known = option_paths(ViTConfig)
-    ViTConfig().with_options(**{k: v for k, v in overrides.items() if k not in known and k != "grid"})
+    known = option_paths(config)
+    config().with_options(**{k: v for k, v in overrides.items() if k not in known and k != "grid"})
 
 
 def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config: Any) -> Preprocess | None:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers folders: ViT, DeiT (also distilled), ViT-MAE encoders, DINOv2 with and without registers.
+"""Hugging Face transformers folders: ViT, DeiT (also distilled), DINOv2 with and without registers, ViT-MAE.
 
 transformers 5 renamed its keys in memory but still saves the names of version 4: both are read, version 4 is written.
 """
@@ -61,7 +61,7 @@ DINOV2_SWIGLU_BLOCK = (
 )
 
 
-def _new_names(layer: str) -> tuple[Rule, ...]:
+def new_names(layer: str) -> tuple[Rule, ...]:
     """Version 5's names, in memory only: ViT's stand under layers, DINOv2's under encoder.layer."""
     qkv = tuple(f"{layer}attention.{part}_proj.*" for part in "qkv")
     return (
@@ -81,7 +81,7 @@ DIALECT = Dialect(
     rules=(
         *(*COMMON, *HEAD, *DISTILLED_HEAD),
         *(*VIT_BLOCK, *DINOV2_BLOCK, *DINOV2_SWIGLU_BLOCK),
-        *(*_new_names("{p}layers.{i}."), *_new_names(LAYER)),
+        *(*new_names("{p}layers.{i}."), *new_names(LAYER)),
     ),
     recognise=lambda keys: any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in keys),
     assumed={"eps": 1e-12, "activation": "gelu"},
@@ -159,7 +159,11 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
     if not config.get("do_resize", True):
         raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
     size, crop = _resized_to(config), config.get("crop_size")
-    if config.get("do_center_crop") and crop is not None:
+    if _processor(config).startswith("ConvNext"):  # transformers' ResNets use it too
+        side = size["shortest_edge"]
+        values["size"] = _pair(side)  # from 384 on it stretches
+        values |= {"how": "crop", "resize": int(side / (config.get("crop_pct") or 0.875))} if side < 384 else {}
+    elif config.get("do_center_crop") and crop is not None:
         values |= {"how": "crop", "size": _pair(crop)}
         values["resize"] = size["shortest_edge"] if _shortest(size) else _pair(size)
     elif _shortest(size):  # the shorter side only would leave the size open: our input size is fixed
@@ -170,10 +174,14 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resized_to(config: dict[str, Any]) -> Any:
-    """The size entry; in old files one number means the shorter side for CLIP and BiT, a square for the others."""
+    """The size entry; in old files one number means the shorter side for some, a square for the others."""
     size = config.get("size", 224)
-    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    return {"shortest_edge": size} if isinstance(size, int) and kind.startswith(("CLIP", "Bit")) else size
+    shorter = isinstance(size, int) and _processor(config).startswith(("CLIP", "Bit", "ConvNext"))
+    return {"shortest_edge": size} if shorter else size
+
+
+def _processor(config: dict[str, Any]) -> str:
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
@@ -291,11 +299,17 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
         config["intermediate_size"] = c.mlp_hidden
         if c.head.head_hidden:
             config["pooler_output_size"] = c.head.head_hidden
-    if c.classes:
-        names = labels or [f"LABEL_{i}" for i in range(c.classes)]
-        config["id2label"] = {str(i): name for i, name in enumerate(names)}
-        config["label2id"] = {name: i for i, name in enumerate(names)}
-    return config
+    return config | named_classes(c.classes, labels)
+
+
+def named_classes(classes: int, labels: list[str] | None) -> dict[str, Any]:
+    """What config.json says of a classifier's classes."""
+    names = labels or [f"LABEL_{i}" for i in range(classes)]
+    both = {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    return both if classes else {}
 
 
 def preprocessor_for(preprocess: Any) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ load("mine.pth", heads=4, image_size=(32, 48))             # what a bare state d
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -67,20 +68,24 @@ def load_with_report(
     map: str | Path | None = None,
     preprocess: dict[str, Any] | None = None,
     allow_nan: bool = False,
+    encoder: bool = False,
     **overrides: Any,
 ) -> tuple[Any, Report]:
-    """Like `load`, and what became of every key."""
+    """Like `load`, and what became of every key. `encoder`: of a model that learned without labels (MAE, DINO) only
+    the ViT that it is about, which can be given classes; of any other, the model.
+    """
     path = locate(source)
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
     if path.is_dir() and (path / native.CARD).is_file() and map is None:
         found = _read_native(path)
     else:
-        found = read_foreign(path, Path(map) if map is not None else None, overrides)
+        found = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
     if "grid" in overrides and path.is_dir():
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
     files.check_values(found.tensors, path, allow_nan)
+    found = _encoder_of(found) if encoder and _pretrains(found.config) else found
     model, report = _assemble(found, overrides, str(source))
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
@@ -123,7 +128,12 @@ def _read_native(folder: Path) -> Found:
 def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any, Report]:
     """Build the asked network, fit the tensors to it, and account for every key."""
     stored = found.config
-    if overrides.get("classes") and not stored.classes and "head_hidden" not in overrides:
+    if overrides.get("classes") and _pretrains(stored):
+        raise CheckpointError(
+            f"{source}: a model that learned without labels ({found.family}) has no classes to choose. Fine-tune it: "
+            f"vitlab train DATA model.init_from={source}"
+        )
+    if overrides.get("classes") and not stored.classes and hasattr(stored, "head") and "head_hidden" not in overrides:
         overrides = {**overrides, "head_hidden": 0}  # a pre-training head goes when a new classifier comes (ViT, 3.2)
     config = stored.with_options(**overrides)
     _check_same_network(stored, config, source)
@@ -160,20 +170,26 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             report.rows.append(
                 Row("new", key, theirs if value is not None else (), tuple(like.shape), "as asked: untrained")
             )
-    for key in found.tensors.keys() - wanted.keys():
+    left = found.tensors.keys() - wanted.keys()
+    for key in left:
         report.rows.append(
             Row("unused", None, found.origin[key], tuple(found.tensors[key].shape), "left out, as asked")
         )
     for key, why in found.unused.items():
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
+    if _pretrains(stored) and (fresh or left):  # half a pre-training network is of no use to anyone
+        raise CheckpointError(
+            f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
+            f"{sorted([*fresh, *left])[0]}. Loading can change image_size; vitlab.create makes another network."
+        )
     if fresh:  # asked for and not in the file: initialised as in a new model, of one block where that is enough
-        enough = config if any(key.startswith("blocks.") for key in fresh) else config.with_options(depth=1)
+        whole = not hasattr(config, "depth") or any(key.startswith("blocks.") for key in fresh)
+        enough = config if whole else config.with_options(depth=1)
         with torch.device("cpu"):
             new = registry.build(found.family, enough).state_dict()
         state |= {key: new[key] for key in fresh}
     state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
-    model.load_state_dict(state, assign=True)
-    model.requires_grad_(True)
+    model.load_state_dict(state, assign=True)  # what learns and what is frozen stays as the network was built
     model.labels = found.labels if config.classes == stored.classes else None
     preprocess = found.preprocess
     if preprocess is not None and config.image_size != stored.image_size:
@@ -188,6 +204,14 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
     same += ["stem.patch_norms", "tokens.class_token", "tokens.distill_token", "positions.kind", "norm.kind"]
     same += ["positions.prefix_positions", "norm.norm_pre", "attention.qkv_bias", "attention.qk_norm"]
     same += ["mlp.kind", "mlp.mlp_ratio"]
+    if hasattr(stored, "depths"):  # a ResNet
+        same = ["channels", "stem", "stem_width", "block", "depths", "widths", "stride_in"]
+    if getattr(stored, "decoder", None) != getattr(config, "decoder", None):  # MAE's
+        raise CheckpointError(
+            f"{source}: the weights have decoder={stored.decoder.to_dict()}, so they cannot be loaded with "
+            f"decoder={config.decoder.to_dict()}; vitlab.create makes another network."
+        )
+    stored, config = _encoder(stored), _encoder(config)
     for path in same:
         old, new = (attrgetter(path)(c) for c in (stored, config))
         if old != new:
@@ -196,27 +220,49 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
                 f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
                 "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
             )
-    if stored.tokens.registers != config.tokens.registers and stored.positions.prefix_positions == "all":
+    placed = hasattr(stored, "tokens") and stored.positions.prefix_positions == "all"
+    if placed and stored.tokens.registers != config.tokens.registers:
         raise CheckpointError(f"{source}: its registers have positions, so their number cannot change.")
 
 
+def _pretrains(config: Any) -> bool:
+    """Whether this is a network around an encoder (MAE, DINO), and not an encoder itself."""
+    return hasattr(config, "encoder")
+
+
+def _encoder_of(found: Found) -> Found:
+    whole: Any = native.on_meta(lambda: registry.build(found.family, found.config))
+    prefix = next(name for name, part in whole.named_children() if part is whole.encoder) + "."
+    tensors, origin = (
+        {key.removeprefix(prefix): value for key, value in table.items() if key.startswith(prefix)}
+        for table in (found.tensors, found.origin)
+    )
+    return replace(found, tensors=tensors, origin=origin, family=whole.encoder.family, config=found.config.encoder)
+
+
+def _encoder(config: Any) -> Any:
+    return config.encoder if _pretrains(config) else config
+
+
 def _resizable(key: str) -> bool:
-    return key == "positions.table" or key.endswith("attention.relative.table")
+    return key.split(".")[-2:] == ["positions", "table"] or key.endswith("attention.relative.table")
 
 
 def _other_grid(key: str, stored: Any, config: Any) -> bool:
-    return _resizable(key) and stored.grid != config.grid
+    return _resizable(key) and _encoder(stored).grid != _encoder(config).grid
 
 
 def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
-    if key == "positions.table":
+    stored, config = _encoder(stored), _encoder(config)
+    if key.endswith("positions.table"):
         rule = config.positions.resize_rule
         return resize_positions(value, stored.positioned_prefix, stored.grid, config.grid, rule)
     return resize_relative(value, stored.grid, config.grid)
 
 
 def _grid(config: Any) -> str:
-    return f"{config.grid[0]}x{config.grid[1]}"
+    rows, columns = _encoder(config).grid
+    return f"{rows}x{columns}"
 
 
 def _shape(tensor: Tensor) -> str:

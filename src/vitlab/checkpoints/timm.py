@@ -89,10 +89,15 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
         raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
+    return options, preprocess_from(cfg)
+
+
+def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
+    """pretrained_cfg -> values for Preprocess."""
     preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
     if "crop_pct" in cfg and len(cfg.get("input_size", ())) == 3:
         preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"] + 1e-6)}
-    return options, preprocess
+    return preprocess
 
 
 def check_writable(c: ViTConfig) -> None:

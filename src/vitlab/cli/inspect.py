@@ -38,8 +38,9 @@ def _show(found: Inspection, depth: int, all_blocks: bool) -> None:
     h, w = found.image_size
     images = f" on {found.batch} image{'s' if found.batch > 1 else ''} of {h} x {w}"
     console.print(Text.assemble((found.name, "bold"), images))
-    console.print(f"tokens: {found.tokens}")
-    console.print(f"attention: {found.backend}")
+    if found.tokens != "none":
+        console.print(f"tokens: {found.tokens}")
+        console.print(f"attention: {found.backend}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("step")
     table.add_column("shape", no_wrap=True)
@@ -72,24 +73,20 @@ def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
     if all_blocks:
         return steps
 
-    def block_of(step: Step) -> str:
-        parts = step.name.split(".")
-        return parts[1] if parts[0] == "blocks" and len(parts) > 1 else ""
-
     rows: list[Step] = []
     first: list[Step] = []
     same: list[list[Step]] = []
 
     def flush() -> None:
         if same:
-            names = [f"blocks.{block_of(block[0])}" for block in same]
-            name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1].split('.')[1]}"
+            names = [_block_of(block[0]) for block in same]
+            name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1].split('.')[-1]}"
             every = [step for block in same for step in block]
             rows.append(
                 Step(
                     name,
                     every[-1].shape,
-                    f"{len(same)} x the same as blocks.{block_of(first[0])}",
+                    f"{len(same)} x the same as {_block_of(first[0])}",
                     sum(s.parameters for s in every),
                     sum(s.macs for s in every),
                     sum(s.memory for s in every),
@@ -97,7 +94,7 @@ def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
             )
         same.clear()
 
-    for block, group in groupby(steps, key=block_of):
+    for block, group in groupby(steps, key=_block_of):
         members = list(group)
         if block and first and _signature(members) == _signature(first):
             same.append(members)
@@ -109,8 +106,16 @@ def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
     return rows
 
 
+def _block_of(step: Step) -> str:
+    """blocks.3, of a network in stages stages.0.1, of MAE's decoder decoder.blocks.3; "" for what is in no block."""
+    parts = step.name.split(".")
+    n = {"blocks": 2, "stages": 3}.get(parts[0], 0)
+    n = 3 if parts[:2] == ["decoder", "blocks"] else n
+    return ".".join(parts[:n]) if len(parts) >= n else ""
+
+
 def _signature(block: list[Step]) -> list[tuple[Any, ...]]:
-    return [(s.name.split(".")[2:], s.shape, s.parameters, s.macs, s.memory) for s in block]
+    return [(s.name.removeprefix(_block_of(s)), s.shape, s.parameters, s.macs, s.memory) for s in block]
 
 
 def _show_gradients(found: list[Gradient]) -> None:

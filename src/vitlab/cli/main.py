@@ -99,6 +99,7 @@ def convert(
     heads: Heads = None,
     image_size: Size = None,
     classes: Annotated[int | None, typer.Option(help="Give the model a new head of so many classes.")] = None,
+    encoder: Annotated[bool, typer.Option("--encoder", help="Of an MAE or DINO, the encoder alone.")] = False,
     eps: Annotated[float | None, typer.Option(help="LayerNorm eps, where the file does not say.")] = None,
     activation: Annotated[
         str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
@@ -109,7 +110,7 @@ def convert(
     """Convert weights between libraries, with a key-by-key report."""
     from vitlab.cli import convert as verb
 
-    told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation}
+    told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     verb.run(source, target, to, check, map, image_size, told, force, json)
 
 
@@ -264,6 +265,34 @@ def configs(
     from vitlab.cli import study as verb
 
     verb.configs(what, settings or [], dir, format, json)
+
+
+@studies.command()
+def ssl(
+    source: Annotated[str, typer.Argument(metavar="DATA", help="A data source or folder, as for train.")],
+    methods: Annotated[str, typer.Option("--methods", metavar="mae,dino", help="What to compare.")] = "mae,dino",
+    path: Annotated[str | None, typer.Option("--path", help="Where a named source's files lie.")] = None,
+    per_class: Annotated[int | None, typer.Option("--per-class", min=1, help="Labels of each class.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Share of the labels; default 0.1.")
+    ] = None,
+    pretrain: Annotated[
+        list[str] | None, typer.Option("--pretrain", metavar="KEY=VALUE", help="Change the pre-training recipes.")
+    ] = None,
+    few: Annotated[
+        list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change what learns from the few labels.")
+    ] = None,
+    dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/ssl-<data>.")] = None,
+    json: Json = False,
+) -> None:
+    """Does learning without labels pay? Pre-train, judge, fine-tune on few labels, and learn from scratch.
+
+    Fine-tuned and from scratch are the same network with the same steps on the same pictures. The same command again
+    goes on where it was stopped.
+    """
+    from vitlab.cli import study as verb
+
+    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], dir, json)
 
 
 def run() -> None:

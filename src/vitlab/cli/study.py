@@ -13,6 +13,7 @@ from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Plain
 from vitlab.study.configs import PLOT, Study, study_configs
 from vitlab.study.grid import short_keys
+from vitlab.study.ssl import SSLStudy, study_ssl
 from vitlab.study.table import BEST, for_people
 from vitlab.training.loop import Stopped
 from vitlab.training.presets import find_recipe
@@ -40,6 +41,51 @@ def configs(what: str | None, settings: list[str], folder: Path | None, format: 
     if study.failed:
         say(f"{len(study.failed)} of {len(study.outcomes)} runs failed: the reasons are in {study.folder}/results.csv.")
         raise SystemExit(1)
+
+
+def ssl(
+    source: str,
+    methods: str,
+    path: str | None,
+    per_class: int | None,
+    fraction: float | None,
+    pretrain: list[str],
+    few: list[str],
+    folder: Path | None,
+    json: bool,
+) -> None:
+    command = shlex.join(["vitlab", *sys.argv[1:]])
+    asked = [name.strip() for name in methods.split(",") if name.strip()]
+    labels: dict[str, Any] = dict(per_class=per_class, fraction=fraction)
+    settings: dict[str, Any] = dict(pretrain=pretrain, few=few)
+    try:
+        with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
+            study = study_ssl(source, asked, path=path, **labels, **settings, folder=folder, command=command, show=show)
+    except (Stopped, KeyboardInterrupt):
+        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
+        raise SystemExit(130) from None
+    print(to_json(study.rows), end="") if json else _print_ssl(study)
+    drawn = study.folder / PLOT
+    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+    if study.failed:
+        raise SystemExit(1)
+
+
+def _print_ssl(study: SSLStudy) -> None:
+    from rich.table import Table
+
+    titles = {"knn": "k-NN", "linear_probe": "linear probe", "fine_tuned": "fine-tuned", "from_scratch": "from scratch"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"{study.labels:,} labels")
+    for title in (*titles.values(), "gain"):
+        table.add_column(title, justify="right")
+    for row in study.rows:
+        numbers = ["-" if row[key] is None else f"{row[key]:.2%}" for key in titles]
+        gain = "-" if row["gain"] is None else f"{100 * row['gain']:+.2f}"
+        table.add_row(row["method"], *numbers, gain)
+    out().print(table)
+    for method in study.failed:
+        out(markup=False).print(f"{method.name}: {method.note}")
 
 
 def _show(study: Study, format: str, json: bool) -> None:

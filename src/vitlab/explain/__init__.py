@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
     from vitlab.explain.pruned import pruned_patches
+    from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, token_norms
@@ -39,6 +40,7 @@ _WHERE = {
     "pca_rgb": "features",
     "position_similarity": "weights",
     "pruned_patches": "pruned",
+    "reconstruct": "reconstruct",
     "relevance": "relevance",
     "rollout": "rollout",
     "token_norms": "weights",
@@ -60,6 +62,7 @@ __all__ = [
     "pca_rgb",
     "position_similarity",
     "pruned_patches",
+    "reconstruct",
     "relevance",
     "rollout",
     "token_norms",

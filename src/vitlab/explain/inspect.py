@@ -8,6 +8,7 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +29,14 @@ from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.models import registry
+from vitlab.models.resnet import ResNetConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 MEANINGS: dict[str, str] = {
     "patch_embed": "every {patch_size}x{patch_size} patch becomes a token of {width} numbers (eq. 1)",
     "prefix": "{layout}",
     "positions": "+ {positions} positions{resized} (eq. 1)",
+    "visible": "only the patches that are not hidden go on",
     "norm_pre": "LayerNorm before the blocks",
     "norm1": "LayerNorm",
     "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}",
@@ -45,10 +48,21 @@ MEANINGS: dict[str, str] = {
     "fc2": "{mlp}: back to {width}",
     "tokens": "+ residual (eq. 3)",
     "norm": "final LayerNorm (eq. 4)",
+    "stem": "{stem}",
+    "conv1": "convolution, batch norm, relu",
+    "conv2": "convolution, batch norm{relu_of_2}",
+    "conv3": "convolution, batch norm",
+    "shortcut": "the input, made to fit by a 1x1 convolution and batch norm",
+    "block": "+ residual, relu (eqs. 1-2)",
     "pool": "{pooling} pooling: one vector per image",
     "pre_logits": "tanh layer before the classifier",
     "head": "one score for each of {classes} classes",
+    "decoder.embed": "to the decoder's width, {width}",
+    "decoder.masked": "a mask token wherever a patch is hidden",
+    "decoder.norm": "LayerNorm",
+    "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
 }
+DECODER = "decoder."  # what the steps of MAE's decoder are called by
 
 
 @dataclass
@@ -96,7 +110,8 @@ class Inspection:
         """Steps summed to `depth` name parts: 1 model, 2 blocks, 3 their parts, 4 everything."""
         groups: dict[str, list[Step]] = defaultdict(list)
         for step in self.steps:
-            groups[".".join(step.name.split(".")[:depth])].append(step)
+            parts = depth + step.name.startswith(DECODER)
+            groups[".".join(step.name.split(".")[:parts])].append(step)
         return [
             steps[0]
             if len(steps) == 1
@@ -132,6 +147,22 @@ class _Recorder(Trace):
     def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
         if pick is None:  # per-head values are computed only when asked for; here nobody asks
             self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
+
+
+class _DecoderRecorder(_Recorder):
+    """The same for the decoder of a masked autoencoder, which runs after the encoder."""
+
+    def __init__(self, encoder: _Recorder):
+        super().__init__(encoder.since_last)
+        self.encoder = encoder
+
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
+        self.encoder.mark(DECODER + kind, value, layer, pick)
+
+
+def _run(model: Any, images: Tensor, recorder: _Recorder) -> None:
+    masked = {"decoder_trace": _DecoderRecorder(recorder)} if model.family == "mae" else {}
+    model(images, trace=recorder, **masked)
 
 
 class _ParametersRead(TorchDispatchMode):
@@ -178,15 +209,15 @@ def inspect(
 
         recorder = _Recorder(counted)
         with torch.no_grad(), flops, used:
-            model(images, trace=recorder)
+            _run(model, images, recorder)
     sizes = {n: p.numel() for n, p in model.named_parameters()}
     memory = _memory(family, config, shape)
     words = _words(config, recorder.layout)
     steps = [
         Step(
-            _step_name(kind, layer),
+            _step_name(config, kind, layer),
             found,
-            MEANINGS.get(kind, "").format(**words),
+            _meaning(kind, words, _words(config.decoder_stack, recorder.layout) if kind.startswith(DECODER) else {}),
             sum(sizes[n] for n in names),
             macs,
             memory.get((kind, layer), 0),
@@ -194,11 +225,27 @@ def inspect(
         for kind, layer, found, (macs, names) in recorder.marks
     ]
     unused = [n for names in used.names.values() for n in names]
-    return Inspection(name, size, batch, str(recorder.layout), kernel_name(model), steps, unused)
+    tokens = "none" if isinstance(config, ResNetConfig) else str(recorder.layout)
+    return Inspection(name, size, batch, tokens, kernel_name(model), steps, unused)
 
 
 def _resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
-    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one."""
+    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one.
+
+    Of DINO it is the encoder, which is what the others read.
+    """
+    family, config, name, model = _named(what, size, options)
+    if not hasattr(config, "encoder") or family == "mae":
+        return family, config, name, model
+    encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
+    return *_encoder(family, config), f"{name}, its encoder", encoder
+
+
+def _encoder(family: str, config: Any) -> tuple[str, Any]:
+    return ("vit", config.encoder) if hasattr(config, "encoder") else (family, config)
+
+
+def _named(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
     if not isinstance(what, str | Path):
         if not hasattr(what, "family") or not hasattr(what, "config"):
             raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
@@ -252,14 +299,15 @@ def _memory(family: str, config: Any, shape: tuple[int, ...]) -> dict[tuple[str,
         return counted - before
 
     with torch.device("meta"):
-        model = registry.build(family, config.with_options(gradient_checkpointing=False)).train()
+        again = {"gradient_checkpointing": False} if hasattr(config, "gradient_checkpointing") else {}
+        model = registry.build(family, config.with_options(**again)).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")  # fake: CPU kernels are chosen, nothing is allocated
         for parameter in model.parameters():
             kept[_storage(parameter)] = 0  # weights are kept anyway
         recorder = _Recorder(since_last)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(torch.empty(shape), trace=recorder)
+            _run(model, torch.empty(shape), recorder)
     return {(kind, layer): count for kind, layer, _, count in recorder.marks}
 
 
@@ -267,14 +315,29 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _step_name(kind: str, layer: int | None) -> str:
+def _meaning(kind: str, words: dict[str, Any], decoder: dict[str, Any]) -> str:
+    plain = kind.removeprefix(DECODER)
+    return MEANINGS.get(kind, MEANINGS.get(plain, "")).format(**(decoder or words))
+
+
+def _step_name(config: Any, kind: str, layer: int | None) -> str:
     if layer is None:
         return kind
+    if kind.startswith(DECODER):
+        return DECODER + _step_name(config, kind.removeprefix(DECODER), layer)
+    if hasattr(config, "place"):  # stages of blocks
+        return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
 
 
 def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     """What the meanings are filled with."""
+    if isinstance(config, ResNetConfig):
+        stem = {"imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2"}
+        relu = ", relu" if config.block == "bottleneck" else ""
+        words = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
+        return {**words, "pooling": "mean", "classes": config.classes}
+    config = config.encoder if hasattr(config, "encoder") else config
     rows, columns = config.grid
     resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
     return {
@@ -310,7 +373,7 @@ def gradients(
     _check_batch(batch)
     asked = _size(image_size)
     family, c, _, model = _resolve(what, asked, options)
-    if model is what and options:
+    if not isinstance(what, str | Path) and options:
         raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
     model = registry.build(family, c) if model is None else model
     like = next(model.parameters())
@@ -323,8 +386,11 @@ def gradients(
     slopes: dict[str, Tensor | None] = {}
     if trained:
         with _evaluating(model), torch.enable_grad():
-            out = model(images).float()
-            loss = out.square().mean() if labels is None else F.cross_entropy(out, labels)
+            out = model(images)
+            if family == "mae":
+                loss = out.loss
+            else:
+                loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
             found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         slopes = dict(zip(trained, found, strict=True))
     return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
@@ -348,12 +414,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def size_of(name: str) -> tuple[int, int]:
-    """Parameters and MACs (one image) of a registered model.
+    """Parameters and MACs (one image) of a registered model; of MAE and DINO, of their encoder.
 
     Blocks are equal, so both grow by the same step with each one: two shallow models tell the deep one's size exactly.
     """
     entry, config = registry.build_config(name)
-    one, two = (_count(entry.family, config.with_options(depth=depth)) for depth in (1, 2))
+    family, config = _encoder(entry.family, config)
+    if not hasattr(config, "depth"):
+        return _count(family, config)
+    one, two = (_count(family, config.with_options(depth=depth)) for depth in (1, 2))
     depth: int = config.depth  # type: ignore[attr-defined]
     return one[0] + (two[0] - one[0]) * (depth - 1), one[1] + (two[1] - one[1]) * (depth - 1)
 

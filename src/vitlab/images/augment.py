@@ -23,6 +23,7 @@ from vitlab.images.randomness import uniform
 
 CROP, FLIP, RANDAUGMENT, JITTER, ERASING, NOISE = range(101, 107)  # the coordinate that says what a number is for
 TRIES = 10  # boxes drawn until one fits, for crops and for erasing
+BOX_DRAWS = 2 + 2 * TRIES  # random numbers for one box
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # Table 1 of arXiv:1708.04896
 
 
@@ -148,14 +149,8 @@ class Augment:
         """
         if self.options.crop != "resized":
             raise ValueError(f'boxes are drawn for crop="resized" only; this is crop={self.options.crop!r}.')
-        sizes = np.asarray(sizes)
-        numbers = uniform(seed, CROP, epoch, indices, repeat, count=2 + 2 * TRIES)
-        boxes, fits = draw_boxes(numbers, sizes, self.options.scale, self.options.ratio)
-        (H, W), (narrow, wide) = sizes.T, self.options.ratio  # none fits: the largest centre crop of an allowed ratio
-        h, w = np.minimum(H, np.rint(W / narrow)), np.minimum(W, np.rint(H * wide))
-        h, w = np.maximum(h, 1).astype(np.int64), np.maximum(w, 1).astype(np.int64)
-        top, left = (H - h) // 2, (W - w) // 2
-        return np.where(fits[:, None], boxes, np.stack([left, top, left + w, top + h], axis=1))
+        numbers = uniform(seed, CROP, epoch, indices, repeat, count=BOX_DRAWS)
+        return crop_boxes(numbers, np.asarray(sizes), self.options.scale, self.options.ratio)
 
     def normalize(self, images: Tensor) -> Tensor:
         """(B, C, H, W) uint8 -> float32, to the bit as Preprocess does it; also for images that are not augmented."""
@@ -218,12 +213,24 @@ def resized_crop(x: Tensor, boxes: np.ndarray, size: tuple[int, int], interpolat
     return out
 
 
+def crop_boxes(
+    numbers: np.ndarray, sizes: np.ndarray, area: tuple[float, float], ratio: tuple[float, float]
+) -> np.ndarray:
+    """numbers (B, BOX_DRAWS), sizes (B, 2) -> (B, 4): left, top, right, bottom, inside images of (H, W)."""
+    boxes, fits = draw_boxes(numbers, sizes, area, ratio)
+    (H, W), (narrow, wide) = sizes.T, ratio  # none fits: the largest centre crop of an allowed ratio
+    h, w = np.minimum(H, np.rint(W / narrow)), np.minimum(W, np.rint(H * wide))
+    h, w = np.maximum(h, 1).astype(np.int64), np.maximum(w, 1).astype(np.int64)
+    top, left = (H - h) // 2, (W - w) // 2
+    return np.where(fits[:, None], boxes, np.stack([left, top, left + w, top + h], axis=1))
+
+
 def draw_boxes(
     numbers: np.ndarray, sizes: np.ndarray, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The first of TRIES boxes that fits in (H, W): uniform in its part of the area, log-uniform in width / height.
 
-    numbers (B, 2 + 2 TRIES), sizes (B, 2) -> boxes (B, 4): left, top, right, bottom; and whether one did fit, (B,).
+    numbers (B, BOX_DRAWS), sizes (B, 2) -> boxes (B, 4): left, top, right, bottom; and whether one did fit, (B,).
     """
     H, W = sizes[:, :1], sizes[:, 1:]  # (B, 1)
     place, areas, ratios = np.split(numbers, [2, 2 + TRIES], axis=1)

@@ -197,10 +197,11 @@ def apply_grouped(
     x: Tensor, functions: Sequence[Function], which: np.ndarray, value: np.ndarray, fill: Tensor
 ) -> Tensor:
     """Image i goes through functions[which[i]] with value[i]; those that share a function go together."""
-    out = torch.empty_like(x)
+    order = np.argsort(which, kind="stable")  # index_select copies whole images: much faster than x[group]
+    found = []
     for k in np.unique(which):
-        members = np.flatnonzero(which == k)
-        group = torch.from_numpy(members).to(x.device)
+        members = order[which[order] == k]
         values = torch.from_numpy(np.asarray(value[members], dtype=np.float64)).to(x.device)
-        out[group] = functions[k](x[group], values, fill)
-    return out
+        group = x.index_select(0, torch.from_numpy(members).to(x.device))
+        found.append(functions[k](group, values, fill))
+    return torch.cat(found).index_select(0, torch.from_numpy(np.argsort(order)).to(x.device))

@@ -165,15 +165,22 @@ def grid_of(height: int, width: int, patch_size: int) -> tuple[int, int]:
 
 
 def drop_patches(tokens: Tensor, prefix: int, rate: float) -> tuple[Tensor, Tensor]:
-    """Keep a random share of each image's patches, in order, and every prefix token; returns tokens and kept indices.
+    """Keep a random share of each image's patches, in order, and every prefix token; returns as `keep_patches` does.
 
-    FLIP's way to train faster (arXiv:2212.00794); indices count all tokens, so that other per-token tables can follow.
+    FLIP's way to train faster (arXiv:2212.00794).
     """
-    B, N, D = tokens.shape
+    B, N, _ = tokens.shape
     patches = N - prefix
-    keep = max(1, round(patches * (1 - rate)))
+    count = max(1, round(patches * (1 - rate)))
     order = torch.rand(B, patches, device=tokens.device).argsort(dim=1)
-    kept = order[:, :keep].sort(dim=1).values + prefix  # (B, keep)
-    first = torch.arange(prefix, device=tokens.device).expand(B, prefix)
-    kept = torch.cat([first, kept], dim=1)  # (B, prefix + keep)
-    return tokens.gather(1, kept[..., None].expand(-1, -1, D)), kept
+    return keep_patches(tokens, prefix, order[:, :count].sort(dim=1).values)
+
+
+def keep_patches(tokens: Tensor, prefix: int, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Every prefix token and, of each image, the patches numbered in `keep` (B, n); returns tokens and kept indices.
+
+    Indices count all tokens, so that other per-token tables can follow.
+    """
+    first = torch.arange(prefix, device=tokens.device).expand(tokens.shape[0], prefix)
+    kept = torch.cat([first, keep + prefix], dim=1)  # (B, prefix + n)
+    return tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1])), kept

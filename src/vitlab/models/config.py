@@ -17,16 +17,28 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 FAMILIAR = {  # what other libraries call our options; a miss is told our name
     "attn_drop_rate": "attention_dropout",
     "act_layer": "activation",
+    "decoder_depth": "decoder.depth",
+    "decoder_embed_dim": "decoder.width",
+    "decoder_heads": "decoder.heads",
+    "decoder_hidden_size": "decoder.width",
+    "decoder_num_attention_heads": "decoder.heads",
+    "decoder_num_heads": "decoder.heads",
+    "decoder_num_hidden_layers": "decoder.depth",
+    "decoder_width": "decoder.width",
     "drop_path_rate": "stochastic_depth",
     "drop_rate": "dropout",
     "embed_dim": "width",
+    "embedding_size": "stem_width",
     "global_pool": "pooling",
     "hidden_act": "activation",
     "hidden_size": "width",
+    "hidden_sizes": "widths",
     "img_size": "image_size",
     "in_chans": "channels",
     "init_values": "layer_scale",
     "layer_norm_eps": "eps",
+    "layer_type": "block",
+    "norm_pix_loss": "norm_pix",
     "num_attention_heads": "heads",
     "num_channels": "channels",
     "num_classes": "classes",
@@ -91,14 +103,17 @@ class Config:
 
 @cache
 def option_paths(config: type[Config]) -> dict[str, tuple[str | None, str]]:
-    """Every name an option may be set by -> (group, field); a group by its own name -> (group, "")."""
+    """Every name an option may be set by -> (group, field); a group by its own name -> (group, "").
+
+    A name that the config itself has too (width, beside decoder.width) is its own; in the group it is set by path.
+    """
     paths: dict[str, tuple[str | None, str]] = {}
     for name, kind in _types(config).items():
         if is_dataclass(kind):
             paths[name] = (name, "")
             for inner in fields(kind):
                 paths[f"{name}.{inner.name}"] = (name, inner.name)
-                if inner.name != "kind":
+                if inner.name != "kind" and inner.name not in _types(config):
                     assert inner.name not in paths, f"{inner.name} stands twice in {config.__name__}"
                     paths[inner.name] = (name, inner.name)
         else:
@@ -155,6 +170,8 @@ def _fits(value: Any, expected: Any) -> bool:
         return any(_fits(value, option) for option in get_args(expected))
     if origin is tuple:
         inner = get_args(expected)
+        if inner[-1] is Ellipsis:
+            return isinstance(value, tuple) and all(_fits(part, inner[0]) for part in value)
         return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
     if expected is int:
         return isinstance(value, int) and not isinstance(value, bool)
@@ -168,5 +185,7 @@ def _in_words(expected: Any) -> str:
         return " | ".join(map(str, get_args(expected)))
     if expected == tuple[int, int]:
         return "a whole number, or (height, width)"
+    if expected == tuple[int, ...]:
+        return "a list of whole numbers"
     words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
     return words.get(expected, str(expected).replace("typing.", ""))

@@ -13,11 +13,22 @@ from torch import nn
 
 from vitlab.models.config import Config
 from vitlab.models.deit import DISTILLED, PLAIN
+from vitlab.models.dino import DINO, DINOConfig
+from vitlab.models.dino import MODELS as DINO_MODELS
 from vitlab.models.dinov2 import ENCODERS
+from vitlab.models.mae import MODELS as MAE_MODELS
+from vitlab.models.mae import MAEConfig, MaskedAutoencoder
+from vitlab.models.resnet import MODELS as RESNETS
+from vitlab.models.resnet import ResNet, ResNetConfig
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
-FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {"vit": (ViTConfig, VisionTransformer)}
+FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
+    "vit": (ViTConfig, VisionTransformer),
+    "dino": (DINOConfig, DINO),
+    "mae": (MAEConfig, MaskedAutoencoder),
+    "resnet": (ResNetConfig, ResNet),
+}
 
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 HALF: dict[str, Any] = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # Google's ViT
@@ -51,6 +62,24 @@ def _entries() -> list[Entry]:
         found.append(Entry(name, "vit", config, crop, (name.removesuffix("_patch16"),)))
     for name, config in ENCODERS.items():
         found.append(Entry(name, "vit", config, crop))
+    for name, config in DINO_MODELS.items():
+        size, patch = name.split("_")[1], config.patch_size
+        aliases = ()
+        if config.image_size == (224, 224):  # facebook's hub calls them dino_vits16
+            aliases = (f"dino_vit{size[0]}{patch}",) + ((f"dino_{size}",) if patch == 16 else ())
+        small = {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+        found.append(Entry(name, "dino", config, crop if aliases else small, aliases))
+    for name, config in MAE_MODELS.items():
+        size = name.removeprefix("mae_")
+        published = size in SIZES  # facebook and the hub call them mae_vit_base_patch16 and vit-mae-base
+        aliases = (f"mae_vit_{size}_patch{config.patch_size}", f"vit_mae_{size}") if published else ()
+        small = {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+        found.append(Entry(name, "mae", config, crop if published else small, aliases))
+    for name, config in RESNETS.items():  # torchvision's and timm's names; the paper writes ResNet-50
+        published = config.image_size == (224, 224)
+        aliases = (name.replace("resnet", "ResNet-"),) if published else ()
+        values = {**crop, "interpolation": "bilinear"} if published else HALF
+        found.append(Entry(name, "resnet", config, values, aliases))
     return found
 
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
-from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of
+from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
 from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
 from vitlab.layers.reducer import Reducer, Reducing
@@ -49,9 +49,9 @@ class VisionTransformer(nn.Module):
                 eps=c.norm.eps,
                 pad=c.stem.pad,
             )
-        self.class_token = _token(c.width) if c.tokens.class_token else None
-        self.distill_token = _token(c.width) if c.tokens.distill_token else None
-        self.register_tokens = _token(c.width, c.tokens.registers) if c.tokens.registers else None
+        self.class_token = new_token(c.width) if c.tokens.class_token else None
+        self.distill_token = new_token(c.width) if c.tokens.distill_token else None
+        self.register_tokens = new_token(c.width, c.tokens.registers) if c.tokens.registers else None
         if c.tokens.mask_token:
             self.register_buffer("mask_token", torch.zeros(1, c.width))
         self.positions = None  # rotary and relative positions stand inside the blocks
@@ -60,7 +60,7 @@ class VisionTransformer(nn.Module):
             self.positions = absolute(c.grid, c.width, prefix=c.positioned_prefix, rule=c.positions.resize_rule)
         self.dropout = nn.Dropout(c.drop.dropout)
         self.norm_pre = nn.LayerNorm(c.width, eps=c.norm.eps) if c.norm.norm_pre else None
-        self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
+        self.blocks = nn.ModuleList(build_block(c, layer) for layer in range(c.depth))
         ends_in_norm = c.norm.kind == "post" or c.head.pooling == "mean_norm"  # then another would be one too many
         self.norm = None if ends_in_norm else nn.LayerNorm(c.width, eps=c.norm.eps)
 
@@ -71,7 +71,7 @@ class VisionTransformer(nn.Module):
         self.pre_logits = nn.Linear(self.pooled_width, c.head.head_hidden) if c.head.head_hidden else None
         self.head = _head(self.feature_width, c.classes)
         self.head_distill = _head(c.width, c.classes) if c.tokens.distill_token else None
-        self.apply(_init)
+        self.apply(init_weights)
         for head in (self.head, self.head_distill):
             _init_head(head)
 
@@ -115,16 +115,24 @@ class VisionTransformer(nn.Module):
         return self.encode(images, trace=trace, reducer=reducer)[0]
 
     def encode(
-        self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The tokens, and where a reducer merged some, how many patches each stands for."""
+        """The tokens, and where a reducer merged some, how many patches each stands for.
+
+        `keep` (B, n): of each image only the patches of these numbers go through the blocks (MAE).
+        """
         check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
         layout = self.layout(*images.shape[-2:])
         reducing = self._reducing(reducer) if reducer is not None else None
         if trace is not None:
-            reduced = ("assignment", "sizes") if reducing is not None else ()
-            trace.begin(depth=len(self.blocks), offers=(*self.traceable, *reduced), layout=layout)
-        z, kept = self.embed(images, layout, trace)  # (B, N, D), eq. 1
+            more = ("assignment", "sizes") * (reducing is not None) + ("visible",) * (keep is not None)
+            trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
+        z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
@@ -139,8 +147,10 @@ class VisionTransformer(nn.Module):
         z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
         return z, reducing.sizes if reducing is not None else None
 
-    def embed(self, images: Tensor, layout: TokenLayout, trace: Trace | None = None) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1: patches, prefix tokens, positions; in training perhaps fewer patches, and which were kept."""
+    def embed(
+        self, images: Tensor, layout: TokenLayout, trace: Trace | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Eq. 1: patches, prefix tokens, positions; where asked for or in training fewer patches, and which were kept."""
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         prefix = [t for t in (self.class_token, self.distill_token, self.register_tokens) if t is not None]
         if prefix:
@@ -153,7 +163,10 @@ class VisionTransformer(nn.Module):
                 table = torch.cat([table[:, :n], table.new_zeros(1, without, table.shape[-1]), table[:, n:]], dim=1)
             z = mark(trace, "positions", z + table)
         kept = None
-        if self.training and self.patch_dropout:
+        if keep is not None:
+            z, kept = keep_patches(z, len(layout.prefix), keep)  # (B, prefix + n, D)
+            mark(trace, "visible", z)
+        elif self.training and self.patch_dropout:
             z, kept = drop_patches(z, len(layout.prefix), self.patch_dropout)
         z = self.dropout(z)
         return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept
@@ -170,6 +183,8 @@ class VisionTransformer(nn.Module):
         """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""
         c, prefix = self.config, len(layout.prefix)
         if c.positions.kind == "relative":
+            if kept is not None:
+                raise ValueError('a relative bias belongs to a full grid of patches: use positions="sincos".')
             return None, relative_index(layout.grid, prefix, z.device)  # (N, N)
         if c.positions.kind != "rotary":
             return None, None
@@ -233,7 +248,7 @@ class VisionTransformer(nn.Module):
         self.labels = None
 
 
-def _block(c: ViTConfig, layer: int) -> Block:
+def build_block(c: ViTConfig, layer: int) -> Block:
     relative = RelativeBias(c.grid, c.heads, prefix=len(c.prefix)) if c.positions.kind == "relative" else None
     attention = Attention(
         *(c.width, c.heads, c.head_dim),
@@ -258,7 +273,7 @@ def _block(c: ViTConfig, layer: int) -> Block:
     )
 
 
-def _token(width: int, count: int = 1) -> nn.Parameter:
+def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
 
 
@@ -266,7 +281,7 @@ def _head(width: int, classes: int) -> nn.Module:
     return nn.Linear(width, classes) if classes else nn.Identity()
 
 
-def _init(module: nn.Module) -> None:
+def init_weights(module: nn.Module) -> None:
     """As the paper's code starts: Xavier for matrices, fan-in for the patches; small heads; biases at zero."""
     if isinstance(module, nn.Conv2d):
         nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)

@@ -14,8 +14,9 @@ import torch
 from vitlab.checkpoints.native import on_meta
 from vitlab.study.grid import Cell
 from vitlab.training.finetune import build_model
-from vitlab.training.job import data_of, mix_of
+from vitlab.training.job import data_of
 from vitlab.training.loop import Show, fit
+from vitlab.training.objectives import mix_of
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
@@ -51,9 +52,10 @@ def check_cells(cells: list[Cell], folder: Path) -> list[str]:
                 source = data_of(cell.recipe)
                 opened[data] = source.classes, source.train.channels
                 notes |= dict.fromkeys(source.notes)
-            if (model, opened[data]) not in built:
+            network = (model, cell.recipe.objective.name, opened[data])
+            if network not in built:
                 notes |= dict.fromkeys(_build(cell.recipe, *opened[data]))
-                built.append((model, opened[data]))
+                built.append(network)
         except (ValueError, OSError) as error:
             raise ValueError(f"{cell.name}: {error}") from None
     return list(notes)
@@ -77,7 +79,7 @@ def run_cells(cells: list[Cell], folder: Path, show: Show) -> Iterator[Outcome]:
             show.note(f"  failed: {error}")
             yield Outcome(cell, failed=str(error))
         else:
-            show.note(f"  {result['split']} top-1 {result['top1']:.2%} after {result['seconds']:.0f} s")
+            show.note(f"  {result['split']} {result['judged_by']} {result['top1']:.2%} after {result['seconds']:.0f} s")
             seconds.append(result["seconds"])
             yield Outcome(cell, result)
 
@@ -110,7 +112,7 @@ def _build(recipe: Recipe, classes: list[str], channels: int) -> list[str]:
     notes: list[str] = []
 
     def build() -> Any:
-        model, told = build_model(recipe.model, classes, channels)
+        model, told = build_model(recipe.model, classes, channels, recipe.objective)
         notes.extend(told)
         return model
 

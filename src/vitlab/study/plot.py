@@ -19,6 +19,7 @@ from matplotlib.transforms import ScaledTranslation
 from vitlab.checkpoints.native import write_whole
 from vitlab.images.fonts import families
 from vitlab.study.grid import as_typed, label
+from vitlab.study.ssl import SSLStudy
 from vitlab.study.table import Group
 
 MOST_TICKS = 12  # values that are named one by one along an axis
@@ -42,6 +43,39 @@ def draw(groups: list[Group], path: Path, title: str) -> Figure:
             _draw_lines(axes, groups, keys)
         axes.set_title(_heading(groups, title), loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
+        write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return figure
+
+
+def draw_ssl(study: SSLStudy, path: Path) -> Figure:
+    """Accuracies of each method side by side: frozen features, fine-tuned, from scratch."""
+    bars = {"k-NN": "knn", "linear probe": "probe", "fine-tuned": "fine_tuned", "from scratch": "from_scratch"}
+    colours = dict(zip(bars, ("0.75", "0.55", "C0", "C1"), strict=True))
+    title = f"{Path(study.source).name}, {study.labels:,} labels"
+    with rc_context({"font.family": families(title), "text.usetex": False, "text.parse_math": False}):
+        figure = Figure(figsize=(8, 4.2), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        for place, method in enumerate(study.methods):
+            found = {name: value for name, key in bars.items() if (value := getattr(method, key)) is not None}
+            for number, (name, value) in enumerate(found.items()):
+                x = place + 0.2 * (number - (len(found) - 1) / 2)
+                axes.bar(x, value, width=0.18, color=colours[name], label=name)
+                axes.annotate(
+                    f"{100 * value:.1f}", (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=8
+                )
+        names = {"pixels": "pixels themselves", "mae": "MAE", "dino": "DINO"}
+        axes.set_xticks(range(len(study.methods)), [names[method.name] for method in study.methods])
+        axes.set_title(_cut(title), loc="left", fontsize=11)
+        axes.set_ylabel("test accuracy")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each name once
+        shown = [name for name in bars if name in handles]
+        axes.legend(
+            [handles[name] for name in shown], shown, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
         write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
     return figure
 

@@ -5,10 +5,10 @@ Batches can be made in any order by any number of workers, so a resumed run sees
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +17,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.images.augment import Augment
+from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.images.read import ImageError
 
 ORDER = 1  # coordinate of the draw that shuffles an epoch
+
+T = TypeVar("T")
+Names = dict[str, str]  # pictures that could not be read: name -> what is wrong
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class Batch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
     indices: Tensor  # (B,), numbers in the training set; none where no picture could be read: images holds a blank then
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: Names = field(default_factory=dict)
+    views: tuple[Tensor, ...] = ()  # of every picture, where it is cut several times; `images` is the first
 
 
 class Pictures:
@@ -111,22 +116,30 @@ class Pictures:
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, dict[str, str]]:
+    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, Names]:
         """Pictures, the positions of those that could be read, and by name what is wrong with the others."""
         if self.whole is not None and boxes is None:
             return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), {}
-        found, kept = [torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)], []
-        skipped: dict[str, str] = {}
+        none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
+
+        def fit(position: int, image: np.ndarray, name: str) -> Tensor:
+            return self._fit(image, boxes(position, image.shape[:2]) if boxes is not None else None, name)[None]
+
+        found, kept, skipped = self.read(indices, fit)
+        return torch.cat([none, *found]), kept, skipped
+
+    def read(self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]) -> tuple[list[T], np.ndarray, Names]:
+        """What `make` makes of each file, given its position, pixels and name; then as `take`."""
+        found, kept = [], []
+        skipped: Names = {}
         for position, index in enumerate(indices):
             name = self.data.name_of(int(index))
             try:
-                image = self.data.read(int(index))
-                box = boxes(position, image.shape[:2]) if boxes is not None else None
-                found.append(self._fit(image, box, name)[None])
+                found.append(make(position, self.data.read(int(index)), name))
                 kept.append(position)
             except ImageError as error:
                 skipped[name] = str(error)
-        return torch.cat(found), np.array(kept, dtype=np.int64), skipped
+        return found, np.array(kept, dtype=np.int64), skipped
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) of bytes -> as a model takes them."""
@@ -145,7 +158,7 @@ class Pictures:
 class Steps(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
-    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment):
+    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment | MultiCrop):
         self.pictures, self.plan, self.augment = pictures, plan, augment
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
@@ -153,6 +166,8 @@ class Steps(Dataset):
 
     def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
         """These images as they are in this epoch."""
+        if isinstance(self.augment, MultiCrop):
+            return self._views(self.augment, epoch, indices, repeat)
         crops = self.augment.options.crop == "resized" and self.pictures.whole is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
@@ -170,6 +185,29 @@ class Steps(Dataset):
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
         return Batch(images, self.pictures.labels[numbers], numbers, skipped)
+
+    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+        """Every picture cut several times; from a file, which is larger than the model's input, out of the whole."""
+        seed, whole = self.plan.seed, self.pictures.whole
+        kept, skipped = np.arange(len(indices)), {}
+        if whole is not None:
+            views = crops(whole[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
+        else:
+
+            def cut(position: int, image: np.ndarray, name: str) -> list[Tensor]:
+                one, size = slice(position, position + 1), np.array([image.shape[:2]])
+                boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
+                return crops.cut(image, boxes[:, 0])
+
+            found, kept, skipped = self.pictures.read(indices, cut)
+            indices, repeat = indices[kept], repeat[kept]
+            cuts = [torch.stack(parts) for parts in zip(*found, strict=True)]
+            views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
+        numbers = torch.from_numpy(indices)
+        if not len(kept):
+            views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
+        labels = self.pictures.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
+        return Batch(views[0], labels, numbers, skipped, tuple(views))
 
 
 def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:

@@ -31,9 +31,10 @@ def first_bad_layer(model: Any, images: Tensor) -> str:
             return f"the weights of {name} are not finite"
     if not torch.isfinite(images).all():
         return "the images of the batch hold NaN or infinity"
-    trace = Trace(*model.traceable)
+    encoder = getattr(model, "encoder", model)  # of a model that is pre-trained
+    trace = Trace(*encoder.traceable)
     with torch.no_grad():
-        model(images, trace=trace)
+        encoder(images, trace=trace)
     for (kind, layer), value in trace.items():
         if not torch.isfinite(value).all():
             where = f"block {layer}, {kind}" if layer is not None else kind
@@ -41,12 +42,12 @@ def first_bad_layer(model: Any, images: Tensor) -> str:
     return "every layer gives finite values: the loss itself, or its gradient, broke"
 
 
-def stop_run(run: Path, model: Any, images: Tensor, targets: Tensor, numbers: dict[str, Any]) -> TrainingError:
+def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> TrainingError:
     """Save what is needed to replay the step, and say what happened and what to try."""
-    cause = first_bad_layer(model, images)
+    cause = first_bad_layer(model, next(iter(inputs.values())))
     folder = run / "replay"
     folder.mkdir(exist_ok=True)
-    save_file({"images": images.contiguous(), "targets": targets.contiguous()}, folder / "batch.safetensors")
+    save_file({key: value.contiguous() for key, value in inputs.items()}, folder / "batch.safetensors")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     (folder / "step.json").write_text(json.dumps({**numbers, "cause": cause}, default=str, indent=2) + "\n")
     return TrainingError(

@@ -14,7 +14,7 @@ from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import Card
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import Scores, evaluate
+from vitlab.training.evaluate import Scores
 from vitlab.training.job import Job
 from vitlab.training.recipe import to_toml
 from vitlab.training.report import Mistake, write_report
@@ -30,10 +30,12 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     best = load(job.run / "best").to(job.who.device)
     split = "test" if job.data.test is not None else "val"
     pictures = Pictures(job.data.test or job.data.val, best.preprocess)
-    scores = evaluate(best, pictures, processes=job.who, flip=job.recipe.augment.flip_at_test)
+    scores = job.objective.scores(best, pictures, whole=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
+        "objective": job.recipe.objective.name,
+        "judged_by": job.objective.judged_by,
         "top1": scores.top(1),
         "top5": scores.top(5),
         "loss": scores.loss(),

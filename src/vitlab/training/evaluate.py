@@ -96,30 +96,19 @@ def evaluate(
     `order`: for each class of the data the model's output, where the two count them differently. `progress` is called
     with the number of pictures done, after each batch.
     """
-    who = processes or Processes(device=next(model.parameters()).device)
-    n = len(pictures)
-    places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
-    mine = np.arange(who.rank, places, who.world)
-    logits, read = torch.zeros(places, model.config.classes), torch.zeros(places)
-    skipped: dict[str, str] = {}
     start = time.perf_counter()
-    with _evaluating(model):
-        for first in range(0, len(mine), batch_size):
-            part = mine[first : first + batch_size]
-            pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
-            skipped |= bad
-            blank = torch.zeros(1, *pixels.shape[1:])  # where no picture of the batch can be read, for the same reason
-            images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
-            out = model(images)
-            out = (out + model(images.flip(-1))) / 2 if flip else out
-            logits[part[kept]], read[part[kept]] = out[: len(kept)].float().cpu(), 1.0
-            if progress is not None:
-                progress(len(part))
-    seconds = time.perf_counter() - start
-    logits, read, skipped = who.sum(logits)[:n], who.sum(read)[:n] > 0, who.join(skipped)
-    if not read.any():
-        raise none_readable(skipped)
-    return Scores(logits if order is None else logits[:, order], pictures.labels, read, seconds, skipped)
+
+    def scores(images: Tensor) -> Tensor:
+        out = model(images)
+        return (out + model(images.flip(-1))) / 2 if flip else out
+
+    classes = model.config.classes
+    logits, read, skipped = _all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits = logits if order is None else logits[:, order]
+    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+
+
+Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 
 def features(
@@ -127,45 +116,51 @@ def features(
     pictures: Pictures,
     batch_size: int = 256,
     *,
+    processes: Processes | None = None,
     skipped: dict[str, str] | None = None,
     progress: Callable[[int], object] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Features:
     """What the classifier reads of every readable picture, (N, D) of unit length, and its labels.
 
     `skipped` is filled with the pictures that could not be read.
     """
-    found, labels = [], []
-    skipped = {} if skipped is None else skipped
-    with _evaluating(model):
-        for first in range(0, len(pictures), batch_size):
-            indices = np.arange(first, min(first + batch_size, len(pictures)))
-            pixels, kept, bad = pictures.take(indices)
-            skipped |= bad
-            if len(kept):
-                images = pictures.normalise(pixels).to(next(model.parameters()).device)
-                found.append(model.forward_head(model.forward_features(images), pre_logits=True).float().cpu())
-                labels.append(pictures.labels[torch.from_numpy(indices[kept])])
-            if progress is not None:
-                progress(len(indices))
-    if not found:
-        raise none_readable(skipped)
-    return F.normalize(torch.cat(found), dim=1), torch.cat(labels)
+    found, read, bad = _all(model, _pooled(model), model.feature_width, pictures, processes, batch_size, progress)
+    if skipped is not None:
+        skipped |= bad
+    return F.normalize(found[read], dim=1), pictures.labels[read]
 
 
-def knn_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], k: int = 20) -> float:
-    """The k nearest training features vote, weighted by exp(cosine / 0.07), as DINO does (arXiv:2104.14294)."""
-    (bank, labels), (queries, truth) = train, test
-    k, classes = min(k, len(bank)), int(max(labels.max(), truth.max())) + 1
-    right = 0
-    for first in range(0, len(queries), 1024):
-        similarity, nearest = (queries[first : first + 1024] @ bank.T).topk(k, dim=1)
+def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
+    """The k nearest training features vote, weighted by exp(cosine / 0.07), as DINO does (arXiv:2104.14294).
+
+    The shares of the votes, as logarithms: (N, classes).
+    """
+    (bank, labels), found = train, []
+    for part in queries.split(1024):
+        similarity, nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1)
         votes = similarity.new_zeros(len(nearest), classes)
-        votes.scatter_add_(1, labels[nearest], (similarity / 0.07).exp())
-        right += int((votes.argmax(dim=1) == truth[first : first + 1024]).sum())
-    return right / len(queries)
+        votes.scatter_add_(1, labels[nearest], (similarity / 0.07).softmax(dim=1))
+        found.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
+    return torch.cat(found)
 
 
-def probe_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
+    classes = int(max(train[1].max(), test[1].max())) + 1
+    return float((knn_scores(train, test[0], classes, k).argmax(dim=1) == test[1]).float().mean())
+
+
+def evaluate_knn(
+    encoder: Any, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
+) -> Scores:
+    """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
+    start = time.perf_counter()
+    known = features(encoder, bank, processes=processes)
+    found, read, skipped = _all(encoder, _pooled(encoder), encoder.feature_width, pictures, processes)
+    votes = knn_scores(known, F.normalize(found, dim=1), classes)
+    return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
+
+
+def probe_accuracy(train: Features, test: Features) -> float:
     """Accuracy of a logistic regression on the frozen features (scikit-learn's)."""
     from sklearn.linear_model import LogisticRegression
 
@@ -173,8 +168,44 @@ def probe_accuracy(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) ->
     return float(fitted.score(test[0].numpy(), test[1].numpy()))
 
 
+def _all(
+    model: Any,
+    look: Callable[[Tensor], Tensor],
+    width: int,
+    pictures: Pictures,
+    processes: Processes | None = None,
+    batch_size: int = 256,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """`look` at every picture once, shared out over the processes: (N, width), which could be read, and the others."""
+    who = processes or Processes(device=next(model.parameters()).device)
+    n = len(pictures)
+    places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
+    mine = np.arange(who.rank, places, who.world)
+    found, read = torch.zeros(places, width), torch.zeros(places)
+    skipped: dict[str, str] = {}
+    with evaluating(model):
+        for first in range(0, len(mine), batch_size):
+            part = mine[first : first + batch_size]
+            pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
+            skipped |= bad
+            blank = torch.zeros(1, *pixels.shape[1:])  # where no picture of the batch can be read, for the same reason
+            images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
+            found[part[kept]], read[part[kept]] = look(images)[: len(kept)].float().cpu(), 1.0
+            if progress is not None:
+                progress(len(part))
+    found, read, skipped = who.sum(found)[:n], who.sum(read)[:n] > 0, who.join(skipped)
+    if not read.any():
+        raise none_readable(skipped)
+    return found, read, skipped
+
+
+def _pooled(model: Any) -> Callable[[Tensor], Tensor]:
+    return lambda images: model.forward_head(model.forward_features(images), pre_logits=True)
+
+
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """No gradients, evaluation mode; afterwards every module is as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -12,13 +12,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import Data, open_data
-from vitlab.images.mix import Mix
+from vitlab.images.multicrop import MultiCrop, MultiCropOptions
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.training import processes
 from vitlab.training.batches import Pictures, Plan, Steps
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
+from vitlab.training.objectives import Objective, objective_of
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import gather, load, shard, whole_model
@@ -39,7 +40,7 @@ class Job:
     plan: Plan
     steps: Steps
     val: Pictures
-    mix: Mix
+    objective: Objective
     optimisers: Optimisers
     ema: AveragedModel | None
     forward: Any  # the model as it is called: compiled, or wrapped for many processes (DDP)
@@ -106,9 +107,7 @@ def open_once(recipe: Recipe, who: processes.Processes) -> Data:
 
 def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> Steps:
     """The batches of a run, augmented, for one of its processes."""
-    a = recipe.augment
-    names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
-    augment = Augment(AugmentOptions(**{name: getattr(a, name) for name in names}), pre.size, pre.mean, pre.std)
+    augment = crops_of(recipe, pre) if recipe.objective.name == "dino" else augment_of(recipe, pre)
     plan = Plan(
         n=len(data.train),
         batch_size=recipe.data.batch_size,
@@ -122,9 +121,26 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
     return Steps(Pictures(data.train, pre), plan, augment)
 
 
-def mix_of(recipe: Recipe) -> Mix:
-    a = recipe.augment
-    return Mix(a.mixup, a.cutmix, probability=a.mix_probability)
+def augment_of(recipe: Recipe, pre: Preprocess) -> Augment:
+    names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
+    options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
+    return Augment(options, pre.size, pre.mean, pre.std)
+
+
+def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
+    """DINO's views, which [objective] describes."""
+    o, side = recipe.objective, min(pre.size)
+    grey = len(pre.mean) == 1
+    options = MultiCropOptions(
+        local_views=o.local_views,
+        local_size=o.local_size or max(1, round(side * 3 / 7)),
+        global_scale=o.global_scale,
+        local_scale=o.local_scale,
+        flip=0.5 if recipe.augment.flip else 0.0,
+        blur_sigma=(0.1 * side / 224, 2.0 * side / 224),  # the paper's, for its size
+        solarize=(0.0, 0.0 if grey else 0.2, 0.0),  # a digit turned inside out is no picture of it
+    )
+    return MultiCrop(options, pre.size, pre.mean, pre.std)
 
 
 def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
@@ -132,7 +148,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     who = processes.start(recipe.run.device)
     data = data or open_once(recipe, who)
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
-    model, notes = build_model(recipe.model, data.classes, data.train.channels)
+    model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective)
     model.to(who.device).train()
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
     decay, sharding = recipe.optim.ema, recipe.run.sharding
@@ -157,7 +173,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
         plan=steps.plan,
         steps=steps,
         val=Pictures(data.val, model.preprocess),
-        mix=mix_of(recipe),
+        objective=objective_of(recipe, model, data, steps.plan, who),
         optimisers=Optimisers(model, recipe.optim),
         ema=ema,
         forward=forward,

@@ -21,11 +21,11 @@ import torch
 from vitlab.checkpoints import native
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
-from vitlab.training import doctor, objectives, processes
+from vitlab.training import doctor, processes
 from vitlab.training.batches import Batch, batches
 from vitlab.training.ending import finish
-from vitlab.training.evaluate import evaluate
 from vitlab.training.job import MODEL, Job, prepare
+from vitlab.training.objectives import At
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog
 from vitlab.training.schedule import lr_factor
@@ -106,7 +106,9 @@ def fit(
     try:
         train(job, progress, log, show, since)
         result = finish(job, progress, log)
-        show.note(f"{result['split']} top-1 {result['top1']:.2%}, by the model of epoch {result['best_epoch']}")
+        show.note(
+            f"{result['split']} {result['judged_by']} {result['top1']:.2%}, by the model of epoch {result['best_epoch']}"
+        )
         if result["unreadable"]:
             show.note(f"{result['unreadable']} pictures could not be read: {run / 'log.jsonl'} names them.")
         return result
@@ -149,14 +151,14 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
             began, epoch = time.perf_counter(), step // plan.steps_per_epoch
             factor = lr_factor(step, plan.total, warmup=warmup, schedule=o.schedule, final=o.final_lr)
             lr = job.optimisers.set_factor(factor)
-            loss = backward(job, stream, step, lr, scaler, progress, log, show)
-            norm = update(job, scaler)
+            loss, more = backward(job, stream, step, lr, scaler, progress, log, show)
+            norm = update(job, step, scaler)
             progress.step, progress.seconds = step + 1, time.perf_counter() - clock
             progress.scaler = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
             show.step(step + 1, {"loss": loss, "lr": lr})
             if log is not None and (step + 1) % log_every == 0:
                 numbers = dict(epoch=epoch, loss=loss, lr=lr, grad_norm=norm, seconds=progress.seconds)
-                log.write("train", step + 1, **numbers, images=progress.images)
+                log.write("train", step + 1, **numbers, images=progress.images, **more)
             ended = (step + 1) % plan.steps_per_epoch == 0
             due = ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs)
             late = limit is not None and job.who.any(limit.near(began, due)) and step + 1 < plan.total
@@ -184,45 +186,45 @@ def backward(
     progress: Progress,
     log: RunLog | None,
     show: Show,
-) -> float:
-    """Gradients of one step, over its micro-steps; returns the loss."""
-    recipe, a, who = job.recipe, job.recipe.augment, job.who
-    early = a.drop_patches and step < a.drop_patches_until * job.plan.total
-    job.model.patch_dropout = a.drop_patches if early else job.model.config.drop.patch_dropout
+) -> tuple[float, dict[str, float]]:
+    """Gradients of one step, over its micro-steps; returns the loss and what else the objective tells."""
+    recipe, who, objective = job.recipe, job.who, job.objective
+    objective.begin_step(step, job.optimisers)
     job.optimisers.zero_grad()
-    total, skipped = 0.0, {}
+    total, numbers, skipped = 0.0, {}, {}
     for micro in range(job.plan.accumulate):
         batch: Batch = next(stream)
         skipped |= batch.skipped
-        coordinates = dict(seed=recipe.run.seed, step=step, rank=who.rank, micro=micro)
-        images, targets = job.mix(batch.images, batch.labels, len(job.data.classes), a.smoothing, **coordinates)
-        images, targets = images.to(who.device), targets.to(who.device)
+        inputs = objective.inputs(batch, At(recipe.run.seed, step, who.rank, micro))
         torch.manual_seed(torch_seed(recipe.run.seed, MODEL, step, who.rank, micro))
         more = micro < job.plan.accumulate - 1
         quiet = job.forward.no_sync() if more and hasattr(job.forward, "no_sync") else nullcontext()
         with quiet:
             with _autocast(recipe.run.amp, who.device):
-                loss = objectives.supervised(job.forward, images, targets) / job.plan.accumulate
+                loss, told = objective.loss(job.forward, inputs)
+            loss = loss / job.plan.accumulate
             loss = loss if len(batch.indices) else 0 * loss  # no picture could be read: a blank, which teaches nothing
             scaler.scale(loss).backward()
         total += float(loss.detach())
+        numbers |= {key: numbers.get(key, 0.0) + value / job.plan.accumulate for key, value in told.items()}
         progress.images += len(batch.indices) * who.world
         broken = who.first_with(doctor.explodes(total))
         if broken is not None:  # all stop together: only together can they look into a model that they share
             model = whole_model(job.model, keep=broken == who.rank)
             if broken != who.rank:
                 raise doctor.TrainingError(f"step {step}: the loss of process {broken} broke; its message says where.")
-            numbers: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
-            numbers["indices"] = batch.indices.tolist()
-            raise doctor.stop_run(job.run, model.to(who.device), images, targets, numbers)
+            about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
+            about["indices"] = batch.indices.tolist()
+            raise doctor.stop_run(job.run, model.to(who.device), inputs, about)
     _count_skipped(job, skipped, step + 1, progress, log, show)
     if not progress.images and (step + 1) % job.plan.steps_per_epoch == 0:
         raise none_readable(progress.skipped)
-    return total
+    return total, numbers
 
 
-def update(job: Job, scaler: torch.GradScaler) -> float:
+def update(job: Job, step: int, scaler: torch.GradScaler) -> float:
     """One step of the optimisers and of the running average; returns the gradient's norm before clipping."""
+    job.objective.before_update(step)
     for part in job.optimisers.parts:
         scaler.unscale_(part)
     trained = [p for p in job.model.parameters() if p.requires_grad]
@@ -232,20 +234,23 @@ def update(job: Job, scaler: torch.GradScaler) -> float:
     scaler.update()
     if job.ema is not None:
         job.ema.update_parameters(job.model)
+    job.objective.end_step(step)
     return float(whole(norm))
 
 
 def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: int) -> None:
     """Evaluate on the validation split, and keep the model if it is the best so far."""
-    flip = job.recipe.augment.flip_at_test
-    scores = evaluate(job.judged, job.val, processes=job.who, flip=flip)
+    scores = job.objective.scores(job.judged, job.val)
     _count_skipped(job, scores.skipped, progress.step, progress, log, show)
-    top1, loss = scores.top(1), scores.loss()
-    show.note(f"epoch {epoch + 1} of {job.recipe.run.epochs}: val top-1 {top1:.2%}, loss {loss:.4f}")
+    rank, numbers = job.objective.rank(scores, job.judged, job.val)
+    numbers = {"top1": scores.top(1), "loss": scores.loss(), **numbers}
+    words = ", ".join(f"{key} {value:.4f}" for key, value in numbers.items() if key != "top1")
+    epochs = f"epoch {epoch + 1} of {job.recipe.run.epochs}"
+    show.note(f"{epochs}: val {job.objective.judged_by} {numbers['top1']:.2%}, {words}")
     if log is not None:
-        log.write("val", progress.step, epoch=epoch, top1=top1, loss=loss)
-    if top1 > progress.best_top1:
-        progress.best_top1, progress.best_epoch = top1, epoch
+        log.write("val", progress.step, epoch=epoch, **numbers)
+    if progress.best_rank is None or rank > progress.best_rank:
+        progress.best_rank, progress.best_top1, progress.best_epoch = rank, numbers["top1"], epoch
         job.save_best()
 
 

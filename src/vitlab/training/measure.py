@@ -17,7 +17,6 @@ import torch
 from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
 from vitlab.training.batches import Batch, Pictures
-from vitlab.training.evaluate import evaluate
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, backward, update
 from vitlab.training.recipe import Recipe
@@ -68,19 +67,19 @@ class Meter:
 
         def step(number: int) -> None:
             backward(job, stream, number, 0.0, scaler, progress, None, Silent())
-            update(job, scaler)
+            update(job, number, scaler)
 
         first = timed(lambda: step(0), times=1)
         full = timed(lambda: step(job.plan.total - 1))
         many = int(patience / max(float(job.who.sum(torch.tensor(full))) / world, 1e-4))
         slower = max(1.0, mean_seconds(lambda: step(job.plan.total - 1), many) / full) if many else 1.0
-        flip, pre = recipe.augment.flip_at_test, job.model.preprocess
+        pre = job.model.preprocess
         speed = Speed(
             step=slower * full,
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
-            judge=slower * timed(lambda: evaluate(job.judged, job.val, processes=job.who, flip=flip)) / len(val),
+            judge=slower * timed(lambda: job.objective.scores(job.judged, job.val)) / len(val),
             resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,

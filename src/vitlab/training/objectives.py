@@ -1,13 +1,202 @@
-"""What is learned: (model, batch) -> loss. Methods differ in their objective and in nothing else of the loop."""
+"""What is learned. Methods differ in their objective and in nothing else of the loop: what they make of a batch, their
+loss, what moves besides the weights, and how their model is judged.
+
+    inputs = objective.inputs(batch, at)              # on the device
+    loss, numbers = objective.loss(forward, inputs)   # then backward, optimiser
+    objective.end_step(step)                          # e.g. the teacher's moving average
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.images.datasets import Data, subset
+from vitlab.images.mix import Mix
+from vitlab.images.randomness import permutation, torch_seed
+from vitlab.models import dino
+from vitlab.training.batches import Batch, Pictures, Plan
+from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluating
+from vitlab.training.optim import Optimisers
+from vitlab.training.processes import Processes
+from vitlab.training.recipe import Recipe
 
-def supervised(model: Any, images: Tensor, targets: Tensor) -> Tensor:
+JUDGED = 1024  # pictures whose reconstruction is measured
+BANK = 10_000  # labelled pictures among which neighbours are looked for while a run goes on; at its end, all
+CHOICE, NOISE = 3, 4  # coordinates of the draws that pick them, and the patches that are hidden from judgement
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class At:
+    """Coordinates of a micro-step: everything random in it is a function of these."""
+
+    seed: int
+    step: int
+    rank: int = 0
+    micro: int = 0
+
+
+class Objective:
+    """What all have; `Supervised` shows it at its plainest."""
+
+    judged_by = "top-1"  # what `scores` tell, in words
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
+        self.recipe, self.model, self.data, self.plan, self.who = recipe, model, data, plan, who
+
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        """Set what changes with the step, besides the learning rate."""
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        """What the loss needs, on the device."""
+        raise NotImplementedError
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        """The loss, and numbers for the log. `forward` is the model, compiled or wrapped for many processes."""
+        raise NotImplementedError
+
+    def before_update(self, step: int) -> None:
+        """After the gradients are there, before the optimiser uses them."""
+
+    def end_step(self, step: int) -> None:
+        """After the optimiser's step."""
+
+    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
+        """How good is the model? `whole`: at the end of a run, where the answer may take its time."""
+        raise NotImplementedError
+
+    def looked_at(self, n: int, *, whole: bool = False) -> int:
+        """How many pictures `scores` runs through the model to judge n."""
+        return n
+
+    def rank(self, scores: Scores, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+        """The best model is the one of the highest rank; and numbers for the log."""
+        return scores.top(1), {}
+
+
+class Supervised(Objective):
     """Cross-entropy with soft targets (B, K): smoothed, mixed or plain."""
-    return F.cross_entropy(model(images), targets)
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
+        super().__init__(recipe, model, data, plan, who)
+        self.mix = mix_of(recipe)
+
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        a = self.recipe.augment
+        if a.drop_patches:
+            early = step < a.drop_patches_until * self.plan.total
+            self.model.patch_dropout = a.drop_patches if early else self.model.config.drop.patch_dropout
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        classes, smoothing = len(self.data.classes), self.recipe.augment.smoothing
+        images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
+        return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        return F.cross_entropy(forward(inputs["images"]), inputs["targets"]), {}
+
+    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
+        return evaluate(model, pictures, processes=self.who, flip=self.recipe.augment.flip_at_test)
+
+
+class SelfSupervised(Objective):
+    """Labels are not learned from. They judge the features: the nearest neighbours among training pictures vote."""
+
+    judged_by = "k-NN top-1"
+
+    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
+        train = self.data.train
+        if not whole:
+            train = subset(train, np.sort(permutation(len(train), self.recipe.run.seed, CHOICE)[:BANK]))
+        bank = Pictures(train, pictures.preprocess)
+        return evaluate_knn(model.encoder, bank, pictures, len(self.data.classes), processes=self.who)
+
+    def looked_at(self, n: int, *, whole: bool = False) -> int:
+        return n + (len(self.data.train) if whole else min(BANK, len(self.data.train)))
+
+
+class Reconstruct(SelfSupervised):
+    """MAE: three quarters of the patches are hidden, and their pixels are to be predicted (models/mae.py)."""
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        return {"images": batch.images.to(self.who.device)}
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        return forward(inputs["images"]).loss, {}
+
+    def rank(self, scores: Scores, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+        """By what it is taught, on pictures it has not seen: neighbours say little of what fine-tuning will make."""
+        error = self._error(model, pictures)
+        return -error, {"reconstruction": error}
+
+    def _error(self, model: Any, pictures: Pictures) -> float:
+        """The loss on the first pictures, with the same patches hidden each time."""
+        few = np.arange(min(len(pictures), JUDGED))
+        noise = torch.Generator().manual_seed(torch_seed(self.recipe.run.seed, NOISE))
+        total, count = 0.0, 0
+        with evaluating(model):
+            for part in np.array_split(few, -(-len(few) // 256)):
+                images, kept = pictures.normalised(part)
+                patches = math.prod(model.encoder.layout(*images.shape[-2:]).grid)
+                hidden = torch.rand(len(kept), patches, generator=noise)
+                found = model(images.to(self.who.device), hidden.to(self.who.device)).loss
+                total, count = total + float(found) * len(kept), count + len(kept)
+        return total / count
+
+
+class SelfDistil(SelfSupervised):
+    """DINO: the student says of every view what its own moving average says of the two large ones (models/dino.py)."""
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
+        super().__init__(recipe, model, data, plan, who)
+        self.temperature = 0.0
+        self.means: list[Tensor] = []
+
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        o, w = self.recipe.objective, self.recipe.optim.weight_decay
+        warmup = round(o.temperature_epochs * self.plan.steps_per_epoch)
+        self.temperature = dino.teacher_temperature(step, warmup, *o.teacher_temperature)
+        if o.final_weight_decay is not None:
+            optimisers.set_decay(dino.weight_decay(step, self.plan.total, w, o.final_weight_decay))
+        self.means = []
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        return {f"view{number}": view.to(self.who.device) for number, view in enumerate(batch.views)}
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        out = forward(list(inputs.values()), self.temperature)
+        self.means.append(out.teacher_mean)
+        return out.loss, {key: float(value) for key, value in out.numbers.items()}
+
+    def before_update(self, step: int) -> None:
+        if step < self.recipe.objective.freeze_last_epochs * self.plan.steps_per_epoch:
+            for parameter in self.model.last_layer:
+                parameter.grad = None
+
+    def end_step(self, step: int) -> None:
+        self.model.update_teacher(dino.teacher_momentum(step, self.plan.total, self.recipe.objective.momentum))
+        self.model.update_centre(torch.stack(self.means).mean(dim=0))
+
+
+METHODS: dict[str, type[Objective]] = {
+    "supervised": Supervised,
+    "mae": Reconstruct,
+    "dino": SelfDistil,
+}
+
+
+def objective_of(recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes) -> Objective:
+    return METHODS[recipe.objective.name](recipe, model, data, plan, who)
+
+
+def mix_of(recipe: Recipe) -> Mix:
+    a = recipe.augment
+    return Mix(a.mixup, a.cutmix, probability=a.mix_probability)

@@ -21,7 +21,8 @@ from vitlab.training.recipe import OptimRecipe
 from vitlab.training.sharding import share_like, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-NO_DECAY = re.compile(r"(^|\.)(class_token|distill_token|register_tokens|positions\.table|relative\.table|query)$")
+TOKENS = r"class_token|distill_token|mask_token|register_tokens"
+NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
@@ -117,7 +118,7 @@ class Optimisers:
         }
         for part in self.parts:
             for group in part.param_groups:
-                group["base_lr"] = group["lr"] * group["lr_scale"]
+                group["base_lr"], group["decays"] = group["lr"] * group["lr_scale"], group["weight_decay"] > 0
 
     def set_factor(self, factor: float) -> float:
         """Set every rate to its base times `factor`; returns the largest, for the log."""
@@ -125,6 +126,12 @@ class Optimisers:
             for group in part.param_groups:
                 group["lr"] = group["base_lr"] * factor
         return max(group["lr"] for group in self.parts[-1].param_groups)
+
+    def set_decay(self, weight_decay: float) -> None:
+        """For all that decays."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["weight_decay"] = weight_decay if group["decays"] else 0.0
 
     def zero_grad(self) -> None:
         for part in self.parts:

@@ -25,7 +25,8 @@ from vitlab.images.randomness import permutation
 from vitlab.images.read import ImageError
 from vitlab.training.batches import Plan, Steps
 from vitlab.training.finetune import build_model
-from vitlab.training.job import mix_of, steps_of
+from vitlab.training.job import steps_of
+from vitlab.training.objectives import mix_of
 from vitlab.training.recipe import AugmentRecipe, Recipe
 
 SEARCHED = 200  # steps of the run that are searched for mixed batches
@@ -85,7 +86,7 @@ def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Prev
 def _preprocess(recipe: Recipe, data: Data) -> Preprocess:
     """That of the model; a new one is built without memory for its weights."""
     with torch.device("meta") if recipe.model.init_from is None else nullcontext():
-        model, _ = build_model(recipe.model, data.classes, data.train.channels)
+        model, _ = build_model(recipe.model, data.classes, data.train.channels, recipe.objective)
     return model.preprocess
 
 

@@ -63,6 +63,27 @@ class ModelRecipe(Config):
 
 
 @dataclass(frozen=True)
+class ObjectiveRecipe(Config):
+    """What is learned. Below `name` each line says which of the methods reads it."""
+
+    name: Literal["supervised", "distill", "mae", "dino"] = "supervised"
+    teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
+    distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
+    teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
+    temperature: float = 3.0  # distill, soft: of student and teacher
+    cache: bool = False  # distill: ask the teacher once for each picture as it is, not for each augmented view
+    local_views: int = 8  # dino: small crops beside the two large ones
+    local_size: int = 0  # dino: their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
+    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the picture's area
+    global_scale: tuple[float, float] = (0.4, 1.0)
+    momentum: float = 0.996  # dino: of the teacher at the start; it rises to 1
+    teacher_temperature: tuple[float, float] = (0.04, 0.07)  # dino: at the start, and after the warm-up
+    temperature_epochs: float = 30.0  # dino: length of that warm-up
+    freeze_last_epochs: float = 1.0  # dino: the last layer of the head waits so long
+    final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
+
+
+@dataclass(frozen=True)
 class OptimRecipe(Config):
     name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
@@ -105,6 +126,7 @@ class Recipe(Config):
     data: DataRecipe = field(default_factory=DataRecipe)
     augment: AugmentRecipe = field(default_factory=AugmentRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
+    objective: ObjectiveRecipe = field(default_factory=ObjectiveRecipe)
     optim: OptimRecipe = field(default_factory=OptimRecipe)
     run: RunRecipe = field(default_factory=RunRecipe)
     track: TrackRecipe = field(default_factory=TrackRecipe)
@@ -122,16 +144,37 @@ class Recipe(Config):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} must lie between 0 and 1.")
         below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
-        below_one |= {"augment.drop_patches": self.augment.drop_patches}
+        below_one |= {"augment.drop_patches": self.augment.drop_patches, "objective.momentum": self.objective.momentum}
         for name, value in below_one.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1.")
         if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
             raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
         not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
+        not_negative |= {f"objective.{n}": getattr(self.objective, n) for n in ("local_views", "local_size")}
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
                 raise ValueError(f"{name}={value} must be 0 or more.")
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        o = self.objective
+        if o.name == "distill" and o.teacher is None:
+            raise ValueError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
+        if o.name != "distill" and o.teacher is not None:
+            raise ValueError(f"objective.teacher={o.teacher} is for objective.name=distill, not for {o.name}.")
+        if not 0 <= o.teacher_share <= 1:
+            raise ValueError(f"objective.teacher_share={o.teacher_share} must lie between 0 and 1.")
+        if min(o.temperature, *o.teacher_temperature) <= 0:
+            raise ValueError("objective.temperature and objective.teacher_temperature must be above 0.")
+        for name in ("local_scale", "global_scale"):
+            low, high = getattr(o, name)
+            if not 0 < low <= high <= 1:
+                raise ValueError(f"objective.{name}=[{low}, {high}] must rise, above 0 and up to 1.")
+        mixed = self.augment.mixup or self.augment.cutmix
+        if o.cache and (mixed or o.name != "distill"):
+            found = f"objective.name={o.name}" if o.name != "distill" else "mixing (augment.mixup, augment.cutmix)"
+            raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
 
 
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
@@ -218,9 +261,13 @@ def to_toml(recipe: Recipe) -> str:
     lines: list[str] = []
     for group, values in to_tables(recipe).items():
         lines.append(f"[{group}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        lines += [f"{_key(name)} = {_toml(value)}" for name, value in values.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    return f'"{name}"' if "." in name else name  # norm.eps, an option by its path, is one name and no table
 
 
 def _toml(value: Any) -> str:

@@ -26,6 +26,7 @@ class Progress:
     """Where a run stands; the numbers that no tensor holds."""
 
     step: int = 0  # steps done
+    best_rank: float | None = None  # the objective's own measure; the accuracy where it learns labels
     best_top1: float = -1.0
     best_epoch: int = -1
     seconds: float = 0.0  # of training, over all its parts

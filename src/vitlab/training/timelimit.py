@@ -8,7 +8,6 @@ import numpy as np
 
 from vitlab.images.datasets import subset
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
 from vitlab.training.job import Job
 
 SLACK = 1.5  # judging may take this much longer than it took before
@@ -31,12 +30,12 @@ class TimeLimit:
         few = np.arange(min(len(data.val), SAMPLE * who.world))
         began, computed = time.perf_counter(), time.process_time()
         pictures = Pictures(subset(data.val, few), job.model.preprocess)
-        evaluate(job.judged, pictures, processes=who, flip=job.recipe.augment.flip_at_test)
+        job.objective.scores(job.judged, pictures)
         taken, computed = time.perf_counter() - began, time.process_time() - computed
-        per_picture = taken / len(few)
+        per_picture = taken / job.objective.looked_at(len(few))
         busy = max(1.0, taken / max(computed, 1e-3))  # where others use the machine too, all takes so much longer
-        self.judging = per_picture * len(data.val)
-        self.ending = per_picture * len(data.test or data.val)
+        self.judging = per_picture * job.objective.looked_at(len(data.val))
+        self.ending = per_picture * job.objective.looked_at(len(data.test or data.val), whole=True)
         alone = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
         self.wrap_up = max(alone, min(busy * alone, BUSY * self.seconds))
         self.asked_before_judging: float | None = None

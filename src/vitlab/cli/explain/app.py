@@ -211,6 +211,28 @@ def faithfulness(
 
 
 @app.command()
+def reconstruct(
+    checkpoint: Checkpoint,
+    images: Pictures,
+    mask_ratio: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of the patches to hide. Default: the model's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed hides other patches.")] = 0,
+    out: Out = None,
+    html: Html = False,
+    image_size: Size = None,
+    batch_size: Batch = 8,
+    json: Json = False,
+) -> None:
+    """What a masked autoencoder (MAE) paints where patches are hidden: figure 2 of its paper."""
+    from vitlab.cli.explain import reconstruct as verb
+    from vitlab.cli.explain.job import Options
+
+    options = Options("reconstruct", checkpoint, images, out, html, image_size, batch_size, json)
+    verb.reconstruct(options, mask_ratio, seed)
+
+
+@app.command()
 def pruned(
     checkpoint: Checkpoint,
     images: Pictures,

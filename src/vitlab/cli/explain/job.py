@@ -61,13 +61,14 @@ class Job:
         return self.options.batch_size
 
 
-def start(options: Options, *, keep: bool = False) -> Job:
+def start(options: Options, *, keep: bool = False, whole: bool = False) -> Job:
     """Check where the result goes, load, read. Pictures that cannot be read are set aside; with none left, it ends.
 
     keep: hold on to the pictures as they are, for another model.
+    whole: of MAE and DINO all of the model, not its encoder alone.
     """
     target = check_out(options)
-    job = Job(options, open_model(options.checkpoint, options.size), target)
+    job = Job(options, open_model(options.checkpoint, options.size, whole=whole), target)
     for text in options.images:
         try:
             picture = open_sample(text).picture if is_sample(text) else read_image(text)
@@ -76,7 +77,7 @@ def start(options: Options, *, keep: bool = False) -> Job:
             continue
         picture.filename = text  # type: ignore[attr-defined]  # what messages call it
         job.pictures.append((text, picture))
-    job.batch, job.views = lay(job.model, job.pictures, job.failed, job.many)
+    job.batch, job.views = lay(getattr(job.model, "encoder", job.model), job.pictures, job.failed, job.many)
     job.pictures = [(name, picture) for name, picture in job.pictures if name not in job.failed] if keep else []
     if options.images and not job.views:
         if options.json:
@@ -85,14 +86,14 @@ def start(options: Options, *, keep: bool = False) -> Job:
     return job
 
 
-def open_model(checkpoint: str, size: str | None = None) -> Any:
+def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False) -> Any:
     told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load(checkpoint, **told)
     for note in caught:
         say(f"note: {note.message}")
-    return model
+    return model if whole else getattr(model, "encoder", model)  # of MAE and DINO
 
 
 def lay(

@@ -170,6 +170,7 @@ class TransformersSide(Side):
 def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] | None) -> Side:
     """A path, a name with a prefix, or a model."""
     if not isinstance(what, str | os.PathLike):
+        what = getattr(what, "encoder", what)  # of MAE and DINO
         if not all(hasattr(what, name) for name in ("family", "config", "traceable")):
             raise ValueError(
                 f"{letter} is a {type(what).__name__}: give a checkpoint's path, {PREFIX}FOLDER, or a model of vitlab."
@@ -182,7 +183,9 @@ def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] |
     if Path(path).expanduser().is_file():  # a bare file may not tell these
         told = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
     model, report = load_with_report(path, **told)
-    side = Side(letter, model, path)
+    side = Side(letter, getattr(model, "encoder", model), path)
+    if hasattr(model, "encoder"):
+        side.notes.append(f"{path}: a {model.family} model, of which the encoder is compared.")
     side.notes += [f"{path}: {note}" for note in report.notes]
     return side
 

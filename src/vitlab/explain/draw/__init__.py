@@ -6,8 +6,8 @@
     draw.save(figure, "rollout.png")
 
 Functions take numbers and return a matplotlib Figure: `attention` (layer x head), `heat` (named maps), `figure7`,
-`faithfulness`, `neighbours`, `pruned`. `attention_page`, `likeness_page`, `maps_page` return one HTML page.
-`overlay` is one picture under its heat, as an array.
+`faithfulness`, `neighbours`, `pruned`, `reconstruction`. `attention_page`, `likeness_page`, `maps_page` return one HTML
+page. `overlay` is one picture under its heat, as an array.
 
 Heat lies on the original picture, through the inverse of the model's preprocess, so crops, padding and other shapes
 land where they belong; what the model never saw stays grey.
@@ -19,6 +19,7 @@ from vitlab.explain.draw.figure7 import figure7, figure7_numbers
 from vitlab.explain.draw.groups import grouped, pruned
 from vitlab.explain.draw.maps import attention, heat, neighbours
 from vitlab.explain.draw.page import attention_page, figure_page, likeness_page, maps_page
+from vitlab.explain.draw.reconstruct import reconstruction
 from vitlab.explain.draw.scores import faithfulness
 from vitlab.explain.draw.sheet import check_kind, mark_of, save
 from vitlab.explain.draw.view import View, overlay, spread, views
@@ -40,6 +41,7 @@ __all__ = [
     "neighbours",
     "overlay",
     "pruned",
+    "reconstruction",
     "save",
     "spread",
     "views",

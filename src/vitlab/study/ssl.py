@@ -1,0 +1,300 @@
+"""Does learning without labels pay? Each method learns from all pictures of a source without their labels. Then a few
+labels come: its features are judged frozen, its encoder is fine-tuned, and the same network learns from scratch.
+
+    studies/ssl-cifar10/{study.json, results.csv, table.md, plot.png}
+    studies/ssl-cifar10/mae-pretrained/     a run folder for each step, as `vitlab train` makes it
+    studies/ssl-cifar10/mae-fine-tuned/     mae-from-scratch/ ...
+    studies/ssl-cifar10/mae-frozen.json     k-NN and linear probe on the encoder's features
+
+Fine-tuning and learning from scratch differ in nothing but the first weights: network, pictures, steps, rates are the
+same. The same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.load import load_with_report
+from vitlab.checkpoints.native import write_together, write_whole
+from vitlab.images.datasets import Data
+from vitlab.models.config import nearest, option_paths
+from vitlab.models.registry import MODELS
+from vitlab.study.cells import Outcome, check_cells, run_cells
+from vitlab.study.grid import Cell, file_safe
+from vitlab.training.batches import Pictures
+from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
+from vitlab.training.job import data_of
+from vitlab.training.loop import Show, Silent
+from vitlab.training.presets import find_recipe, recipes
+from vitlab.training.recipe import ModelRecipe, Recipe, from_tables, with_settings, with_value
+from vitlab.training.runs import to_csv, to_markdown
+from vitlab.version import __version__
+
+METHODS = ("mae", "dino")
+STEPS = ("pretrained", "fine-tuned", "from-scratch")
+PLOT = "plot.png"
+BY_SOURCE = {"cifar100": "cifar10"}  # whose recipe serves; a folder has its own
+PLAIN = {  # augmentation of the few labelled pictures
+    "digits": {"crop": "padded", "padding": 1, "border": "zeros"},
+    "mnist": {"crop": "padded", "padding": 2, "border": "zeros"},
+    "fashion-mnist": {"crop": "padded", "padding": 2, "border": "zeros", "flip": True},
+    "cifar10": {"crop": "padded", "padding": 4, "flip": True},
+    "cifar100": {"crop": "padded", "padding": 4, "flip": True},
+}
+OF_FOLDERS = {"crop": "resized", "scale": [0.3, 1.0], "flip": True}
+FEW = {
+    "data": {"batch_size": 64},
+    "augment": {"smoothing": 0.1},
+    "optim": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "warmup_epochs": 3.0, "clip": 1.0},
+    "run": {"epochs": 30},
+}
+
+
+@dataclass
+class Method:
+    """What came of one method; an accuracy is None until it is measured, or where its run failed."""
+
+    name: str
+    knn: float | None = None
+    probe: float | None = None
+    fine_tuned: float | None = None
+    from_scratch: float | None = None
+    seconds: float | None = None  # of pre-training
+    note: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        both = self.fine_tuned, self.from_scratch
+        return None if None in both else both[0] - both[1]  # type: ignore[operator]
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "method": self.name,
+            "knn": self.knn,
+            "linear_probe": self.probe,
+            "fine_tuned": self.fine_tuned,
+            "from_scratch": self.from_scratch,
+            "gain": self.gain,
+            "pretraining_seconds": self.seconds,
+            "note": self.note,
+        }
+
+
+@dataclass
+class SSLStudy:
+    folder: Path
+    source: str
+    labels: int  # pictures whose labels are used
+    methods: list[Method] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [method.row() for method in self.methods]
+
+    @property
+    def failed(self) -> list[Method]:
+        return [method for method in self.methods if method.note]
+
+
+def study_ssl(
+    source: str,
+    methods: list[str] | None = None,
+    *,
+    path: str | None = None,
+    per_class: int | None = None,
+    fraction: float | None = None,
+    pretrain: list[str] | None = None,
+    few: list[str] | None = None,
+    folder: Path | None = None,
+    command: str = "",
+    show: Show | None = None,
+) -> SSLStudy:
+    """`pretrain` and `few` are settings, as `vitlab train` takes them, of the two parts; few labels are a tenth unless
+    `per_class` or `fraction` says otherwise.
+    """
+    show = show or Silent()
+    methods = list(METHODS) if not methods else methods
+    for method in methods:
+        if method not in METHODS:
+            raise ValueError(f"{method!r} is no method.{nearest(method, list(METHODS))} Methods: {', '.join(METHODS)}.")
+    if per_class is not None and fraction is not None:
+        raise ValueError("--per-class and --fraction both say how many labels there are: give one of them.")
+    folder = folder or Path("studies") / file_safe(f"ssl-{Path(source).name or 'pictures'}")
+    learning = {method: _pretraining(method, source, path, pretrain or []) for method in methods}
+    labelled = {"per_class": per_class, "fraction": (fraction or 0.1) if per_class is None else None}
+    asked = _few(source, path, labelled, few or [])
+    cells = {m: _cells(m, folder, learning[m], asked) for m in methods}
+    _keep(folder, {"source": source, "cells": {c.name: c.values for m in methods for c in cells[m]}}, command)
+    for note in check_cells([cells[m][0] for m in methods] + [cells[m][2] for m in methods], folder):
+        show.note(note)
+    known = data_of(asked)
+    study = SSLStudy(folder, source, len(known.train))
+    study.methods.append(_on_pixels(folder, known, _image_size(cells[methods[0]][2]), show))
+    for method in methods:
+        found = Method(method)
+        study.methods.append(found)
+        for cell in cells[method]:
+            outcome = next(iter(run_cells([cell], folder, show)))
+            _note(found, outcome)
+            if outcome.failed:
+                break
+            if cell is cells[method][0]:
+                found.knn, found.probe = _frozen(folder, method, known, show)
+            _write(study)
+    _write(study)
+    _draw(study, show)
+    return study
+
+
+def _pretraining(method: str, source: str, path: str | None, settings: list[str]) -> Recipe:
+    """The shipped recipe for this source, or the one for folders."""
+    shipped = recipes()
+    named = f"{method}_{BY_SOURCE.get(source, source)}"
+    recipe = find_recipe(named if named in shipped else f"{method}_folder")[1]
+    recipe = with_value(recipe, "data.source", source)
+    recipe = with_value(recipe, "data.path", path) if path is not None else recipe
+    return with_settings(recipe, settings)
+
+
+def _few(source: str, path: str | None, labelled: dict[str, Any], settings: list[str]) -> Recipe:
+    tables = {**FEW, "augment": {**PLAIN.get(source, OF_FOLDERS), **FEW["augment"]}}
+    tables["data"] = {**FEW["data"], "source": source, "path": path, **labelled}
+    recipe = with_settings(from_tables(tables), settings)
+    return with_value(recipe, "run.eval_every", recipe.run.epochs)  # nothing is chosen by validation
+
+
+def _cells(method: str, folder: Path, learning: Recipe, few: Recipe) -> list[Cell]:
+    """Pre-training; then the few labels, twice."""
+    from dataclasses import replace
+
+    best = str(folder / f"{method}-pretrained" / "best")
+    head = few.model.options  # e.g. pooling
+    tuned = replace(few, model=ModelRecipe(name=learning.model.name, init_from=best, options=head))
+    scratch = replace(few, model=_same_network(learning.model, head))
+    found = zip(STEPS, (learning, tuned, scratch), strict=True)
+    return [Cell(f"{method}-{step}", recipe, {"method": method, "step": step}) for step, recipe in found]
+
+
+def _same_network(pretrained: ModelRecipe, head: dict[str, Any]) -> ModelRecipe:
+    """The encoder of a pre-training model as a ViT of its own, by name and options."""
+    entry = MODELS[pretrained.name]
+    encoder: Any = entry.config.with_options(**pretrained.options).encoder  # type: ignore[attr-defined]
+    name = "vit_" + pretrained.name.partition("_")[2]
+    base: Any = MODELS[name].config
+    options: dict[str, Any] = {}
+    for option, (group, key) in option_paths(type(base)).items():
+        if "." in option or key == "" or option in ("classes", "channels"):
+            continue
+        old, new = (getattr(c if group is None else getattr(c, group), key) for c in (base, encoder))
+        if old != new:
+            options[option] = list(new) if isinstance(new, tuple) else new
+    for group in ("positions", "stem", "norm", "attention", "mlp"):
+        if getattr(base, group).kind != getattr(encoder, group).kind:
+            options[group] = getattr(encoder, group).kind
+    return ModelRecipe(name=name, options={**options, **head})
+
+
+def _image_size(scratch: Cell) -> tuple[int, int]:
+    config: Any = MODELS[scratch.recipe.model.name].config
+    size = scratch.recipe.model.options.get("image_size", config.image_size)
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _note(found: Method, outcome: Outcome) -> None:
+    step, result = outcome.cell.values["step"], outcome.result
+    if outcome.failed:
+        found.note = f"{step} failed: {outcome.failed.splitlines()[0]}"
+    elif step == "pretrained":
+        found.seconds = result["seconds"]
+    elif step == "fine-tuned":
+        found.fine_tuned = result["top1"]
+    else:
+        found.from_scratch = result["top1"]
+
+
+def _frozen(folder: Path, method: str, known: Data, show: Show) -> tuple[float, float]:
+    """k-NN and linear probe on the features of the frozen encoder, by the few labels."""
+
+    def look() -> tuple[Features, Features]:
+        model, _ = load_with_report(folder / f"{method}-pretrained" / "best", encoder=True)
+        asked = known.test or known.val
+        return tuple(features(model, Pictures(part, model.preprocess)) for part in (known.train, asked))  # type: ignore
+
+    return _judge(folder / f"{method}-frozen.json", method, look, show)
+
+
+def _on_pixels(folder: Path, known: Data, size: tuple[int, int], show: Show) -> Method:
+    """The yardstick: pixels themselves as features."""
+    from vitlab.images.preprocess import Preprocess
+
+    grey = known.train.channels == 1
+    plain = Preprocess.from_dict({"size": size, "mean": [0.5] * (1 if grey else 3), "std": [0.5] * (1 if grey else 3)})
+
+    def look() -> tuple[Features, Features]:
+        return tuple(_pixels(Pictures(part, plain)) for part in (known.train, known.test or known.val))  # type: ignore
+
+    knn, probe = _judge(folder / "pixels-frozen.json", "pixels", look, show)
+    return Method("pixels", knn=knn, probe=probe)
+
+
+def _pixels(pictures: Pictures) -> Features:
+    import numpy as np
+
+    found: list[Tensor] = []
+    labels: list[Tensor] = []
+    for part in np.array_split(np.arange(len(pictures)), -(-len(pictures) // 1024)):
+        pixels, kept, _ = pictures.take(part)
+        found.append(pictures.normalise(pixels).flatten(1))
+        labels.append(pictures.labels[torch.from_numpy(part[kept])])
+    return F.normalize(torch.cat(found), dim=1), torch.cat(labels)
+
+
+def _judge(path: Path, name: str, look: Callable[[], tuple[Features, Features]], show: Show) -> tuple[float, float]:
+    """Measured once, then read."""
+    if not path.is_file():
+        show.note(f"{name}: k-NN and linear probe on frozen features")
+        known, asked = look()
+        found = {"knn": knn_accuracy(known, asked), "linear_probe": probe_accuracy(known, asked)}
+        text = json.dumps(found) + "\n"
+        write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
+    values = read_json(path)
+    return values["knn"], values["linear_probe"]
+
+
+def _keep(folder: Path, about: dict[str, Any], command: str) -> None:
+    """A folder belongs to one study; its runs themselves refuse another recipe."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "study.json").is_file())):
+        raise ValueError(f"{folder} is there already and holds no study. Take another: --dir studies/NAME.")
+    if (folder / "study.json").is_file() and read_json(folder / "study.json").get("study") != "ssl":
+        raise ValueError(f"{folder} holds another study. Take another folder: --dir studies/NAME.")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"study": "ssl", "command": command, "vitlab": __version__, **about}, indent=2) + "\n"
+    write_whole(folder / "study.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _write(study: SSLStudy) -> None:
+    texts = {"results.csv": to_csv(study.rows), "table.md": to_markdown(study.rows)}
+    write_together(
+        {
+            study.folder / name: (lambda path, text=text: path.write_text(text, encoding="utf-8"))
+            for name, text in texts.items()
+        }
+    )
+
+
+def _draw(study: SSLStudy, show: Show) -> None:
+    try:
+        from vitlab.study.plot import draw_ssl
+
+        draw_ssl(study, study.folder / PLOT)
+    except ImportError:
+        show.note(f"{PLOT} is not drawn: that needs matplotlib, which is not installed: pip install matplotlib.")

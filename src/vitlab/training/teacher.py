@@ -1,0 +1,265 @@
+"""The teacher of a distilled run: any checkpoint, frozen. It gets the student's images as it is used to see them.
+
+teacher = Teacher.load("runs/resnet/best", data.classes, student.preprocess)
+teacher(images)                                                  # (B, K)
+answers = keep_answers(folder, teacher, data.train, data.name)   # asked once for each picture, kept on disk
+answers.take(batch.indices)                                      # (B, K)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.checkpoints import native
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.load import load_with_report
+from vitlab.images.datasets import Dataset, subset
+from vitlab.images.preprocess import Preprocess
+from vitlab.images.read import ImageError
+from vitlab.training.batches import Pictures
+from vitlab.training.labels import class_order, differing, shown
+from vitlab.training.processes import Processes
+
+HEADER, LOGITS = "answers.json", "logits.npy"
+FORMAT = 1
+SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was stopped
+
+
+class Teacher:
+    """A frozen model in evaluation mode, called with what the student sees."""
+
+    def __init__(self, model: Any, classes: list[str], student: Preprocess, name: str = "the teacher"):
+        self.model, self.name, self.classes = model.eval().requires_grad_(False), name, classes
+        self.notes: list[str] = []
+        self.order = self._order()
+        if model.preprocess is None:
+            raise ValueError(f"{name} has no preprocess, so it is not known how it sees pictures: load it with one.")
+        self.preprocess: Preprocess = model.preprocess
+        self._adapt(student)
+
+    @classmethod
+    def load(
+        cls, source: str | Path, classes: list[str], student: Preprocess, device: torch.device | str = "cpu"
+    ) -> Teacher:
+        """Any checkpoint, hub name or foreign folder; `student` is the preprocess of the model that learns."""
+        model, report = load_with_report(source)
+        teacher = cls(model.to(device), classes, student, str(source))
+        teacher.notes += [f"{source}: {note}" for note in report.notes]
+        return teacher
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """The student's images (B, C, H, W), normalised for it -> logits (B, K), in the order of the data's classes."""
+        return self.answer(self.view(images))
+
+    @torch.no_grad()
+    def answer(self, images: Tensor) -> Tensor:
+        """Images that are prepared for the teacher itself -> (B, K)."""
+        logits = self.model(images)
+        return logits if self.order is None else logits[:, self.order]
+
+    def view(self, images: Tensor) -> Tensor:
+        """The student's images as the teacher takes them: its colours, its size."""
+        if self.gain is not None and self.offset is not None:
+            images = images * self.gain + self.offset  # one channel becomes as many as the teacher has
+        if tuple(images.shape[-2:]) != self.preprocess.size:
+            mode = "bicubic" if self.preprocess.interpolation in ("bicubic", "lanczos") else "bilinear"
+            images = F.interpolate(images, self.preprocess.size, mode=mode, antialias=True)
+        return images
+
+    def _adapt(self, student: Preprocess) -> None:
+        """x = (p - m_s) / s_s is what the student sees of a pixel p, (p - m_t) / s_t what the teacher does: a x + b."""
+        own = self.preprocess
+        if len(student.mean) not in (1, len(own.mean)):
+            raise ValueError(
+                f"{self.name} sees grey pictures and the student colours: use a teacher of 3 channels, or "
+                "model.channels=1."
+            )
+        m_s, s_s, m_t, s_t = (torch.tensor(v).reshape(-1, 1, 1) for v in (student.mean, student.std, own.mean, own.std))
+        scale = own.scale / student.scale
+        same = (student.mean, student.std, student.scale) == (own.mean, own.std, own.scale)
+        self.gain = None if same else (s_s * scale / s_t).to(self.device)  # (C, 1, 1)
+        self.offset = None if same else ((m_s * scale - m_t) / s_t).to(self.device)
+
+    def _order(self) -> list[int] | None:
+        """Which of its outputs stands for each class of the data; None where they are in the same order."""
+        labels, count = self.model.labels, getattr(self.model.config, "classes", 0)
+        remedy = (
+            f"Train a teacher on these data: vitlab train DATA model.init_from={self.name} run.dir=runs/teacher, then "
+            "objective.teacher=runs/teacher/best"
+        )
+        if not count:
+            raise ValueError(f"{self.name} has no classes, so it cannot answer. {remedy}")
+        if labels is None and count == len(self.classes):
+            self.notes.append(
+                f"{self.name} does not name its classes: they are taken to be {shown(self.classes)}, in this order."
+            )
+            return None
+        order = None if labels is None else class_order(labels, self.classes)
+        if order is None:
+            what = f"{count} classes, which it does not name, and the data have {len(self.classes)}"
+            if labels is not None:
+                what = "other classes than the data: " + differing(labels, self.classes, "the teacher", "the data")
+            raise ValueError(f"{self.name} has {what}. {remedy}")
+        return None if order == list(range(count)) else order
+
+    def fingerprint(self) -> str:
+        """Another one wherever the teacher would answer otherwise: weights, network, preprocess, order of classes."""
+        told = [self.model.family, self.model.config.to_dict(), self.preprocess.to_dict(), self.classes, self.order]
+        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
+        for key, value in sorted(self.model.state_dict().items()):
+            digest.update(key.encode())
+            digest.update(value.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+class Answers:
+    """A teacher's logits for every training picture as it is, not augmented: (N, K), float16, on disk."""
+
+    def __init__(self, folder: Path, logits: np.ndarray):
+        self.folder, self.logits = folder, logits
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Of these pictures, by their numbers in the training set: (B,) -> (B, K)."""
+        found = torch.from_numpy(self.logits[indices.cpu().numpy()]).float()
+        if not torch.isfinite(found).all():
+            bad = indices[~torch.isfinite(found).all(dim=1).cpu()].tolist()
+            raise ValueError(
+                f"{self.folder}: the teacher could not read picture {bad[0]} when it was asked. Delete the folder, and "
+                "it is asked again."
+            )
+        return found
+
+
+def keep_answers(
+    folder: Path,
+    teacher: Teacher,
+    data: Dataset,
+    name: str,
+    *,
+    who: Processes | None = None,
+    batch_size: int = 256,
+    rebuild: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Answers:
+    """The answers kept in `folder`, asked for where they are not there yet; a stopped filling goes on.
+
+    Answers of another teacher, or to other pictures, are refused, or made anew with `rebuild`. `progress` is called
+    with the number of pictures done, after each batch. Of many processes the first asks, and the others wait.
+    """
+    who, failed = who or Processes(), None
+    if who.first:
+        try:
+            _fill(folder, _header(teacher, data, name), teacher, data, batch_size, rebuild, progress)
+        except (ValueError, OSError) as error:
+            failed = error
+    if who.any(failed is not None):
+        raise failed or ValueError("the first process could not ask the teacher; its message says why.")
+    return Answers(folder, np.load(folder / LOGITS, mmap_mode="r"))
+
+
+def _header(teacher: Teacher, data: Dataset, name: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "teacher": teacher.name,
+        "teacher_fingerprint": teacher.fingerprint(),
+        "data": name,
+        "data_fingerprint": data_fingerprint(data),
+        "pictures": len(data),
+        "classes": teacher.classes,
+        "done": 0,
+    }
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """Another one for other pictures, or the same in another order: their values where they are in memory, or names."""
+    digest = hashlib.blake2b(np.ascontiguousarray(data.labels).tobytes(), digest_size=16)
+    if data.images is not None:
+        digest.update(np.ascontiguousarray(data.images).tobytes())
+    else:
+        for index in range(len(data)):
+            digest.update(data.name_of(index).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
+
+
+def _fill(
+    folder: Path,
+    header: dict[str, Any],
+    teacher: Teacher,
+    data: Dataset,
+    batch_size: int,
+    rebuild: bool,
+    progress: Callable[[int], object] | None,
+) -> None:
+    header, logits = _open(folder, header, rebuild)
+    if progress is not None and header["done"]:
+        progress(header["done"])
+    starts = range(header["done"], len(data), batch_size)
+    for number, first in enumerate(starts, 1):
+        part = np.arange(first, min(first + batch_size, len(data)))
+        try:
+            images, kept = Pictures(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
+            found = teacher.answer(images.to(teacher.device)).float().clamp(-6e4, 6e4)  # float16 ends at 65504
+            logits[part[kept]] = found.cpu().numpy()
+        except ImageError:
+            pass  # none of them can be read: training skips them too
+        if progress is not None:
+            progress(len(part))
+        if number % SAVE_EVERY == 0 or number == len(starts):
+            logits.flush()
+            _write(folder, {**header, "done": int(part[-1]) + 1})
+
+
+def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str, Any], np.memmap]:
+    """What is kept already, checked to be of this teacher and these pictures; or a new file of NaN."""
+    shape = (header["pictures"], len(header["classes"]))
+    if (folder / HEADER).is_file() and not rebuild:
+        found = read_json(folder / HEADER)
+        _check(folder, found, header)
+        try:
+            logits = np.lib.format.open_memmap(folder / LOGITS, mode="r+")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
+        if (logits.shape, logits.dtype) != (shape, np.float16):
+            raise ValueError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
+        return found, logits
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / HEADER).unlink(missing_ok=True)  # until the new file is there, nothing says what is in it
+    logits = np.lib.format.open_memmap(folder / LOGITS, mode="w+", dtype=np.float16, shape=shape)
+    logits[:] = np.nan
+    logits.flush()
+    _write(folder, header)
+    return header, logits
+
+
+def _check(folder: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    words = {
+        "format": "the answers of another version of vitlab",
+        "teacher_fingerprint": f"the answers of another teacher ({found.get('teacher')}, not {expected['teacher']})",
+        "data_fingerprint": f"answers to other pictures ({found.get('data')}, {found.get('pictures')} pictures, not "
+        f"{expected['data']}, {expected['pictures']})",
+    }
+    for key, what in words.items():
+        if found.get(key) != expected[key]:
+            raise ValueError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
+    done = found.get("done")
+    if not isinstance(done, int) or not 0 <= done <= expected["pictures"]:
+        raise ValueError(f"{folder / HEADER}: done={done!r} is not a number of pictures. Delete {folder}.")
+
+
+def _write(folder: Path, header: dict[str, Any]) -> None:
+    text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
+    native.write_whole(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))

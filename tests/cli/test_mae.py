@@ -1,0 +1,163 @@
+"""vitlab explain reconstruct, and the other verbs on a masked autoencoder and on its encoder alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+import vitlab.cli.main
+from vitlab.images.preprocess import Preprocess
+
+
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+class Place(NamedTuple):
+    model: Any
+    checkpoint: str
+    encoder: str
+    pictures: list[str]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def call(*args: object, code: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            vitlab.cli.main.run()
+        found = Done(*capsys.readouterr())
+        assert (stopped.value.code or 0) == code, found
+        return found
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Place:
+    folder = tmp_path_factory.mktemp("mae")
+    torch.manual_seed(0)
+    shape = dict(image_size=(32, 48), patch_size=8, width=32, depth=2, heads=4, decoder=dict(width=16, depth=1, heads=2))
+    model = vitlab.create("mae_cifar", **shape)
+    model.preprocess = Preprocess((32, 48), how="crop")
+    vitlab.save(model, folder / "mae")
+    vitlab.save(model.encoder, folder / "encoder")
+    rng, pictures = np.random.default_rng(0), []
+    for i, size in enumerate([(60, 100), (96, 64)]):
+        pictures.append(str(folder / f"图 {i}.png"))
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(pictures[-1])
+    return Place(vitlab.load(folder / "mae"), str(folder / "mae"), str(folder / "encoder"), pictures)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def numbers(path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def test_reconstruct_writes_the_picture_and_its_numbers(run, made):
+    args = ("--mask-ratio", 0.5, "--seed", 7, "--batch-size", 1, "-o", "r.png", "--html")
+    text = run("explain", "reconstruct", made.checkpoint, *made.pictures, *args).stdout
+    found = vitlab.explain.reconstruct(made.model, made.pictures, mask_ratio=0.5, seed=7)
+    for name, error in zip(made.pictures, found.error.tolist(), strict=True):
+        assert f"{name}: error {error:.4f} over 12 hidden patches" in text
+    for file in ("r.png", "r.npz", "r.html"):
+        assert f"written: {file}" in text
+    data = numbers("r.npz")
+    np.testing.assert_array_equal(data["mask"], found.mask)
+    np.testing.assert_allclose(data["prediction"], found.prediction, atol=1e-5)
+    np.testing.assert_allclose(data["reconstruction"], found.painted.permute(0, 2, 3, 1) * 0.5 + 0.5, atol=1e-5)
+    seen = [np.asarray(made.model.preprocess.view(Image.open(name))) / 255 for name in made.pictures]
+    np.testing.assert_allclose(data["picture"], np.stack(seen), atol=1e-6)
+    assert (data["seed"], data["mask_ratio"], data["image"].tolist()) == (7, 0.5, made.pictures)
+    with Image.open("r.png") as picture:
+        assert picture.format == "PNG"
+
+
+def test_reconstruct_as_json_at_another_size(run, made):
+    found = json.loads(
+        run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--image-size", "64x48", "--json").stdout
+    )
+    assert found["files"] == ["explain-reconstruct.png", "explain-reconstruct.npz"]
+    assert (found["hidden_patches"], found["mask_ratio"], found["seed"]) == (36, 0.75, 0)
+    assert len(found["error"]) == 1 and numbers("explain-reconstruct.npz")["mask"].shape == (1, 8, 6)
+
+
+def test_reconstruct_refuses_what_cannot_work(run, made, tmp_path):
+    done = run("explain", "reconstruct", made.encoder, made.pictures[0], code=2)
+    assert "without a decoder, so it cannot reconstruct pictures" in done.stderr
+    assert "vitlab train mae_cifar10" in done.stderr and not list(tmp_path.iterdir())
+    for share in ("0", "1", "-0.5", "nan"):
+        done = run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", share, code=2)
+        assert "is a share: above 0 and below 1" in done.stderr
+    done = run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", "0.99", code=2)
+    assert "leaves none visible" in done.stderr
+
+
+def test_a_picture_that_cannot_be_read_does_not_stop_the_others(run, made):
+    done = run("explain", "reconstruct", made.checkpoint, "absent.png", made.pictures[1], "-o", "r.svg", code=1)
+    assert "1 of 2 pictures could not be read" in done.stderr and "written: r.svg" in done.stdout
+    assert numbers("r.npz")["image"].tolist() == [made.pictures[1]]
+
+
+def test_other_verbs_explain_the_encoder(run, made):
+    for checkpoint, out in ((made.checkpoint, "a.png"), (made.encoder, "b.png")):
+        run("explain", "rollout", checkpoint, made.pictures[0], "-o", out)
+    np.testing.assert_array_equal(numbers("a.npz")["maps"], numbers("b.npz")["maps"])
+
+
+def test_predict_needs_classes(run, made):
+    assert "has no classes" in run("predict", made.checkpoint, made.pictures[0], code=2).stderr
+    assert "vitlab train" in run("predict", made.checkpoint, made.pictures[0], code=2).stderr
+
+
+def test_convert_to_transformers_and_back(run, made):
+    run("convert", made.checkpoint, "square", "--image-size", "32")
+    text = run("convert", "square", "hf", "--to", "hf", "--check").stdout
+    assert "hf in transformers: largest logit difference" in text
+    run("convert", "hf", "back", "--check")
+    a, b = (vitlab.load(name) for name in ("square", "back"))
+    assert a.config == b.config and all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+    run("convert", "square", "encoder", "--encoder", "--to", "timm")
+    images = torch.randn(2, 3, 32, 32)
+    again = vitlab.load("encoder")
+    torch.testing.assert_close(again(images), a.encoder(images), atol=1e-5, rtol=0)
+    done = run("convert", "square", "no", "--to", "timm", code=2)
+    assert "--to hf or native, or --encoder" in done.stderr
+
+
+def test_models_and_inspect(run):
+    names = [row["name"] for row in json.loads(run("models", "mae", "--json").stdout)]
+    assert names == [f"mae_{size}" for size in ("tiny", "small", "base", "large", "huge", "cifar", "digits")]
+    text = run("inspect", "mae_cifar").stdout
+    assert "mae_cifar" in text and "17 x 192" in text  # 16 of 64 patches and the class token
+    found = json.loads(run("inspect", "mae_cifar", "--json").stdout)
+    steps = {step["name"]: step for step in found["steps"]}
+    assert steps["blocks.8.tokens"]["shape"] == [1, 17, 192] and steps["visible"]["shape"] == [1, 17, 192]
+    assert steps["decoder.blocks.1.tokens"]["shape"] == [1, 65, 96] and steps["decoder.pixels"]["shape"] == [1, 64, 48]
+    with torch.device("meta"):
+        model = vitlab.create("mae_cifar")
+    assert found["total"]["parameters"] == sum(p.numel() for p in model.parameters()) and found["unused"] == []
+    assert steps["decoder.masked"]["parameters"] == 96 and steps["decoder.embed"]["parameters"] == 192 * 96 + 96
+
+
+def test_gradients_of_every_parameter(run):
+    text = run("inspect", "mae_digits", "--grads").stdout
+    assert "have a finite gradient that is not zero" in text and "decoder.mask_token" in text
+
+
+def test_diff_compares_encoders(run, made):
+    done = run("diff", made.checkpoint, made.encoder)
+    assert "A and B agree" in done.stdout

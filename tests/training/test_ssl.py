@@ -1,0 +1,80 @@
+"""Learning without labels, through the loop: it learns, it goes on exactly after a kill, and its encoder is of use."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitlab.checkpoints.load import load, load_with_report
+from vitlab.images.datasets import open_data
+from vitlab.models.mae import MaskedAutoencoder
+from vitlab.training.batches import Pictures
+from vitlab.training.loop import fit
+from vitlab.training.presets import find_recipe
+from vitlab.training.recipe import with_settings
+from vitlab.training.runlog import read_log
+
+QUICK = {
+    "mae": ["run.epochs=30", "run.eval_every=30"],
+    "dino": ["run.epochs=12", "run.eval_every=12", "objective.local_views=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A short run of each method on digits; each takes some 20 s on one core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = {}
+    for method, settings in QUICK.items():
+        run = tmp_path_factory.mktemp("ssl") / method
+        found[method] = run, fit(with_settings(find_recipe(f"{method}_digits")[1], settings), run)
+    torch.set_num_threads(before)
+    return found
+
+
+def test_mae_paints_better_than_the_mean_of_the_pixels(learned):
+    run, _ = learned["mae"]
+    model = load(run / "best")
+    images, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.arange(128))
+    noise = torch.rand(128, 16, generator=torch.Generator().manual_seed(0))
+    assert isinstance(model, MaskedAutoencoder)
+    with torch.no_grad():
+        out = model(images, noise)
+    target, hidden = model.target(images), out.mask.bool()
+    baseline = (target - target[hidden].mean(dim=0)).square().mean(dim=-1)[hidden].mean()  # the mean of each pixel
+    assert out.loss < 0.8 * baseline
+
+
+def test_dino_finds_the_digits_and_does_not_collapse(learned):
+    run, result = learned["dino"]
+    assert result["judged_by"] == "k-NN top-1" and result["top1"] > 0.6  # chance: 0.1
+    last = [event for event in read_log(run) if event["kind"] == "train"][-1]
+    assert last["rank"] > 5 and last["teacher_std"] > 0.1 and 0 < last["teacher_entropy"] < math.log(256)
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, command):
+    run, result = learned[method]
+    assert result["objective"] == method and json.loads((run / "result.json").read_text())["top1"] == result["top1"]
+    recipe = with_settings(find_recipe("digits")[1], ["run.epochs=2", "data.per_class=10", f"model.init_from={run}/best"])
+    recipe = with_settings(recipe, ["model.stem=patch"]) if method == "mae" else recipe
+    tuned = fit(recipe, tmp_path / "tuned")
+    first = load_with_report(run / "best", encoder=True, classes=10)[0]
+    assert first.config.classes == 10 and tuned["params"] == sum(p.numel() for p in first.parameters())
+    source = load_file(run / "best" / "weights.safetensors")
+    prefix = {"mae": "encoder.", "dino": "teacher."}[method]
+    for key, value in first.state_dict().items():
+        assert key.startswith("head.") or torch.equal(value, source[prefix + key]), key
+    found = json.loads(command("eval", run / "best", "digits", "--knn", "--probe", "--json").stdout)
+    assert found["knn"] == pytest.approx(result["top1"], abs=0.003) and found["linear_probe"] > found["knn"] - 0.1
+
+
+def test_a_method_and_its_model_must_fit(command):
+    text = command("train", "digits", "model.name=mae_digits", code=2).stderr
+    assert "objective.name=mae" in text
+    text = command("train", "mae_digits", "model.name=vit_digits", code=2).stderr
+    assert "family mae" in text and "model.name=mae_cifar" in text
