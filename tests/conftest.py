@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Some virtual machines report AMX and do not let it be used: torch then dies of an illegal instruction in bfloat16.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 

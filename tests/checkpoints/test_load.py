@@ -152,18 +152,18 @@ def timm_state(**options) -> dict[str, torch.Tensor]:
 TOLD = dict(heads=4, eps=1e-6, activation="gelu")
 
 
-def test_facebooks_mae_file_loads_its_encoder_and_names_what_is_left_out(tmp_path):
+def test_the_encoder_of_facebooks_mae_file_alone_names_what_is_left_out(tmp_path):
     """The released file with decoder: its mask token has the decoder's width."""
     encoder = {key: value for key, value in timm_state().items() if not key.startswith("head.")}
     decoder = {"mask_token": torch.zeros(1, 1, 20), "decoder_pos_embed": torch.zeros(1, 17, 20)}
     decoder |= {"decoder_blocks.0.attn.qkv.weight": torch.zeros(60, 20), "decoder_pred.bias": torch.zeros(192)}
     torch.save({"model": {**encoder, **decoder}}, tmp_path / "mae.pth")
-    model, report = load_with_report(tmp_path / "mae.pth", **TOLD)
+    model, report = load_with_report(tmp_path / "mae.pth", **TOLD, encoder=True)
     assert report.dialect == "facebook"
     assert {row.theirs[0] for row in report.rows if row.status == "unused"} == decoder.keys()
     assert model.preprocess.mean == (0.485, 0.456, 0.406)
     assert torch.equal(model.blocks[1].mlp.fc2.weight, encoder["blocks.1.mlp.fc2.weight"])
-    tuned = vitlab.load(tmp_path / "mae.pth", **TOLD, classes=5, pooling="mean_norm")
+    tuned = vitlab.load(tmp_path / "mae.pth", **TOLD, encoder=True, classes=5, pooling="mean_norm")
     assert tuned(torch.randn(2, 3, 32, 32)).shape == (2, 5)
 
 

@@ -186,7 +186,7 @@ def test_figure7_with_and_without_pictures(run, made):
     np.testing.assert_allclose(data["similarity"], vitlab.explain.position_similarity(made.model), rtol=1e-5)
     np.testing.assert_allclose(data["filters"], vitlab.explain.filters(made.model, 28), atol=1e-5)
     done = run("figure7", checkpoint(made), "-o", "w.png", "--html")
-    assert "note: distance: Give pictures" in done.stderr
+    assert "note: distance, entropy, norms: Give pictures" in done.stderr
     assert set(numbers("w.npz")) == {"filters", "similarity"}
 
 
@@ -293,7 +293,7 @@ WRONG = {
     "query outside": (["attention", "--query", "100,10"], "100 x 60 pixels: x is 0 to 99, y is 0 to 59"),
     "query cut off": (["attention", "--query", "1,10"], "it sees x from 4 to 93 and y from 0 to 59"),
     "query in words": (["attention", "--query", "left"], "write X,Y in its pixels, e.g. 100,60"),
-    "no such token": (["attention", "--query", "distillation"], "Ask for 'class', 'mean'"),
+    "no such token": (["attention", "--query", "distillation"], "Ask for cls, mean ("),
     "discard too much": (["rollout", "--discard", "1"], "at least 0 and below 1"),
     "unknown class": (["relevance", "--target", "dogs"], "Did you mean 'dog'"),
     "class out of range": (["relevance", "--target", "4"], "this model has classes 0 to 3"),

@@ -325,9 +325,10 @@ def test_figure7_draws_what_there_is_and_says_what_there_is_not(two):
 
     odd = small(stem="conv", positions="rotary", class_token=False, pooling="mean")
     found = draw.figure7_numbers(odd)
-    assert set(found["missing"]) == {"filters", "similarity", "distance", "entropy", "norms"}
+    np.testing.assert_array_equal(found["stem_filters"], vitlab.explain.stem_filters(odd))
+    assert set(found["missing"]) == {"similarity", "distance", "entropy", "norms"}
     words = " ".join(words_of(draw.figure7(found)).split())
-    for part in ("its stem is a ConvStem", "no position vectors", "Give pictures to measure this"):
+    for part in ("of the stem's first layer, 3 x 3 pixels", "no position vectors", "Give pictures to measure this"):
         assert part in words
 
 

@@ -16,8 +16,8 @@ P, GRID = 8, (4, 6)
 
 
 def small(**options):
-    shape = dict(image_size=(32, 48), patch_size=P, width=32, depth=2, heads=4, decoder=dict(width=16, depth=1, heads=2))
-    model = vitlab.create("mae_cifar", **{**shape, **options})
+    shape = dict(image_size=(32, 48), patch_size=P, width=32, depth=2, heads=4)
+    model = vitlab.create("mae_cifar", **shape, decoder=dict(width=16, depth=1, heads=2), **options)
     model.preprocess = Preprocess((32, 48), how="crop", mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -76,7 +76,7 @@ def test_another_size_and_a_tensor():
 
 
 def test_what_cannot_paint_is_refused():
-    with pytest.raises(ValueError, match="without a decoder.*take one with its decoder.*vitlab train mae_cifar10"):
+    with pytest.raises(ValueError, match=r"without a decoder.*take one with its decoder.*vitlab train mae_cifar10"):
         reconstruct(small().encoder, pictures())
     with pytest.raises(ValueError, match="this is a vit model without a decoder"):
         reconstruct(vitlab.create("vit_digits"), pictures())
@@ -116,5 +116,6 @@ def test_the_drawing_shows_seen_masked_painted_and_pasted():
 def test_grey_pictures_are_drawn_too():
     model = vitlab.create("mae_digits", depth=1)
     image = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4)
-    figure = draw.reconstruction(draw.views(model.encoder, [image], ["digit"]), reconstruct(model, [image]), model.preprocess)
+    views = draw.views(model.encoder, [image], ["digit"])
+    figure = draw.reconstruction(views, reconstruct(model, [image]), model.preprocess)
     assert pixels_on(figure, (8, 8))[0].shape == (8, 8, 3)

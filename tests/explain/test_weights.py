@@ -12,7 +12,7 @@ import torch
 from sklearn.decomposition import PCA
 
 import vitlab
-from vitlab.explain import filters, high_norm_tokens, position_similarity, token_norms
+from vitlab.explain import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=3, heads=4, classes=7)
 
@@ -42,8 +42,24 @@ def test_filters_of_half_precision_and_of_too_many():
     assert bool(filters(small().to(torch.bfloat16)).isfinite().all())
     with pytest.raises(ValueError, match="48 filters of 192 values have 1 to 47"):
         filters(small(), 48)
-    with pytest.raises(ValueError, match=r"ConvStem.*convs\[0\].weight"):
+    with pytest.raises(ValueError, match=r"ConvStem.*stem_filters"):
         filters(small(stem="conv"))
+
+
+@pytest.mark.parametrize(("channels", "most"), [(3, 5), (1, 5)])
+def test_filters_of_a_stem_are_those_of_its_first_layer(channels, most):
+    """A stem of 48 / 2^2 = 12, 24, 48 channels; 12 filters have at most 11 components, of one channel 9."""
+    model = small(stem="conv", channels=channels).double()
+    E = model.patch_embed.convs[0].weight.detach().flatten(1).numpy()
+    found = stem_filters(model).numpy()
+    assert found.shape == (min(11, 9 * channels), 3, 3, channels)
+    expected = PCA(most, svd_solver="full").fit(E).components_.reshape(most, channels, 3, 3).transpose(0, 2, 3, 1)
+    for mine, theirs in zip(found, expected, strict=False):
+        np.testing.assert_allclose(mine, np.sign((mine * theirs).sum()) * theirs, atol=1e-8)
+    with pytest.raises(ValueError, match=r"12 filters of .* values have 1 to"):
+        stem_filters(model, 12)
+    with pytest.raises(ValueError, match=r"no convolutional stem.*filters\(model\)"):
+        stem_filters(small())
 
 
 def test_position_similarity_is_the_cosine_in_a_slow_loop(pair):

@@ -61,9 +61,7 @@ def slow_loss(images: np.ndarray, prediction: np.ndarray, mask: np.ndarray, P: i
             if mask[b, patch] == 0:
                 continue
             row, column = divmod(patch, W // P)
-            true = [
-                images[b, c, row * P + y, column * P + x] for y in range(P) for x in range(P) for c in range(C)
-            ]
+            true = [images[b, c, row * P + y, column * P + x] for y in range(P) for x in range(P) for c in range(C)]
             true = np.array(true)
             if norm_pix:
                 variance = ((true - true.mean()) ** 2).sum() / (len(true) - 1)

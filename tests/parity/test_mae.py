@@ -9,6 +9,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
 
 import vitlab
 from vitlab.checkpoints import convert
@@ -31,15 +32,24 @@ CONFIGS = {
 
 
 def their_mae(positions: bool = True, **options) -> hf.ViTMAEForPreTraining:
-    """Every parameter far from its start value; `positions`: these too. Tokens are small, so that eps shows."""
+    """Every parameter far from its start value, and tokens small, so that eps shows; positions=False: sin-cos ones."""
     model = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SMALL, **DECODER, **options)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if positions or "pos" not in name:
-                parameter.normal_(std=0.002 if "embeddings" in name else 0.2)
+            parameter.normal_(std=0.002 if "embeddings" in name else 0.2)
+            if not positions and "pos" in name:  # transformers' own, in the order that released weights have
+                side = options["image_size"] // 8
+                table = build_2d_sinusoidal_position_embedding(side, side, parameter.shape[-1], cls_token=True)
+                parameter.copy_(table.roll(parameter.shape[-1] // 2, dims=1))
             if "norm" in name and name.endswith("weight"):
                 parameter.add_(1)
     return model
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """Under the names of version 4: version 5 saves decoder_layers as decoder_encoder.layer, and reads both."""
+    found = load_file(folder / "model.safetensors")
+    return {key.replace("decoder_encoder.layer.", "decoder_layers."): value for key, value in found.items()}
 
 
 def inputs(model: MaskedAutoencoder, batch: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,7 +75,7 @@ def test_prediction_mask_and_loss_agree_both_ways(options, tmp_path):
     images, noise = inputs(ours)
     agree(ours, theirs, images, noise)
     convert.write(ours, tmp_path / "back", "hf")
-    source, written = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    source, written = saved(tmp_path / "hf"), load_file(tmp_path / "back" / "model.safetensors")
     assert source.keys() == written.keys()
     assert all(torch.equal(value, written[key]) for key, value in source.items())
     agree(ours, hf.ViTMAEForPreTraining.from_pretrained(tmp_path / "back").eval(), images, noise)
@@ -84,10 +94,11 @@ def test_gradients_agree(tmp_path):
         "embed": (ours.decoder.embed, theirs.decoder.decoder_embed),
         "pixels": (ours.decoder.pixels, theirs.decoder.decoder_pred),
     }
-    for a, b in pairs.values():
-        torch.testing.assert_close(a.weight.grad, b.weight.grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.encoder.class_token.grad, theirs.vit.embeddings.cls_token.grad, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.decoder.mask_token.grad, theirs.decoder.mask_token.grad, atol=1e-5, rtol=1e-4)
+    found = {name: (a.weight, b.weight) for name, (a, b) in pairs.items()}
+    found["class token"] = (ours.encoder.class_token, theirs.vit.embeddings.cls_token)
+    found["mask token"] = (ours.decoder.mask_token, theirs.decoder.mask_token)
+    for a, b in found.values():
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_sincos_tables_become_fixed_positions_and_are_written_again(tmp_path):
@@ -190,7 +201,7 @@ FACEBOOK = {  # theirs by transformers' saved names
 def facebook_file(theirs, folder, *, decoder: bool = True):
     theirs.save_pretrained(folder)
     state: dict[str, torch.Tensor] = {}
-    for key, value in load_file(folder / "model.safetensors").items():
+    for key, value in saved(folder).items():
         name = key
         for pattern, replacement in FACEBOOK.items():
             name = re.sub(pattern, replacement, name)

@@ -82,7 +82,7 @@ def test_facebooks_mae_files_have_imagenets_colours(tmp_path):
     state = keymap.write("timm", timm.RULES, dict(model.state_dict()), heads=4)
     decoder = {"mask_token": torch.zeros(1, 1, 20), "decoder_pos_embed": torch.zeros(1, 17, 20)}
     torch.save({"model": {**state, **decoder}}, tmp_path / "mae.pth")
-    model, report = load_with_report(tmp_path / "mae.pth", heads=4)
+    model, report = load_with_report(tmp_path / "mae.pth", heads=4, encoder=True)
     assert (report.dialect, model.preprocess) == ("facebook", Preprocess((32, 32), **MARGIN(32), **IMAGENET))
 
 
@@ -169,13 +169,15 @@ def test_transformers_folders_get_what_their_kind_usually_has(kind, row, tmp_pat
 
 def expected_for(name: str) -> Preprocess:
     """By the releases: Google's ViTs; DeiT's 256 -> 224; DINOv2 without a margin at 518; one channel for digits."""
-    if name in ("vit_mnist", "vit_digits"):
-        side = {"vit_mnist": 28, "vit_digits": 8}[name]
+    if name in ("vit_mnist", "vit_digits", "mae_digits"):
+        side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
-    if name == "vit_cifar":
+    if name in ("vit_cifar", "mae_cifar", "resnet_cifar"):
         return Preprocess((32, 32), **STRETCH, **HALF)
-    if name.startswith("deit"):
+    if name.startswith(("deit", "mae")):
         return Preprocess((224, 224), **{**CROP, "resize": 256}, **IMAGENET)
+    if name.startswith("resnet"):
+        return Preprocess((224, 224), **{**CROP, "resize": 256, "interpolation": "bilinear"}, **IMAGENET)
     if name.startswith("dinov2"):
         return Preprocess((518, 518), **MARGIN(518), **IMAGENET)
     assert name.startswith("vit_")
@@ -185,7 +187,8 @@ def expected_for(name: str) -> Preprocess:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_name_has_its_releases_preprocess(name):
     with torch.device("meta"):
-        assert vitlab.create(name, depth=1).preprocess == expected_for(name)
+        options = {} if MODELS[name].family == "resnet" else {"depth": 1}
+        assert vitlab.create(name, **options).preprocess == expected_for(name)
 
 
 def test_a_preprocess_follows_size_and_channels():

@@ -178,7 +178,7 @@ def test_mae_encoder_agrees(tmp_path):
     """Without masking, transformers' encoder shuffles the patches; back in order they are ours."""
     theirs = hf.ViTMAEForPreTraining(hf.ViTMAEConfig(**SMALL, image_size=32, intermediate_size=96, mask_ratio=0.0))
     saved(randomise(theirs), tmp_path)
-    model = vitlab.load(tmp_path)
+    model = vitlab.load(tmp_path).encoder
     images, noise = torch.randn(2, 3, 32, 32), torch.arange(16.0).expand(2, 16)
     with torch.inference_mode():
         out = theirs.vit(images, noise=noise)

@@ -55,10 +55,7 @@ WRONG = {
     "augment.smoothing=1.5": "below 1",
     "run.epochs": "key=value",
     "optim.betas=0.9": "optim.betas=0.9 is not valid",
-    "objective.name=distill": "objective.teacher=",
-    "objective.teacher=runs/a/best": "objective.name=distill",
     "objective.local_scale=[0.5, 0.2]": "must rise",
-    "objective.cache=true": "objective.name=supervised",
     "objective.momentum=1": "below 1",
 }
 

@@ -43,6 +43,7 @@ WITHOUT_LABELS = [
 ]
 METHODS = {
     "supervised": EVERYTHING,
+    "distill": [*EVERYTHING, "objective.name=distill", "objective.teacher=bundled:digits", "model.distill_token=true"],
     "mae": [*WITHOUT_LABELS, "objective.name=mae", "model.name=mae_digits", "augment.crop=padded", "augment.padding=1"],
     "dino": [
         *(*WITHOUT_LABELS, "objective.name=dino", "model.name=dino_digits", "objective.local_views=2"),
@@ -89,7 +90,9 @@ def run_and_die(recipe: Recipe, run: Path, step: int, resume: bool) -> None:
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-@pytest.mark.parametrize(("method", "workers"), [("supervised", 0), ("supervised", 2), ("mae", 0), ("dino", 2)])
+@pytest.mark.parametrize(
+    ("method", "workers"), [*(("supervised", n) for n in (0, 2)), ("distill", 0), ("mae", 0), ("dino", 2)]
+)
 def test_killed_at_five_steps_and_resumed_is_identical_to_the_bit(method, workers, tmp_path):
     recipe = with_settings(Recipe(), [*METHODS[method], f"data.workers={workers}"])
     straight = fit(recipe, tmp_path / "straight")

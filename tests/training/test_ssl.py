@@ -60,7 +60,9 @@ def test_dino_finds_the_digits_and_does_not_collapse(learned):
 def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, command):
     run, result = learned[method]
     assert result["objective"] == method and json.loads((run / "result.json").read_text())["top1"] == result["top1"]
-    recipe = with_settings(find_recipe("digits")[1], ["run.epochs=2", "data.per_class=10", f"model.init_from={run}/best"])
+    recipe = with_settings(
+        find_recipe("digits")[1], ["run.epochs=2", "data.per_class=10", f"model.init_from={run}/best"]
+    )
     recipe = with_settings(recipe, ["model.stem=patch"]) if method == "mae" else recipe
     tuned = fit(recipe, tmp_path / "tuned")
     first = load_with_report(run / "best", encoder=True, classes=10)[0]
@@ -71,6 +73,21 @@ def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, com
         assert key.startswith("head.") or torch.equal(value, source[prefix + key]), key
     found = json.loads(command("eval", run / "best", "digits", "--knn", "--probe", "--json").stdout)
     assert found["knn"] == pytest.approx(result["top1"], abs=0.003) and found["linear_probe"] > found["knn"] - 0.1
+
+
+WRONG = {
+    "objective.name=distill": "objective.teacher=runs/NAME/best",
+    "objective.teacher=runs/a/best": "is for objective.name=distill",
+    "objective.cache=true": "objective.name=supervised",
+    "objective.name=mae augment.mixup=0.2": "does not learn",
+}
+
+
+@pytest.mark.parametrize(("settings", "says"), WRONG.items())
+def test_what_does_not_belong_together_is_told(settings, says, command, tmp_path):
+    recipe = "mae_digits" if "mae" in settings else "digits"
+    assert says in command("train", recipe, *settings.split(), f"run.dir={tmp_path / 'run'}", code=2).stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_method_and_its_model_must_fit(command):

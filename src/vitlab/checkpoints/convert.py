@@ -96,8 +96,8 @@ def _told(model: Any) -> dict[str, Any]:
     """What a bare file cannot say."""
     c = model.config
     if model.family == "mae":
-        told = {name: getattr(c, name) for name in ("heads", "image_size", "eps", "activation", "mask_ratio", "norm_pix")}
-        return {**told, "decoder.heads": c.decoder.heads}
+        names = ("heads", "image_size", "eps", "activation", "mask_ratio", "norm_pix")
+        return {**{name: getattr(c, name) for name in names}, "decoder.heads": c.decoder.heads}
     if model.family == "resnet":
         return {"image_size": c.image_size, "stride_in": c.stride_in}
     return {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}

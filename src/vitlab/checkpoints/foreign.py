@@ -152,7 +152,7 @@ def _add_decoder(found: Found, state: dict[str, Tensor], told: dict[str, Any]) -
 
 
 def _use_fixed_positions(found: Found) -> None:
-    """A table that is sin-cos is computed; any other stays as it is. Classifiers keep theirs: it may have been trained."""
+    """A table that is sin-cos is computed, any other is kept. Classifiers keep theirs: it may have been trained."""
     tables = {"positions.table": "positions"}
     if found.family == "mae":
         tables = {"encoder.positions.table": "positions", "decoder.positions.table": "decoder.positions"}
@@ -160,7 +160,8 @@ def _use_fixed_positions(found: Found) -> None:
         table = found.tensors.get(key)
         if table is not None and not found.config.classes and mae.is_sincos(table, found.config.grid):
             del found.tensors[key]
-            found.unused |= dict.fromkeys(found.origin.pop(key), "equals the fixed sin-cos positions, which are computed")
+            why = "equals the fixed sin-cos positions, which are computed"
+            found.unused |= dict.fromkeys(found.origin.pop(key), why)
             found.config = found.config.with_options(**{option: "sincos"})
 
 
@@ -245,7 +246,7 @@ def detect(keys: set[str], path: object) -> Dialect:
 def _check_names(overrides: dict[str, Any], config: type[ViTConfig] | type[MAEConfig]) -> None:
     """A misspelt option is told the nearest name before anything else goes wrong."""
     known = option_paths(config)
-    config().with_options(**{k: v for k, v in overrides.items() if k not in known and k != "grid"})
+    config().with_options(**{k: v for k, v in overrides.items() if k not in (*known, "grid", "classes")})
 
 
 def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config: Any) -> Preprocess | None:

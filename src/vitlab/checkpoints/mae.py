@@ -22,13 +22,17 @@ HEADS = {512: 16}  # the published decoder's width; others must be told
 USUAL: dict[str, Any] = {"mask_ratio": 0.75, "norm_pix": False}  # what bare weights leave unsaid
 TOLERANCE = 1e-5  # of a stored table from sin-cos positions, which others compute in float32
 
-HF_LAYER = "decoder.decoder_layers.{i}."
+HF_LAYERS = (
+    "decoder.decoder_layers.{i}.",  # version 4, which is written; version 5 in memory
+    "decoder.decoder_encoder.layer.{i}.",  # version 5 saves "layers" as "encoder.layer", here too
+)
 HF_RULES = (
     Rule("decoder.embed.*", "decoder.decoder_embed.*"),
     Rule("decoder.mask_token", "decoder.mask_token"),
     Rule("decoder.positions.table", "decoder.decoder_pos_embed"),
     *(
-        Rule(f"decoder.{rule.ours}", tuple(key.replace(hf.LAYER, HF_LAYER) for key in rule.keys), rule.codec)
+        Rule(f"decoder.{rule.ours}", tuple(key.replace(hf.LAYER, layer) for key in rule.keys), rule.codec)
+        for layer in HF_LAYERS
         for rule in (*hf.VIT_BLOCK, *hf.new_names(hf.LAYER))
     ),
     Rule("decoder.norm.*", "decoder.decoder_norm.*"),
@@ -109,7 +113,7 @@ def infer_config(c: ViTConfig, decoder: State, told: dict[str, Any]) -> MAEConfi
         **{name: told.get(name, usual) for name, usual in USUAL.items()},
     )
     if config.encoder != c:
-        raise ValueError("its encoder has options that a masked autoencoder's does not have: only the encoder can be read.")
+        raise ValueError("its encoder is none that a masked autoencoder has here: read it alone, with encoder=True.")
     return config
 
 
@@ -133,8 +137,8 @@ def write(model: Any, state: State) -> tuple[State, dict[str, Any]]:
     c: MAEConfig = model.config
     if c.image_size[0] != c.image_size[1]:
         raise ValueError(
-            f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: load it "
-            f"with image_size={max(c.image_size)} first, or use --to native."
+            f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "
+            f"load it with image_size={max(c.image_size)} first, or use --to native."
         )
     like = state["decoder.mask_token"]
     tables = {"encoder": model.encoder.positions, "decoder": model.decoder.positions}

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
-    from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, token_norms
+    from vitlab.explain.segmentation import attention_masks
+    from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _WHERE = {
     "attention_distance": "distance",
     "attention_entropy": "distance",
     "attention_maps": "attention_maps",
+    "attention_masks": "segmentation",
     "attention_statistics": "distance",
     "compare_methods": "faithfulness",
     "curves": "faithfulness",
@@ -43,12 +45,14 @@ _WHERE = {
     "reconstruct": "reconstruct",
     "relevance": "relevance",
     "rollout": "rollout",
+    "stem_filters": "weights",
     "token_norms": "weights",
 }
 __all__ = [
     "attention_distance",
     "attention_entropy",
     "attention_maps",
+    "attention_masks",
     "attention_statistics",
     "compare_methods",
     "curves",
@@ -65,6 +69,7 @@ __all__ = [
     "reconstruct",
     "relevance",
     "rollout",
+    "stem_filters",
     "token_norms",
 ]
 

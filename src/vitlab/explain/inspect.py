@@ -215,7 +215,7 @@ def inspect(
     words = _words(config, recorder.layout)
     steps = [
         Step(
-            _step_name(config, kind, layer),
+            step_name(kind, layer, config),
             found,
             _meaning(kind, words, _words(config.decoder_stack, recorder.layout) if kind.startswith(DECODER) else {}),
             sum(sizes[n] for n in names),
@@ -320,11 +320,12 @@ def _meaning(kind: str, words: dict[str, Any], decoder: dict[str, Any]) -> str:
     return MEANINGS.get(kind, MEANINGS.get(plain, "")).format(**(decoder or words))
 
 
-def _step_name(config: Any, kind: str, layer: int | None) -> str:
+def step_name(kind: str, layer: int | None, config: Any = None) -> str:
+    """What a step that Trace names by kind and layer is called: blocks.0.attention.qkv."""
     if layer is None:
         return kind
     if kind.startswith(DECODER):
-        return DECODER + _step_name(config, kind.removeprefix(DECODER), layer)
+        return DECODER + step_name(kind.removeprefix(DECODER), layer, config)
     if hasattr(config, "place"):  # stages of blocks
         return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"

@@ -84,6 +84,6 @@ def check_decoder(model: Any) -> None:
     check_model(getattr(model, "encoder", model))
     raise ValueError(
         f"this is a {model.family} model without a decoder, so it cannot reconstruct pictures. Most released MAE files "
-        "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file with "
-        "decoder_* in it), or train one: vitlab train mae_cifar10."
+        "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file "
+        "with decoder_* in it), or train one: vitlab train mae_cifar10."
     )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, grid_of, wide
-from vitlab.layers.patches import PatchEmbed
+from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import Trace, check_offered
 
 NO_SIMILARITY = {  # positions that are no vector per place -> what can be had instead
@@ -30,21 +30,39 @@ def filters(model: Any, n: int = 28) -> Tensor:
     check_model(model)
     embed = getattr(model, "patch_embed", None)
     if not isinstance(embed, PatchEmbed):
+        stem = isinstance(embed, ConvStem)
+        instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
         raise ValueError(
             f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
-            "filter alone reads a patch. It can give those of its first layer: model.patch_embed.convs[0].weight. "
-            'Models with stem="patch" have them.'
+            f'filter alone reads a patch. {instead}Models with stem="patch" have them.'
         )
-    E = wide(embed.proj.weight).cpu().flatten(1)  # (D, C*P*P)
+    E = wide(embed.proj.weight).cpu()  # (D, C, P, P)
     if embed.norm_in is not None:
-        E = E * wide(embed.norm_in.weight).cpu()  # the norm's gain stands before the projection
-    D, values = E.shape
+        E = E * wide(embed.norm_in.weight).cpu().view_as(E[0])  # the norm's gain stands before the projection
+    return _components(E, n)
+
+
+@torch.no_grad()
+def stem_filters(model: Any, n: int | None = None) -> Tensor:
+    """(n, 3, 3, C): the same of the first layer of a convolutional stem (stem="conv"); None: all there are."""
+    check_model(model)
+    embed = getattr(model, "patch_embed", None)
+    if not isinstance(embed, ConvStem):
+        raise ValueError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
+    weight = embed.convs[0].weight
+    assert isinstance(weight, Tensor)
+    return _components(wide(weight).cpu(), min(len(weight) - 1, weight[0].numel()) if n is None else n)
+
+
+def _components(E: Tensor, n: int) -> Tensor:
+    """Filters (D, C, k, k) -> their first principal components (n, k, k, C)."""
+    D, values = len(E), E[0].numel()
     if not 1 <= n <= min(D - 1, values):
         raise ValueError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
-    components = torch.linalg.svd(E - E.mean(0), full_matrices=False).Vh[:n]  # (n, C*P*P)
+    flat = E.flatten(1)
+    components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:n]  # (n, C*k*k)
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
-    P = embed.patch_size
-    return (components * largest.sign()).reshape(n, embed.channels, P, P).permute(0, 2, 3, 1)
+    return (components * largest.sign()).reshape(n, *E.shape[1:]).permute(0, 2, 3, 1)
 
 
 @torch.no_grad()

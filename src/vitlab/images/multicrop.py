@@ -146,7 +146,8 @@ class MultiCrop:
         picture = picture.convert("L" if len(self.plain.mean) == 1 else "RGB")
         views = []
         for (h, w), (left, top, right, bottom) in zip(self.sizes, boxes.tolist(), strict=True):
-            view = picture.crop((left, top, right, bottom)).resize((w, h), RESAMPLING[self.interpolation])
+            view, kernel = picture.crop((left, top, right, bottom)), RESAMPLING[self.interpolation]
+            view = view.resize((w, view.height), kernel).resize((w, h), kernel)  # in the order of `resized_crops`
             pixels = np.array(view)
             views.append(torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()))
         return views

@@ -197,6 +197,8 @@ def apply_grouped(
     x: Tensor, functions: Sequence[Function], which: np.ndarray, value: np.ndarray, fill: Tensor
 ) -> Tensor:
     """Image i goes through functions[which[i]] with value[i]; those that share a function go together."""
+    if not len(x):
+        return x
     order = np.argsort(which, kind="stable")  # index_select copies whole images: much faster than x[group]
     found = []
     for k in np.unique(which):

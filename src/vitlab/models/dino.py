@@ -201,11 +201,11 @@ class DINO(nn.Module):
         _check_views(views, teacher_temperature)
         c = self.config
         features = torch.cat(_in_groups(self.student, views))  # (V*B, D)
-        logits = self.student_head(features).float()
+        logits = _wide(self.student_head(features))
         log_student = F.log_softmax(logits / c.student_temperature, dim=-1).unflatten(0, (len(views), -1))  # (V, B, K)
         with torch.no_grad():
             seen = self.teacher(torch.cat([views[0], views[1]]))  # (2B, D)
-            answers = self.teacher_head(seen).float()  # (2B, K)
+            answers = _wide(self.teacher_head(seen))  # (2B, K)
             centred = answers - self.centre if c.centring else answers
             log_teacher = F.log_softmax(centred / teacher_temperature, dim=-1).unflatten(0, (2, -1))  # (2, B, K)
             teacher = log_teacher.exp()
@@ -213,7 +213,7 @@ class DINO(nn.Module):
         numbers: dict[str, Tensor] = {}
         if watched:
             with torch.no_grad():
-                numbers = watch(teacher, log_teacher, loss, features[: len(seen)].float(), seen.float(), self.centre)
+                numbers = watch(teacher, log_teacher, loss, _wide(features[: len(seen)]), _wide(seen), self.centre)
         return DINOOutput(loss, answers.mean(dim=0), numbers)
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ class DINO(nn.Module):
         """c <- m c + (1 - m) mean, eq. 4, over the batches of all processes; `count`: pictures behind this mean."""
         if not self.config.centring:
             return
-        total = torch.cat([batch_mean.float() * count, batch_mean.new_full((1,), count, dtype=torch.float32)])
+        total = torch.cat([batch_mean * count, batch_mean.new_full((1,), count)])
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(total)
         self.centre.lerp_(total[:-1] / total[-1], 1 - self.config.centre_momentum)
@@ -249,6 +249,11 @@ def _in_groups(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
         parts = network(torch.cat([views[number] for number in members])).chunk(len(members))
         found |= dict(zip(members, parts, strict=True))
     return [found[number] for number in range(len(views))]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Softmax and sums in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _check_views(views: Sequence[Tensor], teacher_temperature: float) -> None:
@@ -297,7 +302,7 @@ def effective_rank(features: Tensor) -> Tensor:
     gram = x @ x.mT if x.shape[0] < x.shape[1] else x.mT @ x  # the smaller one; its eigenvalues are their squares
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     p = values / values.sum().clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.special.entr(p).sum().exp().float()
+    return torch.special.entr(p).sum().exp().to(features.dtype)
 
 
 # ---- schedules: functions of the step alone, counted from 0, so that a resumed run goes on exactly

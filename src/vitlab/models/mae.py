@@ -1,4 +1,4 @@
-"""Masked autoencoders (arXiv:2111.06377): most patches are hidden, the rest are encoded, and a decoder paints the hidden.
+"""Masked autoencoders (arXiv:2111.06377): most patches are hidden, the rest encoded, and a decoder paints the hidden.
 
     model = vitlab.create("mae_base")
     out = model(images)                        # (B, 3, 224, 224) -> out.loss, out.prediction, out.mask
@@ -98,7 +98,7 @@ class MAEConfig(Config):
 def _variant(size: str, decoder: tuple[int, int, int] = (512, 8, 16), **options: Any) -> MAEConfig:
     width, depth, heads = decoder
     own = DecoderOptions(width, depth, heads)
-    return MAEConfig(**VARIANTS[size], decoder=own, norm_pix=True, **options)  # Table 3's models paint normalised pixels
+    return MAEConfig(**VARIANTS[size], decoder=own, norm_pix=True, **options)  # as the models of Table 3
 
 
 def _like(name: str, decoder: tuple[int, int, int], **options: Any) -> MAEConfig:
@@ -240,8 +240,8 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
     if not 0 < visible < N:
         found = "leaves none visible" if visible < 1 else "hides none"
         raise ValueError(
-            f"mask_ratio={mask_ratio:g} of {N} patches {found}: use a share between 0 and 1 that leaves at least one of "
-            "each, or larger images."
+            f"mask_ratio={mask_ratio:g} of {N} patches {found}: use a share between 0 and 1 that leaves at least one "
+            "of each, or larger images."
         )
     if noise is None:
         noise = torch.rand(B, N, device=patches.device)

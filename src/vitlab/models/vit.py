@@ -150,7 +150,7 @@ class VisionTransformer(nn.Module):
     def embed(
         self, images: Tensor, layout: TokenLayout, trace: Trace | None = None, keep: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Eq. 1: patches, prefix tokens, positions; where asked for or in training fewer patches, and which were kept."""
+        """Eq. 1: patches, prefix tokens, positions; as asked, or in training, fewer patches, and which were kept."""
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         prefix = [t for t in (self.class_token, self.distill_token, self.register_tokens) if t is not None]
         if prefix:

@@ -16,7 +16,7 @@ from vitlab.study.grid import Cell
 from vitlab.training.finetune import build_model
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, fit
-from vitlab.training.objectives import mix_of
+from vitlab.training.objectives import check_objective, mix_of
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
@@ -48,6 +48,7 @@ def check_cells(cells: list[Cell], folder: Path) -> list[str]:
         try:
             pick_device(cell.recipe.run.device)
             mix_of(cell.recipe)
+            check_objective(cell.recipe)
             if data not in opened:
                 source = data_of(cell.recipe)
                 opened[data] = source.classes, source.train.channels

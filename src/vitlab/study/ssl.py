@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +27,7 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import write_together, write_whole
 from vitlab.images.datasets import Data
+from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
 from vitlab.models.registry import MODELS
 from vitlab.study.cells import Outcome, check_cells, run_cells
@@ -122,7 +124,7 @@ def study_ssl(
     `per_class` or `fraction` says otherwise.
     """
     show = show or Silent()
-    methods = list(METHODS) if not methods else methods
+    methods = methods or list(METHODS)
     for method in methods:
         if method not in METHODS:
             raise ValueError(f"{method!r} is no method.{nearest(method, list(METHODS))} Methods: {', '.join(METHODS)}.")
@@ -174,8 +176,6 @@ def _few(source: str, path: str | None, labelled: dict[str, Any], settings: list
 
 def _cells(method: str, folder: Path, learning: Recipe, few: Recipe) -> list[Cell]:
     """Pre-training; then the few labels, twice."""
-    from dataclasses import replace
-
     best = str(folder / f"{method}-pretrained" / "best")
     head = few.model.options  # e.g. pooling
     tuned = replace(few, model=ModelRecipe(name=learning.model.name, init_from=best, options=head))
@@ -234,8 +234,6 @@ def _frozen(folder: Path, method: str, known: Data, show: Show) -> tuple[float, 
 
 def _on_pixels(folder: Path, known: Data, size: tuple[int, int], show: Show) -> Method:
     """The yardstick: pixels themselves as features."""
-    from vitlab.images.preprocess import Preprocess
-
     grey = known.train.channels == 1
     plain = Preprocess.from_dict({"size": size, "mean": [0.5] * (1 if grey else 3), "std": [0.5] * (1 if grey else 3)})
 
@@ -247,8 +245,6 @@ def _on_pixels(folder: Path, known: Data, size: tuple[int, int], show: Show) -> 
 
 
 def _pixels(pictures: Pictures) -> Features:
-    import numpy as np
-
     found: list[Tensor] = []
     labels: list[Tensor] = []
     for part in np.array_split(np.arange(len(pictures)), -(-len(pictures) // 1024)):

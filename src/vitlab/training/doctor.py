@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,27 @@ def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str
     )
 
 
+WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+
+
+def check_half(amp: str, device: torch.device) -> None:
+    """Refuse bf16 and fp16 on a processor that would kill the process for them."""
+    if amp != "off" and device.type == "cpu" and not half_works():
+        raise ValueError(
+            f"run.amp={amp}: this processor says that it has AMX, but the system does not let it be used, and torch "
+            f"would die of an illegal instruction. Type {WITHOUT_AMX} before the command, or set run.amp=off."
+        )
+
+
+def half_works() -> bool:
+    """Whether a product in half precision comes out, tried in a process of its own where there is a doubt."""
+    about = Path("/proc/cpuinfo")
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.is_file() or " amx_tile" not in about.read_text():
+        return True
+    code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def check_installation() -> list[tuple[str, bool, str]]:
     """(what, is it well, words) for everything training needs."""
     rows: list[tuple[str, bool, str]] = [("python", True, platform.python_version())]
@@ -68,6 +92,9 @@ def check_installation() -> list[tuple[str, bool, str]]:
     rows.append(("device", True, f"{device}, {torch.get_num_threads()} threads"))
     with torch.no_grad():
         product = float((torch.ones(64, 64) @ torch.ones(64, 64)).sum())
+    half = half_works()
+    words = "right" if half else f"would kill the process (AMX is reported and not allowed): set {WITHOUT_AMX}"
+    rows.append(("half precision", True, words))  # float32 does without
     rows.append(("matrix product", product == 64.0**3, "right" if product == 64.0**3 else f"wrong: {product}"))
     return rows
 

@@ -17,6 +17,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.training import processes
 from vitlab.training.batches import Pictures, Plan, Steps
+from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
 from vitlab.training.objectives import Objective, objective_of
@@ -52,7 +53,7 @@ class Job:
         return self.model if self.ema is None else self.ema.module
 
     def restore(self, saved: Saved) -> Progress:
-        if saved.labels != self.data.classes:
+        if self.model.labels is not None and saved.labels != self.data.classes:  # None: they are not learned
             raise ValueError(
                 f"{self.run} was trained on other classes than {self.data.name} has now: "
                 f"{differing(saved.labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
@@ -146,6 +147,7 @@ def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
 def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     """Data (unless they are open), model and optimiser of a recipe; the same for a new run and a resumed one."""
     who = processes.start(recipe.run.device)
+    check_half(recipe.run.amp, who.device)
     data = data or open_once(recipe, who)
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
     model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective)
@@ -161,7 +163,8 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
             "run.sharding=fsdp: there is one process, which keeps the whole model. "
             "torchrun --nproc-per-node 2 -m vitlab train ... shares it out."
         )
-    forward: Any = torch.compile(model) if recipe.run.compile else model
+    objective = objective_of(recipe, model, data, steps.plan, who, run)
+    forward: Any = torch.compile(objective.learner()) if recipe.run.compile else objective.learner()
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
     return Job(
@@ -173,9 +176,9 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
         plan=steps.plan,
         steps=steps,
         val=Pictures(data.val, model.preprocess),
-        objective=objective_of(recipe, model, data, steps.plan, who),
+        objective=objective,
         optimisers=Optimisers(model, recipe.optim),
         ema=ema,
         forward=forward,
-        notes=[*getattr(data, "notes", []), *notes],
+        notes=[*getattr(data, "notes", []), *notes, *objective.notes],
     )

@@ -106,9 +106,8 @@ def fit(
     try:
         train(job, progress, log, show, since)
         result = finish(job, progress, log)
-        show.note(
-            f"{result['split']} {result['judged_by']} {result['top1']:.2%}, by the model of epoch {result['best_epoch']}"
-        )
+        answer = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
+        show.note(f"{answer}, by the model of epoch {result['best_epoch']}")
         if result["unreadable"]:
             show.note(f"{result['unreadable']} pictures could not be read: {run / 'log.jsonl'} names them.")
         return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from vitlab.images.datasets import Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.randomness import permutation, torch_seed
 from vitlab.models import dino
+from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
 from vitlab.training.batches import Batch, Pictures, Plan
 from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluating
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe
+from vitlab.training.teacher import Teacher, keep_answers
 
 JUDGED = 1024  # pictures whose reconstruction is measured
 BANK = 10_000  # labelled pictures among which neighbours are looked for while a run goes on; at its end, all
@@ -49,8 +52,13 @@ class Objective:
 
     judged_by = "top-1"  # what `scores` tell, in words
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
-        self.recipe, self.model, self.data, self.plan, self.who = recipe, model, data, plan, who
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+        self.recipe, self.model, self.data, self.plan, self.who, self.run = recipe, model, data, plan, who, run
+        self.notes: list[str] = []
+
+    def learner(self) -> Any:
+        """What is compiled or wrapped for many processes, and then given to `loss`: the model, or a shell around it."""
+        return self.model
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         """Set what changes with the step, besides the learning rate."""
@@ -85,8 +93,8 @@ class Objective:
 class Supervised(Objective):
     """Cross-entropy with soft targets (B, K): smoothed, mixed or plain."""
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
-        super().__init__(recipe, model, data, plan, who)
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+        super().__init__(recipe, model, data, plan, who, run)
         self.mix = mix_of(recipe)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
@@ -105,6 +113,36 @@ class Supervised(Objective):
 
     def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
         return evaluate(model, pictures, processes=self.who, flip=self.recipe.augment.flip_at_test)
+
+
+class Distil(Supervised):
+    """DeiT: the student learns from the labels and from a teacher's answers to the same pictures (models/deit.py)."""
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+        super().__init__(recipe, model, data, plan, who, run)
+        o = recipe.objective
+        assert o.teacher is not None  # the recipe has checked it
+        self.teacher = Teacher.load(o.teacher, data.classes, model.preprocess, who.device)
+        self.notes += self.teacher.notes
+        self.answers = keep_answers(run / "teacher", self.teacher, data.train, data.name, who=who) if o.cache else None
+
+    def learner(self) -> Any:
+        return TwoHeads(self.model)
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        inputs = super().inputs(batch, at)
+        if self.answers is None:
+            return {**inputs, "teacher": self.teacher(inputs["images"])}
+        answers = self.answers.take(batch.indices) if len(batch.indices) else torch.zeros(1, len(self.data.classes))
+        return {**inputs, "teacher": answers.to(self.who.device)}
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        o, heads, answers = self.recipe.objective, forward(inputs["images"]), inputs["teacher"]
+        agreed = float((heads[1].detach().argmax(dim=1) == answers.argmax(dim=1)).float().mean())
+        if o.distillation == "hard":
+            return hard_loss(heads, inputs["targets"], answers, share=o.teacher_share), {"agreed": agreed}
+        settings = dict(share=o.teacher_share, temperature=o.temperature)
+        return soft_loss(heads, inputs["targets"], answers, **settings), {"agreed": agreed}
 
 
 class SelfSupervised(Objective):
@@ -155,8 +193,8 @@ class Reconstruct(SelfSupervised):
 class SelfDistil(SelfSupervised):
     """DINO: the student says of every view what its own moving average says of the two large ones (models/dino.py)."""
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes):
-        super().__init__(recipe, model, data, plan, who)
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+        super().__init__(recipe, model, data, plan, who, run)
         self.temperature = 0.0
         self.means: list[Tensor] = []
 
@@ -188,13 +226,31 @@ class SelfDistil(SelfSupervised):
 
 METHODS: dict[str, type[Objective]] = {
     "supervised": Supervised,
+    "distill": Distil,
     "mae": Reconstruct,
     "dino": SelfDistil,
 }
 
 
-def objective_of(recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes) -> Objective:
-    return METHODS[recipe.objective.name](recipe, model, data, plan, who)
+def objective_of(recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path) -> Objective:
+    check_objective(recipe)
+    return METHODS[recipe.objective.name](recipe, model, data, plan, who, run)
+
+
+def check_objective(recipe: Recipe) -> None:
+    """What belongs together. Settings come one by one, so a recipe cannot ask for it at each of them."""
+    o = recipe.objective
+    if o.name == "distill" and o.teacher is None:
+        raise ValueError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
+    if o.name != "distill" and o.teacher is not None:
+        raise ValueError(f"objective.teacher={o.teacher} is for objective.name=distill, not for {o.name}.")
+    if o.name != "supervised" and recipe.run.sharding == "fsdp":
+        raise ValueError(f"run.sharding=fsdp is for objective.name=supervised, not yet for {o.name}: leave it out.")
+    if o.cache and (o.name != "distill" or recipe.augment.mixup or recipe.augment.cutmix):
+        found = f"objective.name={o.name}" if o.name != "distill" else "mixing (augment.mixup, augment.cutmix)"
+        raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
+    if o.name in ("mae", "dino") and (recipe.augment.mixup or recipe.augment.cutmix):
+        raise ValueError(f"augment.mixup and augment.cutmix mix labels, which objective.name={o.name} does not learn.")
 
 
 def mix_of(recipe: Recipe) -> Mix:

@@ -159,10 +159,6 @@ class Recipe(Config):
 
     def _check_objective(self) -> None:
         o = self.objective
-        if o.name == "distill" and o.teacher is None:
-            raise ValueError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
-        if o.name != "distill" and o.teacher is not None:
-            raise ValueError(f"objective.teacher={o.teacher} is for objective.name=distill, not for {o.name}.")
         if not 0 <= o.teacher_share <= 1:
             raise ValueError(f"objective.teacher_share={o.teacher_share} must lie between 0 and 1.")
         if min(o.temperature, *o.teacher_temperature) <= 0:
@@ -171,10 +167,6 @@ class Recipe(Config):
             low, high = getattr(o, name)
             if not 0 < low <= high <= 1:
                 raise ValueError(f"objective.{name}=[{low}, {high}] must rise, above 0 and up to 1.")
-        mixed = self.augment.mixup or self.augment.cutmix
-        if o.cache and (mixed or o.name != "distill"):
-            found = f"objective.name={o.name}" if o.name != "distill" else "mixing (augment.mixup, augment.cutmix)"
-            raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
 
 
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]

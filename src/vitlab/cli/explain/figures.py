@@ -26,8 +26,9 @@ REDUCERS: dict[str, Callable[[], Reducer]] = {}  # by name; none ships yet
 def figure7(options: Options) -> None:
     job = start(options)
     found = draw.figure7_numbers(job.model, job.images if job.views else None, batch_size=job.many)
-    for name, words in found["missing"].items():
-        say(f"note: {name}: {words}")
+    for words in dict.fromkeys(found["missing"].values()):
+        names = [name for name, why in found["missing"].items() if why == words]
+        say(f"note: {', '.join(names)}: {words}")
     title = f"Inside {job.name}"
     figure = lambda: draw.figure7(found, view=job.views[0] if job.views else None, title=title)
     page = lambda drawn: draw.figure_page(drawn if drawn is not None else figure(), title=title)
@@ -59,7 +60,7 @@ def features(options: Options, joint: bool, at: str | None, mask: bool, layer: i
     title = f"Features of layer {layer % depth}"
     note = "Like parts have like colours" + (", in all pictures alike." if joint and len(job.views) > 1 else ".")
     if point is not None:
-        note += f" Likeness is to the patch at {point[0]:g}, {point[1]:g} of the first picture."
+        note += " Likeness is to the framed patch" + (" of the first picture." if len(job.views) > 1 else ".")
     figure = lambda: draw.heat(job.views, columns, title=title, note=note, marks=marks)
 
     def page(_: Any) -> str:

@@ -35,6 +35,7 @@ def attention(options: Options, layers: str | None, heads: str, query: str | Non
         asked_layers = "all" if len(job.views) == 1 or depth <= COLUMNS else _evenly(depth)
         if asked_layers != "all":
             say(f"note: {COLUMNS} of {depth} layers are drawn; --layers all draws every one.")
+    _check_token(job, query)
     patches = [None if point is None else view.patch_under(*point) for view in job.views]
     maps, before = _attention(job, asked_layers, asked_heads, TOKENS.get(query or ""), patches)
     numbers = list(range(depth)) if isinstance(asked_layers, str) else [n % depth for n in asked_layers]
@@ -107,7 +108,7 @@ def compare(options: Options, other: str | None, methods: str | None, target: st
     if other is not None:
         captions = [[views[i].said for views, _ in columns.values()] for i in range(len(job.views))]
     title = "Methods compared" if other is None else "Models compared"
-    note = "" if other is None else f"A: {job.name}    B: {other}"
+    note = "" if other is None else f"A is {job.name}, B is {other}."
     signed = [key for key in columns if key.endswith(SIGNED)]
     figure = lambda: draw.heat(job.views, columns, title=title, note=note, captions=captions, signed=signed)
     page = lambda _: draw.maps_page(job.views, columns, title=title, signed=signed)
@@ -133,6 +134,16 @@ def _attention(
         parts |= {i: (maps, before) for i, maps, before in zip(indices, *found, strict=True)}
     maps, before = zip(*(parts[i] for i in range(len(patches))), strict=True)
     return torch.stack(maps), torch.stack(before)
+
+
+def _check_token(job: Job, query: str | None) -> None:
+    layout = job.model.layout(*job.views[0].size)
+    if TOKENS.get(query or "") in {"class", "distillation"} - set(layout.prefix):
+        have = [word for word, token in (("cls", "class"), ("distillation",) * 2) if token in layout.prefix]
+        raise ValueError(
+            f"--query {query}: this model has {layout}. Ask for {', '.join([*have, 'mean'])} (the average over all "
+            "patches), or the patch under a pixel: X,Y."
+        )
 
 
 def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:

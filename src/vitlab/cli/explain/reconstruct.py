@@ -23,7 +23,8 @@ def reconstruct(options: Options, mask_ratio: float | None, seed: int) -> None:
     found = rebuild(job.model, job.images, mask_ratio=share, seed=seed, batch_size=job.many)
     hidden = int(found.mask[0].sum())
     title = f"Painted by {job.name}"
-    note = "Mean and contrast of each patch are the true ones: the model paints normalised pixels." if config.norm_pix else ""
+    true = "Mean and contrast of each patch are the true ones: the model paints normalised pixels."
+    note = true if config.norm_pix else ""
     figure = lambda: draw.reconstruction(job.views, found, preprocess, title=title, note=note)
     page = lambda drawn: draw.figure_page(drawn if drawn is not None else figure(), title=title)
 

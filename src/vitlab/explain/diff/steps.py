@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import evaluating
-from vitlab.explain.inspect import _step_name as step_name
+from vitlab.explain.inspect import step_name
 from vitlab.layers.trace import FROM_HEADS, Trace
 
 Key = tuple[str, int | None]  # a step as Trace names it: kind and layer

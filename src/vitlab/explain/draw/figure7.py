@@ -6,6 +6,7 @@ What a model cannot give is said in its panel; the others are drawn.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from vitlab.explain.distance import attention_statistics
 from vitlab.explain.draw.sheet import INK, LINE, MARGIN, SOFT, Sheet
 from vitlab.explain.draw.view import View, overlay
 from vitlab.explain.inputs import Images, check_model
-from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, token_norms
+from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
+from vitlab.layers.patches import ConvStem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,22 +28,23 @@ POSITIONS = 16  # maps along each side of the grid of grids
 SIDE, APART, HEAD, LEFT = 450, 110, 120, 46  # of a panel: its side; what stands between, above and left of them
 FEW = 0.002  # share of patches; the paper finds 0.02 and more where registers help
 LOG = 8  # times the median: longer tokens are drawn on a log scale
+DASHED = "dashed: uniform attention"
 NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
 
 
 def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
     """What the panels show, as arrays; for what cannot be had, the reason in words under `missing`.
 
-    filters (n, P, P, C); similarity (grid_h, grid_w, grid_h, grid_w); distance and entropy (layers, heads), with
-    uniform_distance and max_entropy; norms (B, layers, tokens), high_norm (B, layers, grid_h, grid_w) and
-    high_norm_share (layers,), threshold (layers,)
+    filters (n, P, P, C), or of a convolutional stem stem_filters (n, 3, 3, C); similarity (grid_h, grid_w, grid_h,
+    grid_w); distance and entropy (layers, heads), with uniform_distance and max_entropy; norms (B, layers, tokens),
+    high_norm (B, layers, grid_h, grid_w) and high_norm_share (layers,), threshold (layers,)
     """
     check_model(model)
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for name, ask in (("filters", _filters), ("similarity", position_similarity)):
+    for name, ask in (("filters", _filters), ("similarity", _similarity)):
         try:
-            found[name] = ask(model).numpy()
+            found |= ask(model)
         except ValueError as error:
             missing[name] = str(error)
     if images is None:
@@ -70,7 +73,7 @@ def figure7(found: dict[str, Any], *, view: View | None = None, title: str = "In
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
     missing = found["missing"]
     panels = [
-        ("filters", "RGB embedding filters", _draw_filters),
+        ("filters", "Embedding filters", _draw_filters),
         ("similarity", "Position embedding similarity", _draw_similarity),
         ("distance", "Mean attention distance", _draw_distance),
         ("entropy", "Attention entropy", _draw_entropy),
@@ -88,9 +91,16 @@ def figure7(found: dict[str, Any], *, view: View | None = None, title: str = "In
     return sheet.figure
 
 
-def _filters(model: Any) -> Any:
+def _filters(model: Any) -> dict[str, Any]:
+    """Of the patches, or of the first layer of a convolutional stem."""
+    if isinstance(getattr(model, "patch_embed", None), ConvStem):
+        return {"stem_filters": stem_filters(model).numpy()}
     P, C, D = model.config.patch_size, model.config.channels, model.config.width
-    return filters(model, min(FILTERS, D - 1, P * P * C))
+    return {"filters": filters(model, min(FILTERS, D - 1, P * P * C)).numpy()}
+
+
+def _similarity(model: Any) -> dict[str, Any]:
+    return {"similarity": position_similarity(model).numpy()}
 
 
 def _about(sheet: Sheet, x: float, y: float, words: str) -> None:
@@ -107,17 +117,18 @@ def _say(sheet: Sheet, x: float, y: float, words: str) -> None:
 
 
 def _draw_filters(sheet: Sheet, x: float, y: float, found: dict[str, Any]) -> None:
-    tiles = found["filters"]  # (n, P, P, C)
+    tiles = found["filters"] if "filters" in found else found["stem_filters"]  # (n, P, P, C)
     low, high = tiles.min((1, 2, 3), keepdims=True), tiles.max((1, 2, 3), keepdims=True)
     tiles = (tiles - low) / np.where(high > low, high - low, 1)
     tiles = tiles.repeat(3, axis=-1) if tiles.shape[-1] == 1 else tiles[..., :3]
-    columns = 7 if len(tiles) > 16 else 4
+    columns = math.ceil(len(tiles) ** 0.5)
     side, gap = (SIDE + 10) / columns - 10, 10
     for i, tile in enumerate(tiles):
         row, column = divmod(i, columns)
         sheet.picture(x + column * (side + gap), y + row * (side + gap), side, side, tile, interpolation="nearest")
+    what = "principal components" if "filters" in found else "components of the stem's first layer"
     P = tiles.shape[1]
-    _about(sheet, x, y, f"first {len(tiles)} principal components, {P} x {P} pixels")
+    _about(sheet, x, y, f"first {len(tiles)} {what}, {P} x {P} pixels")
 
 
 def _draw_similarity(sheet: Sheet, x: float, y: float, found: dict[str, Any]) -> None:
@@ -144,20 +155,18 @@ def _every(count: int) -> list[int]:
 
 def _draw_distance(sheet: Sheet, x: float, y: float, found: dict[str, Any]) -> None:
     axes = sheet.axes(x, y, SIDE, SIDE)
-    _dots(axes, found["distance"])
-    _line(axes, found["uniform_distance"], "looking everywhere alike")
+    _dots(axes, found["distance"], found["uniform_distance"])
     axes.set_ylim(0, max(1.12 * found["uniform_distance"], 1.05 * float(np.nanmax(found["distance"]))))
     axes.set_ylabel("pixels of the model's input", fontsize=7.5, color=SOFT)
-    _about(sheet, x, y, f"a dot for each head, mean over {_images(found)}")
+    _about(sheet, x, y, f"a dot per head, mean of {_images(found)}; {DASHED}")
 
 
 def _draw_entropy(sheet: Sheet, x: float, y: float, found: dict[str, Any]) -> None:
     axes = sheet.axes(x, y, SIDE, SIDE)
-    _dots(axes, found["entropy"])
-    _line(axes, found["max_entropy"], "looking everywhere alike")
+    _dots(axes, found["entropy"], found["max_entropy"])
     axes.set_ylim(0, 1.12 * found["max_entropy"])
     axes.set_ylabel("nats", fontsize=7.5, color=SOFT)
-    _about(sheet, x, y, "how spread each head's attention is; the line is their mean")
+    _about(sheet, x, y, f"a dot per head; line: their mean; {DASHED}")
     axes.plot(range(len(found["entropy"])), found["entropy"].mean(1), color=INK, linewidth=1.2, zorder=4)
 
 
@@ -187,7 +196,9 @@ def _draw_registers(sheet: Sheet, x: float, y: float, found: dict[str, Any], vie
     share, last = found["high_norm_found"], found["judged"]
     which = f"layer {last[0]}" if len(last) == 1 else f"layers {last[0]} to {last[-1]}"
     _about(sheet, x, y, f"{100 * share:.1f} % of patches above 3 x the median, {which}")
-    verdict = "No patch is used for notes." if share < FEW else "Some patches hold notes: registers would help."
+    verdict = "No patch token is far longer than the rest."
+    if share >= FEW:
+        verdict = "Some patch tokens are far longer than the rest (arXiv:2309.16588)."
     if view is None:
         axes = sheet.axes(x, y, SIDE, SIDE)
         axes.bar(range(len(found["high_norm_share"])), 100 * found["high_norm_share"], color="C3")
@@ -206,12 +217,12 @@ def _draw_registers(sheet: Sheet, x: float, y: float, found: dict[str, Any], vie
     sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
 
 
-def _dots(axes: Axes, values: np.ndarray) -> None:
-    """(layers, heads): a dot for each head, coloured by its place among the heads of its layer."""
+def _dots(axes: Axes, values: np.ndarray, everywhere: float) -> None:
+    """(layers, heads): a dot for each head, and a line where attention to all alike would put it."""
     layers, heads = values.shape
-    order = values.argsort(1).argsort(1) / max(heads - 1, 1)  # 0 = the most local head
+    axes.axhline(everywhere, color=SOFT, linestyle="--", linewidth=0.9)
     x = np.arange(layers)[:, None].repeat(heads, 1)
-    axes.scatter(x, values, c=order, cmap="viridis_r", s=22, alpha=0.9, linewidth=0, zorder=3)
+    axes.scatter(x, values, color="C0", s=24, alpha=0.6, linewidth=0, zorder=3)
     _layers(axes, layers)
 
 
@@ -221,12 +232,6 @@ def _layers(axes: Axes, count: int) -> None:
     axes.set_xlabel("layer", fontsize=7.5, color=SOFT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(-0.6, count - 0.4)
-
-
-def _line(axes: Axes, height: float, words: str) -> None:
-    axes.axhline(height, color=SOFT, linestyle="--", linewidth=0.9)
-    axes.annotate(words, (0.02, height), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-                  fontsize=6.5, color=SOFT, zorder=5, bbox={"color": "white", "alpha": 0.7, "pad": 0.5})  # fmt: skip
 
 
 def _images(found: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.draw.sheet import Cell, Heading, Row, grid_of_pictures, mark_of
+from vitlab.explain.draw.sheet import Cell, Heading, Row, cut, grid_of_pictures, mark_of
 from vitlab.explain.draw.view import View, cut_out, drawn, overlay, painted
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def heat(
     if len(views) == 1:
         picture, names = Cell(np.asarray(drawn(views[0], 640)), marks[0]), list(columns)
         beside = len(names) <= 2  # the picture is as large as its maps
-        lines = [*_about(views[0]), *lines]
+        lines = [*_about(views[0], *(own[0] for own, _ in columns.values())), *lines]
         heading = Heading(title, lines, views[0].said, None if beside else picture, scale)
         if beside:
             size = 400 if len(names) == 1 else 320
             return grid_of_pictures([Row([picture, *cells[0]])], ["", *names], heading, cell=size)
         if len(names) <= WRAP:
-            return grid_of_pictures([Row(cells[0])], names, heading, cell=230)
+            return grid_of_pictures([Row(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
         named = [Cell(c.pixels, c.marks, c.caption or name) for c, name in zip(cells[0], names, strict=True)]
         rows = [Row(list(named[i : i + WRAP])) for i in range(0, len(named), WRAP)]
         return grid_of_pictures(rows, [], heading, cell=190)
@@ -127,13 +127,13 @@ def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, 
     for view, row in list(zip(views, found, strict=True))[:ROWS]:
         cells: list[Cell | None] = [Cell(np.asarray(drawn(view, 320)))]
         for one, picture in row:
-            words = f"{one.similarity:.2f} · {short_name(one.name)}"
+            words = f"{one.similarity:.2f} · {cut(short_name(one.name), 9, end=True)}"
             small = View(picture, view.geometry, view.size, view.patch_size)
             cells.append(Cell(np.asarray(drawn(small, 320)), caption=words))
         rows.append(Row(cells, view.said or short_name(view.name), short_name(view.name) if view.said else ""))
     k = max(len(row) for row in found)
     heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each picture."])
-    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, apart=1)
+    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, cell=190, apart=1)
 
 
 def short_name(name: str) -> str:
@@ -141,10 +141,11 @@ def short_name(name: str) -> str:
     return Path(name).name or name
 
 
-def _about(view: View) -> list[str]:
+def _about(view: View, *others: View) -> list[str]:
+    """The picture's name and size; `others` are other models' views of it."""
     height, width = view.geometry.original
-    rows, columns = view.grid
-    seen = f"{width} x {height} pixels, seen as {rows} x {columns} patches"
+    grids = dict.fromkeys(f"{v.grid[0]} x {v.grid[1]}" for v in (view, *others))
+    seen = f"{width} x {height} pixels, seen as {' and as '.join(grids)} patches"
     return [line for line in (short_name(view.name), seen) if line]
 
 
