@@ -21,6 +21,7 @@ from torch import Tensor
 import vitlab
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import Dataset, open_data
+from vitlab.images.mix import smooth_targets
 from vitlab.images.randomness import permutation, torch_seed
 from vitlab.training.batches import ORDER
 from vitlab.training.job import MODEL as WEIGHTS  # the draws of a model: first weights, dropped patches
@@ -29,15 +30,16 @@ from vitlab.training.recipe import OptimRecipe
 from vitlab.training.runlog import RunLog
 from vitlab.training.schedule import lr_factor
 
-SEED, EPOCHS, BATCH = 0, 12, 128
+SEED, EPOCHS, BATCH = 0, 13, 128
 VAL = 0.02  # of the training images are kept for validation; the test set is looked at once, at the end
 # A 4 x 4 patch of CIFAR says little by itself: the convolutional stem sees its neighbours too and learns faster.
-MODEL = dict(width=128, depth=6, heads=4, stem="conv", class_token=False, pooling="mean")
+MODEL = dict(width=128, depth=6, heads=4, stem="conv", class_token=False, pooling="mean", layer_scale=0.1)
 # A cat moved by a few pixels, or mirrored, is still a cat: 50,000 images become many more.
 AUGMENT = AugmentOptions(crop="padded", padding=4, flip=True)
+SMOOTHING = 0.1  # of the labels: nobody is quite sure, so the model need not be either
 DROP_PATCHES, DROP_UNTIL = 0.5, 0.65  # half of the patches, for this part of the run: a step takes about half as long
 # Muon makes the momentum of every matrix in the blocks orthogonal before it steps; AdamW takes the rest.
-OPTIM = OptimRecipe(name="muon", lr=2e-3, muon_lr=7e-3, weight_decay=0.05, schedule="linear", warmup_epochs=0.5)
+OPTIM = OptimRecipe(name="muon", lr=2e-3, muon_lr=0.014, weight_decay=0.05, schedule="linear", warmup_epochs=0.5)
 
 
 def pixels(split: Dataset) -> tuple[Tensor, Tensor]:
@@ -98,7 +100,7 @@ def main() -> None:
         for step in range(epoch * steps, (epoch + 1) * steps):
             indices = order[step % steps * batch :][:batch]
             x = augment(train[indices], indices, seed=SEED, epoch=epoch).to(device)  # (B, 3, 32, 32)
-            targets = F.one_hot(labels[indices], len(data.classes)).float().to(device)  # (B, 10)
+            targets = smooth_targets(labels[indices], len(data.classes), SMOOTHING).to(device)  # (B, 10)
             # Warm-up: the first gradients point anywhere. Then the rate falls in a line to 0, where the loss settles.
             lr = optimisers.set_factor(lr_factor(step, total, warmup=warmup, schedule=OPTIM.schedule, final=0.0))
             model.patch_dropout = DROP_PATCHES if step < DROP_UNTIL * total else 0.0

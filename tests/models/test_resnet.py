@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitlab
+from vitlab.explain.diff import diff
 from vitlab.explain.inspect import gradients, size_of
 from vitlab.layers.trace import Trace
 from vitlab.models.resnet import MODELS, ResNetConfig
@@ -127,12 +128,18 @@ def test_a_trace_gets_the_stages_and_changes_no_bit():
 
 def test_what_it_cannot_give_is_said():
     model = small()
-    with pytest.raises(ValueError, match="cannot give 'attention'. It can give: stem, conv1, conv2, shortcut, block"):
+    with pytest.raises(ValueError, match=r"cannot give 'attention'\. It can give: stem, conv1, conv2, shortcut, block"):
         model(torch.randn(1, 3, 32, 48), trace=Trace("attention"))
     with pytest.raises(ValueError, match="layer 4 does not exist"):
         model(torch.randn(1, 3, 32, 48), trace=Trace("block", layers=[4]))
     with pytest.raises(ValueError, match="no tokens to reduce"):
         model(torch.randn(1, 3, 32, 48), reducer=object())
+    with pytest.raises(
+        ValueError, match=r"neither tokens nor attention to explain\. By vitlab\.Trace it can give: stem"
+    ):
+        vitlab.explain.attention_maps(model, torch.randn(1, 3, 32, 48))
+    with pytest.raises(ValueError, match="A is a ResNet"):
+        diff(model, model)
     with pytest.raises(ValueError, match="channels=1"):
         model(torch.randn(1, 1, 32, 48))
 
@@ -253,8 +260,9 @@ def test_norms_and_biases_do_not_decay():
 def test_it_learns_a_batch_by_heart(name):
     model, images = small(), torch.randn(8, 3, 32, 48, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(8) % 5
-    optimisers = Optimisers(model.train(), OptimRecipe(name=name, lr=0.1 if name == "sgd" else 1e-2))
-    for _ in range(25):
+    rate = 0.1 if name == "sgd" else 1e-2
+    optimisers = Optimisers(model.train(), OptimRecipe(name=name, lr=rate, weight_decay=0.0))
+    for _ in range(20):
         optimisers.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         for part in optimisers.parts:

@@ -332,7 +332,7 @@ def test_configs_that_make_it_another_network_are_refused(changed, message, tmp_
 
 def test_what_is_not_written_is_said(tmp_path):
     small = vitlab.create("resnet_cifar")
-    with pytest.raises(ValueError, match="cannot express stem=small. Use --to native"):
+    with pytest.raises(ValueError, match=r"cannot express stem=small\. Use --to native"):
         convert.write(small, tmp_path / "hf", "hf")
     with pytest.raises(ValueError, match="not written as timm: use --to hf or native"):
         convert.write(small, tmp_path / "timm", "timm")

@@ -95,3 +95,57 @@ def test_a_method_and_its_model_must_fit(command):
     assert "objective.name=mae" in text
     text = command("train", "mae_digits", "model.name=vit_digits", code=2).stderr
     assert "family mae" in text and "model.name=mae_cifar" in text
+
+
+def run_with(method: str, settings: list[str], run) -> list[str]:
+    """What the doctor says of a short run."""
+    common = ["run.epochs=6", "run.eval_every=6", "model.width=32", "model.depth=2", "data.batch_size=64"]
+    fit(with_settings(find_recipe(f"{method}_digits")[1], [*common, *settings]), run)
+    return [event["text"] for event in read_log(run) if event["kind"] == "doctor"]
+
+
+def test_the_doctor_sees_a_learning_rate_of_nothing(tmp_path, command):
+    for method in ("mae", "dino"):
+        said = run_with(method, ["optim.lr=1e-30", "optim.muon_lr=1e-30", "optim.weight_decay=0"], tmp_path / method)
+        assert any(
+            "does not move" in words or "no better" in words or "Nothing was learned" in words for words in said
+        ), said
+
+
+def test_the_doctor_sees_a_collapse_without_centring(tmp_path, command):
+    """Without centring, and with a sure teacher that follows at once, every picture gets the same output."""
+    sure = ["model.centring=false", "objective.teacher_temperature=[0.005, 0.005]", "objective.momentum=0.5"]
+    said = run_with(
+        "dino", [*sure, "objective.freeze_last_epochs=0", "run.epochs=12", "run.eval_every=12"], tmp_path / "run"
+    )
+    assert any("centring" in words for words in said), said
+    assert "BAD" in command("doctor", tmp_path / "run").stdout
+
+
+def test_the_doctor_sees_a_mask_that_is_the_wrong_way_round(tmp_path, monkeypatch):
+    from vitlab.models import mae
+
+    right = mae.choose_visible
+    monkeypatch.setattr(mae, "choose_visible", lambda *a: (lambda keep, mask: (keep, 1 - mask))(*right(*a)))
+    said = run_with("mae", [], tmp_path / "run")
+    assert any("wrong way round" in words for words in said), said
+
+
+def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
+    from vitlab.training.doctor import TrainingError
+    from vitlab.training.objectives import Reconstruct
+
+    plain = Reconstruct.inputs
+
+    def broken(self, batch, at):
+        inputs = plain(self, batch, at)
+        return {k: v * float("nan") if at.step == 5 else v for k, v in inputs.items()}
+
+    monkeypatch.setattr(Reconstruct, "inputs", broken)
+    with pytest.raises(TrainingError, match=r"step 5 .*the images of the batch hold NaN"):
+        run_with("mae", [], tmp_path / "run")
+
+
+def test_the_doctor_is_silent_about_a_healthy_run(learned):
+    for method, (run, _) in learned.items():
+        assert not [event for event in read_log(run) if event["kind"] == "doctor"], method

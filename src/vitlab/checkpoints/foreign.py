@@ -15,7 +15,7 @@ from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.usermap import read_map
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.config import option_paths
+from vitlab.models.config import Config, option_paths
 from vitlab.models.mae import MAEConfig
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.vit_config import ViTConfig
@@ -243,7 +243,7 @@ def detect(keys: set[str], path: object) -> Dialect:
     )
 
 
-def _check_names(overrides: dict[str, Any], config: type[ViTConfig] | type[MAEConfig]) -> None:
+def _check_names(overrides: dict[str, Any], config: type[Config]) -> None:
     """A misspelt option is told the nearest name before anything else goes wrong."""
     known = option_paths(config)
     config().with_options(**{k: v for k, v in overrides.items() if k not in (*known, "grid", "classes")})

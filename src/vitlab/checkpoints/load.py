@@ -47,6 +47,7 @@ def load(
     map: str | Path | None = None,
     preprocess: dict[str, Any] | None = None,
     allow_nan: bool = False,
+    encoder: bool = False,
     **overrides: Any,
 ):
     """A model from a native, transformers or timm folder, an .npz, .pth or .safetensors file, hf-hub:owner/name,
@@ -54,9 +55,11 @@ def load(
 
     Overrides change options by name (classes=10 gives a new head, image_size=384 resizes positions) and tell what a
     bare state dict cannot: heads, image_size or grid. `map` is a rename table for a stranger's network; `preprocess`
-    changes what pictures go through, e.g. preprocess=dict(mean=..., std=...).
+    changes what pictures go through, e.g. preprocess=dict(mean=..., std=...). Of a model that learned without labels
+    (MAE, DINO), encoder=True loads the encoder alone, which can have classes.
     """
-    model, report = load_with_report(source, map=map, preprocess=preprocess, allow_nan=allow_nan, **overrides)
+    told: dict[str, Any] = dict(map=map, preprocess=preprocess, allow_nan=allow_nan, encoder=encoder)
+    model, report = load_with_report(source, **told, **overrides)
     for note in report.notes:
         warnings.warn(f"{source}: {note}", AssumedWarning, stacklevel=2)
     return model

@@ -38,6 +38,8 @@ def _run(folder: Path) -> None:
     skipped = [e for e in log if e["kind"] == "skip"]
     if skipped:
         console.print(f"BAD {len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}", markup=False)
+    for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor"):
+        console.print(f"BAD {said}", markup=False)
     losses = [e["loss"] for e in log if e["kind"] == "train"]
     if len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
         console.print(

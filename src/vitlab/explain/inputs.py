@@ -109,6 +109,11 @@ def check_model(model: Any) -> None:
         raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
     if hasattr(model, "encoder"):
         raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
+    if not hasattr(model, "layout"):
+        raise ValueError(
+            f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
+            f"{', '.join(model.traceable)}."
+        )
 
 
 def wide(values: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """The class token's attention as a segmentation, as DINO shows it (arXiv:2104.14294, section 4.2.2 and figure 4).
 
     masks = attention_masks(model, "cat.jpg")          # (B, h, grid_h, grid_w), True on what each head looks at
+
+Images and models are those of `attention_maps`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,7 @@ from vitlab.explain.attention_maps import attention_maps
 from vitlab.explain.inputs import Images
 
 
-def attention_masks(
-    model: Any, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8
-) -> Tensor:
+def attention_masks(model: Any, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8) -> Tensor:
     """(B, h, grid_h, grid_w), True on the fewest patches that hold the share `keep` of a head's attention to patches.
 
     The query is the class token, so the model needs one. What goes to the class token itself does not count.

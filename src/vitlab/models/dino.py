@@ -16,6 +16,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -126,11 +127,11 @@ class DINOHead(nn.Module):
     def __init__(self, width: int, c: Projection):
         super().__init__()
         sizes = [width, *[c.hidden] * (c.layers - 1), c.bottleneck]
-        self.mlp = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.mlp = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.last = NormalisedLinear(c.bottleneck, c.out_dim, lengths=not c.norm_last_layer)
         for layer in self.mlp:
             assert isinstance(layer, nn.Linear)
-            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.trunc_normal_(layer.weight, std=layer.in_features**-0.5)  # 0.02, as released, fits 2048 inputs only
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ class DINO(nn.Module):
 
     @property
     def encoder(self) -> VisionTransformer:
-        """The teacher's network: it is the better one throughout training (section 5.1). Its weights ask no gradient."""
+        """The teacher's network, the better one throughout training (section 5.1). Its weights ask no gradient."""
         return self.teacher
 
     @property
@@ -290,7 +291,7 @@ def watch(
 
 
 def spread(features: Tensor) -> Tensor:
-    """The deviation over a batch of directions, times sqrt(D): 1 where they point anywhere, 0 where all are the same."""
+    """The deviation of directions over a batch, times sqrt(D): 1 where they point anywhere, 0 where all are one."""
     return F.normalize(features, dim=1).std(dim=0, unbiased=False).mean() * features.shape[1] ** 0.5
 
 

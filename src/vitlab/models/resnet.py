@@ -8,10 +8,9 @@ Run `vitlab inspect resnet50` to see every step with its shape, parameters and M
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -106,14 +105,15 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, c: ResNetConfig, width_in: int, width: int, stride: int):
         super().__init__()
-        inner, first, second = width // 4, stride, 1
-        if c.stride_in == "3x3":
-            first, second = 1, stride
         if c.block == "basic":
             convs = [ConvNorm(width_in, width, 3, stride), ConvNorm(width, width, 3)]
         else:
-            reduce, restore = ConvNorm(width_in, inner, 1, first), ConvNorm(inner, width, 1)
-            convs = [reduce, ConvNorm(inner, inner, 3, second), restore]
+            inner, (first, second) = width // 4, (stride, 1) if c.stride_in == "1x1" else (1, stride)
+            convs = [
+                ConvNorm(width_in, inner, 1, first),
+                ConvNorm(inner, inner, 3, second),
+                ConvNorm(inner, width, 1),
+            ]
         self.convs = nn.ModuleList(convs)
         same = width_in == width and stride == 1
         self.shortcut = None if same else ConvNorm(width_in, width, 1, stride)
@@ -165,8 +165,10 @@ class ResNet(nn.Module):
         convs = ("conv1", "conv2", "conv3")[: 2 if self.config.block == "basic" else 3]
         return ("stem", *convs, "shortcut", "block", "pool", *(["head"] if self.config.classes else []))
 
-    def blocks(self) -> Iterator[ResidualBlock]:
-        return (block for stage in self.stages for block in stage)  # type: ignore[attr-defined]
+    @property
+    def blocks(self) -> list[ResidualBlock]:
+        """All residual blocks, counted through."""
+        return [block for stage in cast("list[list[ResidualBlock]]", self.stages) for block in stage]
 
     def train(self, mode: bool = True) -> Self:
         """As torch's; but a norm whose weights are frozen keeps its statistics too, or it would go on learning."""
@@ -192,7 +194,7 @@ class ResNet(nn.Module):
         if self.config.stem == "imagenet":
             x = F.max_pool2d(x, 3, stride=2, padding=1)  # (B, stem_width, H/4, W/4)
         mark(trace, "stem", x)
-        for layer, block in enumerate(self.blocks()):
+        for layer, block in enumerate(self.blocks):
             x = block(x, trace.at(layer) if trace is not None else None)  # (B, widths[stage], ...)
         return x
 

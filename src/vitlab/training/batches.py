@@ -66,6 +66,11 @@ class Plan:
     def total(self) -> int:
         return self.steps_per_epoch * self.epochs
 
+    @property
+    def log_every(self) -> int:
+        """Steps between lines of the log."""
+        return max(1, self.steps_per_epoch // 20)
+
     def take(self, step: int, micro: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Epoch, sample numbers and repeat numbers of this process's part of a step."""
         epoch, within = divmod(step, self.steps_per_epoch)

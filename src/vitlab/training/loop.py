@@ -27,9 +27,10 @@ from vitlab.training.ending import finish
 from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.objectives import At
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
-from vitlab.training.runlog import RunLog
+from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import whole, whole_model
+from vitlab.training.ssl_doctor import examine
 from vitlab.training.state import Progress, check_place, load_last
 from vitlab.training.timelimit import TimeLimit
 from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
@@ -137,7 +138,6 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
     warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
     save_every = recipe.run.save_every or plan.steps_per_epoch
-    log_every = max(1, plan.steps_per_epoch // 20)
     scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
     if progress.scaler:
         scaler.load_state_dict({**scaler.state_dict(), "scale": progress.scaler})
@@ -155,7 +155,7 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
             progress.step, progress.seconds = step + 1, time.perf_counter() - clock
             progress.scaler = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
             show.step(step + 1, {"loss": loss, "lr": lr})
-            if log is not None and (step + 1) % log_every == 0:
+            if log is not None and (step + 1) % plan.log_every == 0:
                 numbers = dict(epoch=epoch, loss=loss, lr=lr, grad_norm=norm, seconds=progress.seconds)
                 log.write("train", step + 1, **numbers, images=progress.images, **more)
             ended = (step + 1) % plan.steps_per_epoch == 0
@@ -248,6 +248,9 @@ def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: i
     show.note(f"{epochs}: val {job.objective.judged_by} {numbers['top1']:.2%}, {words}")
     if log is not None:
         log.write("val", progress.step, epoch=epoch, **numbers)
+        for finding in examine(job.recipe, job.model, job.plan, read_log(job.run)):
+            log.write("doctor", progress.step, text=f"{finding.words} {finding.remedy}")
+            show.note(f"doctor: {finding.words} {finding.remedy}")
     if progress.best_rank is None or rank > progress.best_rank:
         progress.best_rank, progress.best_top1, progress.best_epoch = rank, numbers["top1"], epoch
         job.save_best()

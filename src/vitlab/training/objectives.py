@@ -28,6 +28,7 @@ from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluating
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe
+from vitlab.training.ssl_doctor import mae_numbers
 from vitlab.training.teacher import Teacher, keep_answers
 
 JUDGED = 1024  # pictures whose reconstruction is measured
@@ -167,8 +168,14 @@ class Reconstruct(SelfSupervised):
     def inputs(self, batch: Batch, at: At) -> Inputs:
         return {"images": batch.images.to(self.who.device)}
 
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        self.logged = (step + 1) % self.plan.log_every == 0
+
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
-        return forward(inputs["images"]).loss, {}
+        out = forward(inputs["images"])
+        if not self.logged:
+            return out.loss, {}
+        return out.loss, mae_numbers(out.prediction, self.model.target(inputs["images"]), out.mask)
 
     def rank(self, scores: Scores, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
         """By what it is taught, on pictures it has not seen: neighbours say little of what fine-tuning will make."""
@@ -204,13 +211,13 @@ class SelfDistil(SelfSupervised):
         self.temperature = dino.teacher_temperature(step, warmup, *o.teacher_temperature)
         if o.final_weight_decay is not None:
             optimisers.set_decay(dino.weight_decay(step, self.plan.total, w, o.final_weight_decay))
-        self.means = []
+        self.means, self.logged = [], (step + 1) % self.plan.log_every == 0
 
     def inputs(self, batch: Batch, at: At) -> Inputs:
         return {f"view{number}": view.to(self.who.device) for number, view in enumerate(batch.views)}
 
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
-        out = forward(list(inputs.values()), self.temperature)
+        out = forward(list(inputs.values()), self.temperature, watched=self.logged)
         self.means.append(out.teacher_mean)
         return out.loss, {key: float(value) for key, value in out.numbers.items()}
 

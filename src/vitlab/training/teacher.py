@@ -230,6 +230,7 @@ def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str
         found = read_json(folder / HEADER)
         _check(folder, found, header)
         try:
+            np.load(folder / LOGITS, mmap_mode="r")  # opened for writing, a file that is cut off would be filled up
             logits = np.lib.format.open_memmap(folder / LOGITS, mode="r+")
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None

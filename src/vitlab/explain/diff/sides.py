@@ -31,6 +31,11 @@ class Side:
     """A model of ours."""
 
     def __init__(self, letter: str, model: Any, path: str | None = None):
+        if model.family == "resnet":
+            raise ValueError(
+                f"{letter} is a ResNet, and diff follows the steps of a transformer. `vitlab convert --check` compares "
+                "it with transformers' own."
+            )
         self.letter, self.path = letter, path  # path: what to type for it; None for a model given as an object
         self.name = path or type(model).__name__
         self.config, self.family, self.labels = model.config, model.family, model.labels

@@ -69,7 +69,7 @@ def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int
 def figure7(found: dict[str, Any], *, view: View | None = None, title: str = "Inside the model") -> Figure:
     """The panels of `figure7_numbers`; `view` is the first picture, on which token lengths are laid."""
     width = 2 * MARGIN + LEFT + 3 * SIDE + 2 * APART
-    sheet = Sheet(width, 2 * MARGIN + 2 * (SIDE + HEAD) + 70, title + "".join(found["missing"].values()))
+    sheet = Sheet(width, 2 * MARGIN + 2 * (SIDE + HEAD) + 84, title + "".join(found["missing"].values()))
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
     missing = found["missing"]
     panels = [
@@ -202,9 +202,10 @@ def _draw_registers(sheet: Sheet, x: float, y: float, found: dict[str, Any], vie
     if view is None:
         axes = sheet.axes(x, y, SIDE, SIDE)
         axes.bar(range(len(found["high_norm_share"])), 100 * found["high_norm_share"], color="C3")
+        axes.set_ylim(0, max(1.0, 120 * found["high_norm_share"].max()))
         axes.set_ylabel("% of patches", fontsize=7.5, color=SOFT)
         _layers(axes, len(found["high_norm_share"]))
-        sheet.text(x, y + SIDE + 62, verdict, 7.5, INK)
+        sheet.text(x, y + SIDE + 76, verdict, 7.5, INK)
         return
     rows, columns = found["high_norm"].shape[-2:]
     lengths = found["norms"][0, -1, -rows * columns :].reshape(rows, columns)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitlab.explain.reconstruct import Reconstruction
 
 GREY = 128  # a hidden patch
-COLUMNS = ("seen by the model", "what is left", "reconstruction", "only hidden patches")
+COLUMNS = ("seen by the model", "masked", "reconstruction", "visible patches kept")
 
 
 def reconstruction(
