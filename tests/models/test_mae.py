@@ -293,7 +293,10 @@ def test_every_name_has_its_size_and_runs(name):
 def test_names():
     with torch.device("meta"):
         assert vitlab.create("mae_vit_large_patch16").config == MODELS["mae_large"]
+        assert vitlab.create("vit_mae_base").config == MODELS["mae_base"]
         assert vitlab.create("mae_huge").config.patch_size == 14
+    with pytest.raises(ValueError, match="there is no model named 'mae_vit_base_patch8'"):
+        vitlab.create("mae_vit_base_patch8")
     for small_name, vit in (("mae_cifar", "vit_cifar"), ("mae_digits", "vit_digits")):
         ours, theirs = vitlab.create(small_name).encoder, vitlab.create(vit)
         assert ours.config == theirs.config.with_options(classes=0, positions="sincos")

@@ -169,12 +169,12 @@ def test_transformers_folders_get_what_their_kind_usually_has(kind, row, tmp_pat
 
 def expected_for(name: str) -> Preprocess:
     """By the releases: Google's ViTs; DeiT's 256 -> 224; DINOv2 without a margin at 518; one channel for digits."""
-    if name in ("vit_mnist", "vit_digits", "mae_digits"):
+    if name in ("vit_mnist", "vit_digits", "mae_digits", "dino_digits"):
         side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
     if name in ("vit_cifar", "mae_cifar", "resnet_cifar"):
         return Preprocess((32, 32), **STRETCH, **HALF)
-    if name.startswith(("deit", "mae")):
+    if name.startswith(("deit", "mae", "dino_")):
         return Preprocess((224, 224), **{**CROP, "resize": 256}, **IMAGENET)
     if name.startswith("resnet"):
         return Preprocess((224, 224), **{**CROP, "resize": 256, "interpolation": "bilinear"}, **IMAGENET)

@@ -19,7 +19,7 @@ from vitlab.training.runlog import read_log
 
 QUICK = {
     "mae": ["run.epochs=30", "run.eval_every=30"],
-    "dino": ["run.epochs=12", "run.eval_every=12", "objective.local_views=2"],
+    "dino": ["run.epochs=12", "run.eval_every=12"],
 }
 
 

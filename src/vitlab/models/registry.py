@@ -71,8 +71,8 @@ def _entries() -> list[Entry]:
         found.append(Entry(name, "dino", config, crop if aliases else small, aliases))
     for name, config in MAE_MODELS.items():
         size = name.removeprefix("mae_")
-        published = size in SIZES  # facebook and the hub call them mae_vit_base_patch16 and vit-mae-base
-        aliases = (f"mae_vit_{size}_patch{config.patch_size}", f"vit_mae_{size}") if published else ()
+        published = size in SIZES
+        aliases = (f"vit_mae_{size}",) if published else ()
         small = {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
         found.append(Entry(name, "mae", config, crop if published else small, aliases))
     for name, config in RESNETS.items():  # torchvision's and timm's names; the paper writes ResNet-50
@@ -98,6 +98,9 @@ def find(name: str) -> tuple[Entry, dict[str, Any]]:
     dino = re.fullmatch(r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2", plain)  # timm's names for DINOv2
     if dino:
         return MODELS[f"dinov2_{dino[1]}" + ("_registers" if dino[2] else "")], {}
+    mae = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", plain)  # facebook's names for MAE
+    if mae and f"mae_{mae[1]}" in MODELS and MODELS[f"mae_{mae[1]}"].config.patch_size == int(mae[2]):
+        return MODELS[f"mae_{mae[1]}"], {}
     near = get_close_matches(plain, list(ALIASES), n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     raise ValueError(f"there is no model named {name!r}.{hint} `vitlab models` lists all names.")
