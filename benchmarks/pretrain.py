@@ -76,7 +76,7 @@ def main() -> None:
         difference = float((ours(images, noise).loss - theirs(images, noise=noise).loss).abs())
     if difference > 1e-4:
         raise SystemExit(f"the two networks differ: losses by {difference:.1e}. There is nothing to compare.")
-    runs = {
+    runs: dict[str, Callable[[], object]] = {
         "MAE, vitlab": stepper(ours, lambda: ours(images, noise).loss),
         "MAE, transformers": stepper(theirs, lambda: theirs(images, noise=noise).loss),
         "encoder, all tokens": stepper(full, lambda: full(images).square().mean()),

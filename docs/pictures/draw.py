@@ -27,7 +27,7 @@ PICTURES = Path(__file__).parent
 PAGE = PICTURES.parent / "en" / "look_inside.md"
 PHOTO = PICTURES / "chelsea.jpg"
 LIMIT = 200_000  # bytes
-CLOSE = 0.6  # of 255, mean over all pixels
+CLOSE = 1.0  # of 255, mean over all pixels
 BELOW = re.compile(r"!\[[^\]]+\]\(\.\./pictures/(\w+)\.png\)\n\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -35,8 +35,8 @@ def run(notebook: Any) -> Any:
     for cell in copy.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    place = {"metadata": {"path": str(EXAMPLES)}}
-    return NotebookClient(copy, timeout=240, kernel_name="python3", resources=place, record_timing=False).execute()
+    options = dict(timeout=240, kernel_name="python3", record_timing=False, coalesce_streams=True)
+    return NotebookClient(copy, resources={"metadata": {"path": str(EXAMPLES)}}, **options).execute()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,8 @@ def test_figure7_finds_what_training_did(executed):
     uniform = float(re.match(r" everywhere alike reaches (\S+)", after)[1])
     reach = [numbers(r"layer \d: (.*)", part) for part in (before, after)]
     assert len(reach[0]) == len(reach[1]) == 24
-    assert max(abs(np.array(reach[1]) - uniform)) < 0.5 < 2 < max(abs(np.array(reach[0]) - uniform))
+    trained, untrained = (np.abs(np.array(part) - uniform).mean() for part in reach)
+    assert untrained < 0.5 and trained > 2 * untrained
 
 
 def test_compare_models_finds_what_was_planted(executed):

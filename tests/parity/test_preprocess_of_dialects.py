@@ -172,7 +172,7 @@ def expected_for(name: str) -> Preprocess:
     if name in ("vit_mnist", "vit_digits", "mae_digits", "dino_digits"):
         side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
-    if name in ("vit_cifar", "mae_cifar", "resnet_cifar"):
+    if name in ("vit_cifar", "mae_cifar", "dino_cifar", "resnet_cifar"):
         return Preprocess((32, 32), **STRETCH, **HALF)
     if name.startswith(("deit", "mae", "dino_")):
         return Preprocess((224, 224), **{**CROP, "resize": 256}, **IMAGENET)

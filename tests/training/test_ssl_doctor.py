@@ -22,7 +22,7 @@ def dino_lines(count: int = 12, **changed) -> list[dict]:
     for i in range(count):
         t = i / (count - 1)
         line = dict(step=10 * i, loss=5.0 - t, lr=1e-3, grad_norm=1.5, teacher_entropy=4.6 - t, kl=0.4, rank=15.0)
-        line |= dict(student_std=0.45, teacher_std=0.4, centre_norm=1.3, max_probability=0.15, used_outputs=0.1)
+        line |= dict(student_std=0.45, teacher_std=0.4, centre_norm=1.3, max_probability=0.15, used_outputs=12)
         line |= {key: value(t) if callable(value) else value for key, value in changed.items()}
         lines.append({**line, "loss": line["loss"] + 1e-4 * (-1) ** i})  # no two batches have the same
     return lines
@@ -58,7 +58,7 @@ def masked(lines, **facts) -> list[str]:
 
 def test_a_healthy_run_has_nothing():
     assert dino(dino_lines()) == []
-    sure = dino_lines(teacher_entropy=0.05, loss=0.4, max_probability=0.97, used_outputs=0.08)
+    sure = dino_lines(teacher_entropy=0.05, loss=0.4, max_probability=0.97, used_outputs=10)
     assert dino(sure) == []  # sure of its answers, but they differ
 
 
@@ -81,11 +81,16 @@ def test_a_loss_near_ln_k_is_normal_at_the_start():
 
 
 def test_collapse_to_one_output():
-    lines = dino_lines(loss=0.01, teacher_entropy=0.004, max_probability=0.999, used_outputs=1 / 128)
+    lines = dino_lines(loss=0.01, teacher_entropy=0.004, max_probability=0.999, used_outputs=1)
     (finding,) = examine_dino(lines, outputs=K, batch=64)
     assert finding.name == "one output" and "model.centring=true" in finding.remedy
-    few = dino_lines(loss=0.01, teacher_entropy=0.004, used_outputs=1 / 8)
+    begun = dino_lines(loss=0.55, teacher_entropy=0.38, max_probability=0.82, used_outputs=2)  # as was seen
+    assert dino(begun) == ["one output"]
+    few = dino_lines(loss=0.01, teacher_entropy=0.004, used_outputs=1)
     assert dino(few, batch=4) == ["small batch", "one output"]
+    for line in lines:
+        del line["used_outputs"]
+    assert dino(lines) == ["one output"] and dino([{**line, "teacher_entropy": 0.4} for line in lines]) == []
 
 
 @pytest.mark.parametrize("changed", [dict(teacher_std=0.005), dict(rank=1.02)])

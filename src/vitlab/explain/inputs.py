@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ def check_model(model: Any) -> None:
     if not hasattr(model, "layout"):
         raise ValueError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
-            f"{', '.join(model.traceable)}."
+            f"{', '.join(cast('tuple[str, ...]', model.traceable))}."
         )
 
 

@@ -24,7 +24,8 @@ Line = dict[str, Any]  # one "train" event of the log: step, loss, lr, grad_norm
 
 ENOUGH = 3  # lines after the start that a judgement needs
 UNIFORM = 0.98  # of ln K
-CERTAIN = 0.02  # of ln K
+SURE, CERTAIN = 0.25, 0.02  # of ln K
+FEW = 2.5  # outputs
 ALIKE_STD, ALIKE_RANK = 0.02, 1.1  # features of different pictures that are one and the same
 SMALL_BATCH = 32
 MASK = "In the mask 1 is hidden and 0 visible, and the loss counts the hidden: see choose_visible in models/mae.py."
@@ -73,12 +74,13 @@ def examine_dino(lines: Sequence[Line], *, outputs: int, batch: int, settled: in
             )
         )
     used = _mean(recent, "used_outputs")
-    one = used is None or used * min(2 * batch, outputs) < 2.5  # of two large views for each picture
-    if entropy is not None and entropy <= CERTAIN * ln_k and one:
+    if entropy is not None and entropy <= (CERTAIN if used is None else SURE) * ln_k and (used or 0) <= FEW:
+        chosen = "" if used is None else f" {used:.1f} of {outputs} outputs are anyone's first choice;"
         found.append(
             Finding(
                 "one output",
-                f"the teacher gives every picture the same output: its entropy is {entropy:.3f}, of ln K = {ln_k:.2f}.",
+                f"the teacher gives nearly all pictures the same answer:{chosen} its entropy is {entropy:.2f}, and "
+                f"ln K is {ln_k:.2f}.",
                 "Turn centring on: model.centring=true. If it is on, let the centre follow faster, "
                 "model.centre_momentum=0.9, or make the teacher less sure: objective.teacher_temperature=[0.04,0.07].",
             )
