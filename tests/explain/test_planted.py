@@ -3,10 +3,11 @@
 Squares lie anywhere, also across patches, and their place tells nothing of the class; their light and dark parts change
 places by lot, so no class shows in a mean of pixels. In training a picture has none to three of them and the network
 says of each texture whether it is there: with just one to name, the final norm is soon full of it, and the logit's
-gradient no longer points anywhere. LayerScale keeps the tokens of the background from copying the answer in block 0;
-where they do, the last block reads it anywhere, and Grad-CAM there rightly says so.
+gradient no longer points anywhere.
 
-Measured over training seeds 0, 1 and 3, both sizes: relevance 97 to 100 % on the square, Grad-CAM 97 to 99 %.
+Measured, one block: relevance 100 %, Grad-CAM 100 %, rollout, which is class-blind, 100 % on a single square; of two
+squares rollout finds the one asked for in 40 to 61 %, relevance in 100 %, Grad-CAM in 97 to 100 %. With three blocks
+relevance stays at 99.7 to 100 %, and Grad-CAM in the last block falls to 36 to 42 %: there every token holds the answer.
 """
 
 from __future__ import annotations
@@ -70,17 +71,16 @@ def planted(count: int, size: tuple[int, int], seed: int, squares: int | None = 
     return Planted(pixels.clip(0, 255).astype(np.uint8), there, boxes)
 
 
-@pytest.fixture(scope="module")
-def model() -> VisionTransformer:
-    """Trained in seconds on one thread, by turns on both sizes."""
+def trained(depth: int, steps: int) -> VisionTransformer:
+    """In seconds on one thread, by turns on both sizes."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    config = ViTConfig(image_size=(24, 24), patch_size=PATCH, width=32, depth=2, heads=4, classes=3)
-    model = VisionTransformer(config.with_options(positions="sincos", layer_scale=0.01))
+    config = ViTConfig(image_size=(24, 24), patch_size=PATCH, width=32, depth=depth, heads=4, classes=3)
+    model = VisionTransformer(config.with_options(positions="sincos"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5)
     data = [planted(2048, size, seed) for seed, size in enumerate(SIZES.values())]
     pairs = [(d.images, torch.from_numpy(d.there).float()) for d in data]
-    for step in range(250):
+    for step in range(steps):
         images, there = pairs[step % 2]
         picked = torch.randint(len(images), (32,))
         loss = F.binary_cross_entropy_with_logits(model(images[picked]), there[picked])
@@ -89,6 +89,16 @@ def model() -> VisionTransformer:
         optimizer.step()
     torch.set_num_threads(2)
     return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    return trained(depth=1, steps=600)
+
+
+@pytest.fixture(scope="module")
+def deeper() -> VisionTransformer:
+    return trained(depth=3, steps=400)
 
 
 def hits(maps: Tensor, boxes: np.ndarray) -> float:
@@ -104,13 +114,16 @@ def inside(x: np.ndarray, y: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_the_peak_falls_on_the_square(model, size):
+def test_the_peak_falls_on_the_square(model, deeper, size):
     test = planted(300, size, seed=99, squares=1)
     x, classes = test.images, test.there.argmax(1)
     with torch.no_grad():
         assert (model(x).argmax(1).numpy() == classes).mean() >= 0.99
     found = {name: hits(method(model, x, None), test.boxes_of(classes)) for name, method in METHODS.items()}
-    print(size, found)
+    assert min(found["relevance"], found["grad_cam"], found["rollout"]) >= 0.95 and found["random"] < 0.25
+    with torch.no_grad():
+        assert (deeper(x).argmax(1).numpy() == classes).mean() >= 0.99
+    assert hits(METHODS["relevance"](deeper, x, None), test.boxes_of(classes)) >= 0.95
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -118,15 +131,18 @@ def test_of_two_squares_the_class_asked_for_is_found(model, size):
     test = planted(300, size, seed=98, squares=2)
     x = test.images
     first, second = np.array([np.flatnonzero(there) for there in test.there]).T
-    for name in ("relevance", "grad_cam", "gradient_x_input", "rollout"):
-        print(name, [hits(METHODS[name](model, x, c), test.boxes_of(c)) for c in (first, second)])
+    for name in ("relevance", "grad_cam", "gradient_x_input"):
+        assert min(hits(METHODS[name](model, x, c), test.boxes_of(c)) for c in (first, second)) >= 0.95, name
+    assert max(hits(METHODS["rollout"](model, x, c), test.boxes_of(c)) for c in (first, second)) <= 0.75  # class-blind
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_deletion_beats_random(model, size):
     test = planted(100, size, seed=97, squares=1)
     for row in compare_methods(model, test.images, kinds=["deletion", "insertion", "road"], steps=12):
-        print(row.to_dict())
+        margin = {"deletion": 0.3, "insertion": 0.08, "road": 0.2}[row.kind]  # of the area, less than random's
+        found = row.to_dict()
+        assert row.method == "random" or (found["gain"] >= margin and found["wins"] >= 0.85), found
 
 
 @pytest.mark.parametrize(("original", "size"), [((60, 80), (24, 24)), ((60, 100), (24, 40))], ids=SIZES)
@@ -137,9 +153,9 @@ def test_in_a_cropped_picture_the_peak_maps_back_onto_the_square(model, original
     test = planted(200, original, seed=96, squares=1, margin=margin, scale=2)
     classes = test.there.argmax(1)
     batch = as_batch(model, [Image.fromarray(p) for p in test.pixels])
-    boxes = test.boxes_of(classes)
+    boxes = test.boxes_of(classes) + np.array([-1, -1, 1, 1])  # halving moves an edge by up to a pixel
     for name in ("relevance", "grad_cam"):
-        maps = METHODS[name](model, batch, None)
+        maps = METHODS[name](model, batch, classes)
         rows, columns = np.divmod(maps.flatten(1).argmax(1).numpy(), maps.shape[2])
         patches = [model.preprocess.patch_box(r, c, PATCH, original) for r, c in zip(rows, columns, strict=True)]
         left, top, right, bottom = np.array(patches).T
@@ -147,4 +163,4 @@ def test_in_a_cropped_picture_the_peak_maps_back_onto_the_square(model, original
         stretched = inside(
             (columns + 0.5) * original[1] / maps.shape[2], (rows + 0.5) * original[0] / maps.shape[1], boxes
         ).mean()
-        print(name, back, stretched)
+        assert back >= 0.95 and stretched < 0.85, (name, back, stretched)
