@@ -1,6 +1,7 @@
 """Does a trained model keep its accuracy at another image size, before any fine-tuning? 28 -> 48 is 224 -> 384.
 
-    python benchmarks/resize.py [KEY=VALUE ...] [--sizes 48] [--seeds 3] [--checkpoint RUN/best]
+    python benchmarks/resize.py [RECIPE] [KEY=VALUE ...] [--sizes 48] [--seeds 3] [--checkpoint RUN/best]
+    python benchmarks/resize.py digits model.image_size=28 model.patch_size=4 --seeds 3
 
 Patches keep their side, so the picture becomes more of them (7 x 7 -> 12 x 12) and the learned positions are resized
 bicubically, as ViT does (arXiv:2010.11929, section 3.2). Both sizes show the same content: the larger pictures are the
@@ -50,15 +51,17 @@ def accuracies(checkpoint: Path, recipe: Recipe, sizes: list[int]) -> tuple[list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="values of the recipe to change")
+    parser.add_argument("what", nargs="*", metavar="RECIPE|KEY=VALUE", help=f"recipe: {RECIPE} if left out")
     parser.add_argument("--sizes", help="other sizes, e.g. 36,48; otherwise 12/7 of the model's own")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="a trained model, instead of training one")
     parser.add_argument("--runs", type=Path, help="folder for the runs; otherwise they are thrown away")
     args = parser.parse_intermixed_args()
-    recipe = with_settings(find_recipe(RECIPE)[1], [*SETTINGS, *args.settings])
+    named = [] if not args.what or "=" in args.what[0] else args.what[:1]
+    name, settings = (named or [RECIPE])[0], args.what[len(named) :]
+    recipe = with_settings(find_recipe(name)[1], [*SETTINGS, *settings])
     print(machine(), flush=True)
-    what = [str(args.checkpoint)] if args.checkpoint else [RECIPE, *SETTINGS, *args.settings]
+    what = [str(args.checkpoint)] if args.checkpoint else [name, *SETTINGS, *settings]
     print(f"\n{' '.join(what)}:\n", flush=True)
     names: list[str] = []
     found: list[list[float]] = []

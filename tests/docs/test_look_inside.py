@@ -10,6 +10,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,16 @@ def prose(text: str) -> list[str]:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL).splitlines()
 
 
+@cache
+def verbs() -> Any:
+    return typer.main.get_command(vitlab.cli.main.app)
+
+
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
     """vitlab VERB [VERB] ARGS -> typer's command, ARGS; a verb that does not exist is a KeyError."""
     program, *rest = words
     assert program == "vitlab"
-    command: Any = typer.main.get_command(vitlab.cli.main.app)
+    command = verbs()
     while hasattr(command, "commands"):
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest
@@ -211,7 +217,7 @@ def test_diff_prints_what_the_page_shows(ran, monkeypatch, capsys):
         vitlab.cli.main.run()
     printed = capsys.readouterr().out
     assert without_numbers("\n".join(lines)) == without_numbers(printed)
-    assert "first difference: blocks.0.norm1" in printed and "LayerNorm eps: 1e-06 in A, 0.0001 in B" in printed
+    assert "first difference: patch_embed" in printed and "LayerNorm eps: 1e-06 in A, 0.0001 in B" in printed
 
 
 def without_numbers(text: str) -> list[str]:

@@ -12,9 +12,10 @@ from vitlab.checkpoints.load import load, load_with_report
 from vitlab.images.datasets import open_data
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.training.batches import Pictures
+from vitlab.training.job import prepare
 from vitlab.training.loop import fit
 from vitlab.training.presets import find_recipe
-from vitlab.training.recipe import with_settings
+from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
 
 QUICK = {
@@ -49,9 +50,12 @@ def test_mae_paints_better_than_the_mean_of_the_pixels(learned):
     assert out.loss < 0.8 * baseline
 
 
-def test_dino_finds_the_digits_and_does_not_collapse(learned):
+def test_dino_finds_the_digits_and_does_not_collapse(learned, tmp_path):
     run, result = learned["dino"]
     assert result["judged_by"] == "k-NN top-1" and result["top1"] > 0.6  # chance: 0.1
+    job = prepare(read_recipe(run / "recipe.toml"), tmp_path)
+    untrained = job.objective.scores(job.model, Pictures(job.data.test, job.model.preprocess), whole=True)
+    assert result["top1"] > untrained.top(1) + 0.01  # even random convolutions tell digits apart, but less well
     last = [event for event in read_log(run) if event["kind"] == "train"][-1]
     assert last["rank"] > 5 and last["teacher_std"] > 0.1 and 0 < last["teacher_entropy"] < math.log(256)
 
