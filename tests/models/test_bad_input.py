@@ -17,6 +17,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.reducer import Reduction
 from vitlab.layers.trace import Trace
 from vitlab.models.config import FAMILIAR, option_paths
+from vitlab.models.registry import FAMILIES
 from vitlab.models.vit_config import ViTConfig
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 24).reshape(2, 3, 16, 24)
@@ -159,9 +160,13 @@ def test_inspect_of_a_batch_that_is_none(batch):
 class TestConfig:
     @pytest.mark.parametrize(("theirs", "ours"), FAMILIAR.items())
     def test_names_of_other_libraries_lead_to_ours(self, theirs, ours):
-        assert ours in option_paths(ViTConfig) and theirs not in option_paths(ViTConfig)
-        with refuses(f"Did you mean '{ours}'?"):
-            ViTConfig().with_options(**{theirs: 1})
+        configs = [config for config, _ in FAMILIES.values()]
+        assert not any(theirs in option_paths(config) for config in configs)
+        having = [config for config in configs if ours in option_paths(config)]
+        assert having
+        for config in having:
+            with refuses(f"Did you mean '{ours}'?"):
+                config().with_options(**{theirs: 1})
 
     @pytest.mark.parametrize(
         "options",
