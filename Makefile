@@ -48,13 +48,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
-# The pages are tested in Chromium. Without it, and without the right to install it, those tests are skipped and say so.
+# The pages are tested in Chromium, and drawings with a Chinese font. Without them, and without the right to install
+# them, those tests are skipped and say so.
 browser:
-	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
-		command -v $$name >/dev/null && exit; done; \
+	@missing=fonts-wqy-microhei; \
+	if find /usr/share/fonts /usr/local/share/fonts $$HOME/.fonts /Library/Fonts /System/Library/Fonts 2>/dev/null \
+		| grep -Eiq 'cjk|hansans|notosanssc|wqy|simhei|msyh|pingfang|hiragino'; then missing=; fi; \
+	command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || missing="$$missing chromium"; \
+	if [ -z "$$missing" ]; then exit; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
-	else false; fi || echo "No Chromium here, and it cannot be installed: the tests of pages will be skipped."
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	else false; fi || echo "Cannot install $$missing here: the tests that need it will be skipped."
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

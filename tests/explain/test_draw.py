@@ -15,6 +15,7 @@ from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
 from vitlab.explain.draw.sheet import cut, ems, write_figure
 from vitlab.explain.draw.view import scaled
+from vitlab.images.fonts import families
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.reducer import Reduction
 
@@ -275,6 +276,8 @@ def test_every_kind_of_file_is_written_and_chinese_has_its_characters(two, tmp_p
 
 def test_the_font_that_is_chosen_knows_chinese(two):
     """A missing character is drawn as a box, the same for all; two that are there differ."""
+    if len(families("猫")) == 1:
+        pytest.skip("no Chinese font is installed: make test installs one where it may")
     _, _, views = two
     pictures = []
     for name in ("猫猫猫猫", "狗狗狗狗"):

@@ -111,9 +111,7 @@ def run_with(method: str, settings: list[str], run) -> list[str]:
 def test_the_doctor_sees_a_learning_rate_of_nothing(tmp_path, command):
     for method in ("mae", "dino"):
         said = run_with(method, ["optim.lr=1e-30", "optim.muon_lr=1e-30", "optim.weight_decay=0"], tmp_path / method)
-        assert any(
-            "does not move" in words or "no better" in words or "Nothing was learned" in words for words in said
-        ), said
+        assert any("no weight moves" in words for words in said), said
 
 
 def test_the_doctor_sees_a_collapse_without_centring(tmp_path, command):

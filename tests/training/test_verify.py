@@ -87,10 +87,10 @@ def test_data_that_start_again_are_found(forks, monkeypatch):
 def test_a_machine_that_does_not_repeat_itself_is_told_from_a_resume_that_fails(forks, monkeypatch):
     update = loop.update
 
-    def noisy(job, scaler):
+    def noisy(job, step, scaler):
         with torch.no_grad():
             job.model.head.bias[0] += int.from_bytes(os.urandom(2), "big") * 1e-9
-        return update(job, scaler)
+        return update(job, step, scaler)
 
     monkeypatch.setattr(loop, "update", noisy)
     verdict = verify_resume(recipe(), kills=1, steps=8)

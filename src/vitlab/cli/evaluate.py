@@ -34,7 +34,7 @@ def run(
     max_unreadable: int,
     json: bool,
 ) -> None:
-    model, report = load_with_report(checkpoint)
+    model, report = load_with_report(checkpoint, encoder=True)
     for note in report.notes:
         say(f"note: {note}")
     with following_downloads():

@@ -53,7 +53,8 @@ def run(
         raise SystemExit(130) from None
     console = out()
     console.print(
-        f"{result['split']} {result['judged_by']} [bold]{result['top1']:.2%}[/bold] after {result['seconds']:.0f} s "
+        f"{result['split']} {result.get('judged_by', 'top-1')} [bold]{result['top1']:.2%}[/bold] "
+        f"after {result['seconds']:.0f} s "
         f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
     )
     console.print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}")

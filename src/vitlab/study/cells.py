@@ -80,7 +80,8 @@ def run_cells(cells: list[Cell], folder: Path, show: Show) -> Iterator[Outcome]:
             show.note(f"  failed: {error}")
             yield Outcome(cell, failed=str(error))
         else:
-            show.note(f"  {result['split']} {result['judged_by']} {result['top1']:.2%} after {result['seconds']:.0f} s")
+            answer = f"{result['split']} {result.get('judged_by', 'top-1')} {result['top1']:.2%}"
+            show.note(f"  {answer} after {result['seconds']:.0f} s")
             seconds.append(result["seconds"])
             yield Outcome(cell, result)
 

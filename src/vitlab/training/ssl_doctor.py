@@ -28,6 +28,7 @@ SURE, CERTAIN = 0.25, 0.02  # of ln K
 FEW = 2.5  # outputs
 ALIKE_STD, ALIKE_RANK = 0.02, 1.1  # features of different pictures that are one and the same
 SMALL_BATCH = 32
+NOTHING = 1e-12  # a learning rate that moves no weight
 MASK = "In the mask 1 is hidden and 0 visible, and the loss counts the hidden: see choose_visible in models/mae.py."
 
 
@@ -201,7 +202,7 @@ def _common(lines: Sequence[Line]) -> list[Finding]:
     if len(lines) < ENOUGH:
         return []
     rates, norms, losses = ([line[n] for line in lines if n in line] for n in ("lr", "grad_norm", "loss"))
-    if rates and max(rates) == 0:
+    if rates and max(rates) < NOTHING:
         return [Finding("learning rate 0", "the learning rate is 0: no weight moves.", "Set it: optim.lr=1e-3.")]
     if norms and max(norms) == 0:
         words = "every gradient is 0: nothing that learns has a part in the loss."
