@@ -10,21 +10,45 @@ import vitlab
 import vitlab.cli.main
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.files import CheckpointError
+from vitlab.checkpoints.load import load_with_report
+from vitlab.checkpoints.native import read_card
 from vitlab.images.datasets import DataError, open_data
 from vitlab.images.samples import is_sample, open_sample
+from vitlab.training.batches import Pictures
+from vitlab.training.evaluate import features, knn_accuracy
 from vitlab.training.recipe import read_recipe
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar10"])
+@pytest.mark.parametrize("name", bundled.names())
 def test_a_bundled_model_says_where_it_comes_from(name):
     folder = bundled.find(f"bundled:{name}")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 3e6
-    model = vitlab.load(f"bundled:{name}")
-    assert model.card.licence == "Apache-2.0" and name in model.card.source
-    assert len(model.labels) == model.config.classes == 10
+    model, report = load_with_report(f"bundled:{name}")
     recipe = read_recipe(folder / "recipe.toml")
-    assert recipe.data.source == name and recipe.data.path is None and recipe.run.dir == ""
+    assert model.card.licence == "Apache-2.0" and recipe.data.source in model.card.source
+    assert recipe.data.path is None and recipe.run.dir == ""
     assert recipe.run.seed == model.card.metrics["seed"]
+    assert any(key.startswith("test_") and value > 0 for key, value in model.card.metrics.items())
+    method = recipe.objective.name
+    if method in ("supervised", "distill"):
+        assert len(model.labels) == model.config.classes == 10
+    else:  # without labels, or from words
+        assert model.labels is None and model.family in (method, "vit")
+    alone = model.family == "vit" and method == "dino"  # without student and head, which would make it too large
+    assert any("holds the encoder of dino_" in note for note in report.notes) == alone
+
+
+ENCODERS = [name for name in bundled.names() if read_card(bundled.find(name))["family"] != "clip"]  # has two
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_bundled_encoder_tells_digits_from_one_another(name):
+    """Whatever it learned from: features that collapsed, or a wrong preprocess spoiled, would be left to chance."""
+    encoder = vitlab.load(f"bundled:{name}", encoder=True)
+    assert encoder.family in ("vit", "resnet")
+    data = open_data("digits", per_class=20)
+    knn = knn_accuracy(*(features(encoder, Pictures(split, encoder.preprocess)) for split in (data.train, data.test)))
+    assert knn > 0.4  # chance: 0.1
 
 
 def test_the_digits_model_is_as_good_as_its_card_says():
@@ -46,7 +70,7 @@ def test_a_sample_is_a_picture_of_the_test_split_with_its_label():
 
 
 def test_names_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(CheckpointError, match=r"no such model in the package; there are cifar10, digits"):
+    with pytest.raises(CheckpointError, match=r"no such model in the package; there are cifar10, .*digits"):
         vitlab.load("bundled:imagenet")
     with pytest.raises(CheckpointError, match=r"In the package: bundled:digits"):
         vitlab.load("digits")

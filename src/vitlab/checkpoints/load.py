@@ -26,6 +26,7 @@ from vitlab.checkpoints.report import Report, Row
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
+from vitlab.text.tokenizer import Tokenizer
 
 
 class AssumedWarning(UserWarning):
@@ -82,6 +83,7 @@ def load_with_report(
         raise CheckpointError(_not_there(str(source)))
     if path.is_dir() and (path / native.CARD).is_file() and map is None:
         found = _read_native(path)
+        found.notes += [] if encoder else _encoder_alone(found)
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
     if "grid" in overrides and path.is_dir():
@@ -125,7 +127,23 @@ def _read_native(folder: Path) -> Found:
     found = Found(tensors, {k: (k,) for k in tensors}, {}, "native", card["family"], config)
     found.preprocess, found.labels = preprocess, labels
     found.card = Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {})
+    if (folder / native.WORDS).is_file():
+        found.tokenizer = Tokenizer.read(folder / native.WORDS)
     return found
+
+
+def _encoder_alone(found: Found) -> list[str]:
+    """What to say of a folder that holds only the encoder of the network that its card names."""
+    try:
+        whole = registry.find(found.card.name or "")[0]
+    except (ValueError, AttributeError):  # none, or a name of their own
+        return []
+    if not _pretrains(whole.config) or found.family == whole.family or found.config.classes:
+        return []
+    return [
+        f"holds the encoder of {whole.name} and nothing else: it gives features, can be explained and fine-tuned, "
+        f"but it cannot go on learning as {whole.family} does. encoder=True takes it as it is."
+    ]
 
 
 def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any, Report]:
@@ -198,6 +216,9 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     if preprocess is not None and config.image_size != stored.image_size:
         preprocess = preprocess.with_size(config.image_size)
     model.preprocess, model.card = preprocess, found.card
+    if found.tokenizer is not None:
+        with files.naming(source):
+            model.tokenizer = found.tokenizer
     return model.eval(), report
 
 
@@ -213,6 +234,12 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
         raise CheckpointError(
             f"{source}: the weights have decoder={stored.decoder.to_dict()}, so they cannot be loaded with "
             f"decoder={config.decoder.to_dict()}; vitlab.create makes another network."
+        )
+    words = [getattr(c, "text", None) for c in (stored, config)]  # CLIP's; what else shows in a shape is found later
+    if words[0] is not None and words[0].heads != words[1].heads:
+        raise CheckpointError(
+            f"{source}: the weights have text.heads={words[0].heads}, so they cannot be loaded with "
+            f"text.heads={words[1].heads}; vitlab.create makes another network."
         )
     stored, config = _encoder(stored), _encoder(config)
     for path in same:
@@ -240,7 +267,8 @@ def _encoder_of(found: Found) -> Found:
         {key.removeprefix(prefix): value for key, value in table.items() if key.startswith(prefix)}
         for table in (found.tensors, found.origin)
     )
-    return replace(found, tensors=tensors, origin=origin, family=whole.encoder.family, config=found.config.encoder)
+    part: dict[str, Any] = dict(family=whole.encoder.family, config=found.config.encoder, tokenizer=None)
+    return replace(found, tensors=tensors, origin=origin, **part)
 
 
 def _encoder(config: Any) -> Any:

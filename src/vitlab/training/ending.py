@@ -52,9 +52,8 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         "unreadable": len(progress.skipped),
     }
     if job.who.first:
-        best.card = Card(
-            job.recipe.model.name, f"vitlab train, {job.data.name}", None, {f"{split}_top1": result["top1"]}
-        )
+        measured = f"{split}_{job.objective.judged_by.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
+        best.card = Card(job.recipe.model.name, f"vitlab train, {job.data.name}", None, {measured: result["top1"]})
         save_best(job.run, best)
         write_text = partial(_write_text, to_json(result) + "\n")
         native.write_whole(job.run / "result.json", write_text)

@@ -67,9 +67,10 @@ def _without_labels(recipe: ModelRecipe, method: str, channels: int) -> tuple[An
         notes += [*report.notes, f"started from {recipe.init_from}."]
     if model.family != method:
         found = recipe.init_from or recipe.name
+        why = "".join(f" It {note}" for note in notes[:-1])  # it may hold an encoder alone
         raise ValueError(
             f"objective.name={method} teaches a model of the family {method}, but {found} is of {model.family}: "
-            f"model.name={WITHOUT_LABELS[method]}, for instance."
+            f"model.name={WITHOUT_LABELS[method]}, for instance.{why}"
         )
     _check_reads(model)
     return model, notes

@@ -90,10 +90,10 @@ def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False)
     told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load(checkpoint, **told)
+        model = load(checkpoint, encoder=not whole, **told)  # of MAE and DINO
     for note in caught:
         say(f"note: {note.message}")
-    return model if whole else getattr(model, "encoder", model)  # of MAE and DINO
+    return model
 
 
 def lay(

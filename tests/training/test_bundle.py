@@ -1,0 +1,103 @@
+"""benchmarks/bundle.py: what a run without labels leaves in the package is small, says what it is, and is of use."""
+
+import json
+import runpy
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitlab
+from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.images.datasets import open_data
+from vitlab.training.batches import Pictures
+from vitlab.training.loop import fit
+from vitlab.training.presets import find_recipe
+from vitlab.training.recipe import read_recipe, with_settings
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bundle.py"
+TINY = ["model.width=32", "model.depth=2", "run.epochs=1", "data.per_class=20", "data.batch_size=32"]
+
+
+@pytest.fixture(scope="module")
+def into(tmp_path_factory) -> Path:
+    """A folder like the package's, with the models of two tiny runs."""
+    place = tmp_path_factory.mktemp("bundle")
+    torch.set_num_threads(1)
+    for method in ("mae", "dino"):
+        fit(with_settings(find_recipe(f"{method}_digits")[1], TINY), place / "runs" / method)
+        with pytest.MonkeyPatch.context() as patch:
+            run = place / "runs" / method
+            patch.setattr(sys, "argv", ["bundle.py", str(run), method, "--into", str(place / "into")])
+            runpy.run_path(str(SCRIPT), run_name="bundle")["main"]()
+    return place / "into"
+
+
+def slow_knn(encoder, data) -> float:
+    """Section 4.1 of DINO, one picture after another."""
+    found = {}
+    for split in ("train", "test"):
+        images, _ = Pictures(getattr(data, split), encoder.preprocess).normalised(np.arange(len(getattr(data, split))))
+        with torch.no_grad():
+            found[split] = encoder(images).double().numpy()  # (N, D)
+    bank, right = found["train"] / np.linalg.norm(found["train"], axis=1)[:, None], 0
+    for feature, truth in zip(found["test"], data.test.labels, strict=True):
+        cosines = bank @ (feature / np.linalg.norm(feature))
+        votes = np.zeros(10)
+        for i in np.argsort(-cosines)[:20]:
+            votes[data.train.labels[i]] += np.exp(cosines[i] / 0.07)
+        right += votes.argmax() == truth
+    return right / len(data.test)
+
+
+@pytest.mark.parametrize("method", ["mae", "dino"])
+def test_the_card_tells_what_was_measured_of_the_rounded_model(method, into):
+    model, _ = load_with_report(into / method)
+    weights = load_file(into / method / "weights.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float16}
+    metrics, recipe = model.card.metrics, read_recipe(into / method / "recipe.toml")
+    assert recipe.run.dir == "" and recipe.data.path is None and recipe.run.seed == metrics["seed"]
+    assert model.card.licence == "Apache-2.0" and "digits" in model.card.source
+    encoder, data = load_with_report(into / method, encoder=True)[0], open_data("digits", per_class=20)
+    assert metrics["test_knn_top1"] == pytest.approx(slow_knn(encoder, data), abs=0.003)
+    assert metrics.keys() - {"test_knn_top1", "seed"} == ({"test_reconstruction"} if method == "mae" else set())
+
+
+def test_mae_is_whole_and_paints_as_its_card_says(into):
+    model = vitlab.load(into / "mae")
+    pictures, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.arange(357))
+    error = vitlab.explain.reconstruct(model, pictures, seed=3, batch_size=357).error.mean()  # other patches are hidden
+    assert model.card.metrics["test_reconstruction"] == pytest.approx(float(error), rel=0.1)
+
+
+def test_dino_is_its_teacher_alone_and_says_so(into, command):
+    with pytest.warns(AssumedWarning, match=r"holds the encoder of dino_digits and nothing else .* encoder=True"):
+        model = vitlab.load(into / "dino")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asked = vitlab.load(into / "dino", encoder=True, classes=10)
+    assert model.family == "vit" and asked.config.classes == 10
+    run = load_file(into.parent / "runs" / "dino" / "best" / "weights.safetensors")
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, run[f"teacher.{key}"].half().float()), key
+    said = command("train", "dino_digits", f"model.init_from={into / 'dino'}", code=2).stderr
+    assert "family dino" in said and "holds the encoder of dino_digits" in " ".join(said.split())
+
+
+def test_an_encoder_alone_is_judged_explained_and_fine_tuned(into, tmp_path, command):
+    dino = into / "dino"
+    found = json.loads(command("eval", dino, "digits", "--knn", "--json").stdout)
+    assert 0 <= found["knn"] <= 1
+    for verb, *more in (["attention", "--layers", "-1"], ["features"]):
+        done = command("explain", verb, dino, "digits#0", *more, "--out", tmp_path / f"{verb}.png")
+        assert (tmp_path / f"{verb}.png").is_file() and "holds the encoder" not in done.stderr
+    masks = vitlab.explain.attention_masks(vitlab.load(dino, encoder=True), torch.randn(2, 1, 8, 8))
+    assert masks.shape == (2, 4, 4, 4)
+    settings = [f"model.init_from={dino}", "run.epochs=1", "data.per_class=3", f"run.dir={tmp_path / 'tuned'}"]
+    command("train", "digits", *settings)
+    assert vitlab.load(tmp_path / "tuned" / "best").config.classes == 10
+    assert "without a decoder" in command("explain", "reconstruct", dino, "digits#0", code=2).stderr
