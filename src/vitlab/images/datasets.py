@@ -4,6 +4,7 @@ data = open_data("digits")                                    # or fashion-mnist
 data = open_data("photos/")                                   # class folders, with or without train/ val/ test/
 data = open_data("labels.csv")                                # columns path, label, and perhaps split
 data = open_data("shards/train-{000000..000009}.tar")         # WebDataset
+data = open_data("flickr8k/", captions=True)                  # pictures with captions: see sources/captions.py
 data.train.read(0), data.train.labels[0]                      # (H, W, C) uint8, a class number
 """
 
@@ -18,19 +19,41 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.images.randomness import permutation
+from vitlab.images.sources import captions as captioned
 from vitlab.images.sources import cifar, idx
-from vitlab.images.sources.dataset import SPLIT_NAMES, ArrayDataset, DataError, Dataset, Splits, subset
+from vitlab.images.sources.dataset import (
+    SPLIT_NAMES,
+    ArrayDataset,
+    Captioned,
+    Captions,
+    DataError,
+    Dataset,
+    Splits,
+    subset,
+)
 from vitlab.images.sources.folder import is_picture, open_folder, subfolders
-from vitlab.images.sources.shards import open_shards
-from vitlab.images.sources.splits import few_labels, stratified_split
+from vitlab.images.sources.shards import open_shards, stored_index
+from vitlab.images.sources.splits import FEW, SPLIT, few_labels, stratified_split
 from vitlab.images.sources.table import open_table
 
-__all__ = ["SOURCES", "Data", "DataError", "Dataset", "open_data", "stratified_split", "subset"]
+__all__ = [
+    "SOURCES",
+    "Captioned",
+    "Captions",
+    "Data",
+    "DataError",
+    "Dataset",
+    "open_data",
+    "stratified_split",
+    "subset",
+]
 
 SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "cifar100")
 ACCEPTED = (
     f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV of paths and labels; "
-    'or tar shards ("shards/train-{000000..000009}.tar").'
+    'tar shards ("shards/train-{000000..000009}.tar"); or pictures with captions: a folder or tar with captions.csv, '
+    "or a .txt beside each picture."
 )
 DIGITS_SPLIT = (0.6, 0.2, 0.2)
 DIGITS_SEED = 1998  # of that split, whatever the run's seed, so that test is the same for everybody
@@ -41,11 +64,15 @@ class Data:
     """A source, opened."""
 
     name: str
-    classes: list[str]
+    classes: list[str]  # none where the pictures have captions
     train: Dataset
     val: Dataset
     test: Dataset | None
     notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
+
+    @property
+    def captioned(self) -> bool:
+        return isinstance(self.train, Captioned)
 
 
 def open_data(
@@ -56,11 +83,13 @@ def open_data(
     val_fraction: float = 0.1,
     per_class: int | None = None,
     fraction: float | None = None,
+    captions: bool = False,
     download: bool = True,
 ) -> Data:
     """Open a source by name (its files at `path`, where they are not found by themselves) or by path.
 
     A missing val is a stratified `val_fraction` of train, by seed; `per_class` or `fraction` then keep part of train.
+    `captions`: where a source may be read either way, its texts are captions, and not the names of classes.
     """
     _check_numbers(val_fraction, per_class, fraction)
     known = {_plain(name): name for name in SOURCES}
@@ -70,7 +99,9 @@ def open_data(
     elif path is not None:
         raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
     else:
-        splits = _open_path(source)
+        splits = _open_path(source, captions)
+    if isinstance(splits.train, Captioned):
+        return _finish_captioned(name, splits, seed, val_fraction, per_class, fraction)
     return _finish(name, splits, seed, val_fraction, per_class, fraction)
 
 
@@ -97,23 +128,24 @@ def _open_named(name: str, path: Path | None, download: bool) -> Splits:
     return cifar.open_cifar(name, path, download) if name in cifar.KINDS else idx.open_idx(name, path, download)
 
 
-def _open_path(source: str) -> Splits:
+def _open_path(source: str, captions: bool) -> Splits:
     path = Path(source).expanduser()
     if path.is_dir():
-        return _open_folder(source, path)
+        return _open_folder(source, path, captions)
     if path.is_file():
         if kind := re.match(r"cifar-(100?)-", path.name):
             return cifar.open_cifar(f"cifar{kind[1]}", path, download=False)
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return open_table(path)
+        if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
+            return captioned.open_table(path) if captioned.is_table(path, captions) else open_table(path)
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            return open_shards(source)
+            known = any(stored_index(path, kind) for kind in (False, True))  # to be shards, so that it is not scanned
+            return (None if known else captioned.open_tar(path)) or open_shards(source, captions)
         what = (
             "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
         )
         raise DataError(f"{source}: {what}. {ACCEPTED}")
     if re.search(r"[*?{\[]|::", source):
-        return open_shards(source)
+        return open_shards(source, captions)
     if _looks_like_path(source):
         raise DataError(f"{source}: no such file or folder (from {Path.cwd()}). {ACCEPTED}")
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
@@ -121,17 +153,19 @@ def _open_path(source: str) -> Splits:
     raise DataError(f"unknown data source {source!r}, and no such file or folder.{hint} {ACCEPTED}")
 
 
-def _open_folder(source: str, path: Path) -> Splits:
+def _open_folder(source: str, path: Path, captions: bool) -> Splits:
     for name in cifar.KINDS:
         if cifar.locate(name, path):
             return cifar.open_cifar(name, path, download=False)
     if idx.folder_files("mnist", path):
         raise DataError(f"{path}: holds IDX files. Say which set they are: data.source=fashion-mnist data.path={path}")
+    if table := captioned.table_in(path):
+        return captioned.open_table(table)
     folders = subfolders(path)
     in_splits = [folder for name, folder in folders.items() if name.lower() in SPLIT_NAMES and not subfolders(folder)]
     if len(in_splits) == len(folders) and any(any(folder.glob("*.tar")) for folder in [path, *in_splits]):
-        return open_shards(source)  # a .tar beside class folders is somebody's archive
-    return open_folder(path)
+        return open_shards(source, captions)  # a .tar beside class folders is somebody's archive
+    return captioned.open_texts(path) if captioned.has_texts(path) else open_folder(path)
 
 
 def _finish(
@@ -158,6 +192,25 @@ def _finish(
         if dataset is not None:
             notes += _missing_classes(split, dataset)
     return Data(name, classes, train, val, splits.test, notes)
+
+
+def _finish_captioned(
+    name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
+) -> Data:
+    """The same where there are no classes: pictures are picked at random."""
+    train, val, n = splits.train, splits.val, len(splits.train)
+    if per_class is not None:
+        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
+    if val is None:
+        order = permutation(n, seed, SPLIT)
+        held = max(1, round(n * val_fraction))
+        if held >= n:
+            raise DataError(f"{name}: {n} pictures are too few to keep some for val. Add pictures, or a val split.")
+        train, val = subset(train, np.sort(order[held:])), subset(train, np.sort(order[:held]))
+    if fraction is not None:
+        kept = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
+        train = subset(train, np.sort(kept))
+    return Data(name, [], train, val, splits.test, list(splits.notes))
 
 
 def _check_classes(name: str, splits: Splits) -> None:

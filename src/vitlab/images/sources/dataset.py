@@ -13,8 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
+from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
 
+CAPTION = 3  # coordinate of the draw that picks one of a picture's captions
 SPLIT_NAMES = {  # what people call the splits
     "train": "train",
     "training": "train",
@@ -121,6 +123,55 @@ class FileDataset:
         return self.paths[index]
 
 
+class Captions:
+    """What is written about each picture, once or several times: captions[3] is a list."""
+
+    def __init__(self, written: Iterable[Sequence[str]]) -> None:
+        lists = list(written)
+        self._texts = Strings(text for texts in lists for text in texts)
+        self._starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)  # (N + 1,)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> list[str]:
+        index = range(len(self))[index]
+        return [self._texts[i] for i in range(self._starts[index], self._starts[index + 1])]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(N,): how many each picture has."""
+        return np.diff(self._starts)
+
+    def everything(self) -> list[str]:
+        return list(self._texts)
+
+    def draw(self, indices: np.ndarray, *, seed: int, epoch: int) -> list[str]:
+        """One caption of each picture, another in another epoch."""
+        chance = uniform(seed, CAPTION, epoch, indices, count=1)[:, 0]
+        picked = self._starts[indices] + (chance * self.counts[indices]).astype(np.int64)
+        return [self._texts[i] for i in picked]
+
+
+class Captioned:
+    """A split of pictures with captions and without classes."""
+
+    def __init__(self, pictures: Dataset, captions: Captions) -> None:
+        assert len(pictures) == len(captions)
+        self.pictures, self.captions = pictures, captions
+        self.labels, self.classes = np.zeros(len(pictures), dtype=np.int64), []
+        self.channels, self.images = pictures.channels, pictures.images
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.pictures.read(index)
+
+    def name_of(self, index: int) -> str:
+        return self.pictures.name_of(index)
+
+
 class Subset:
     """Some samples of a dataset that is read one by one."""
 
@@ -154,6 +205,8 @@ def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
     if isinstance(dataset, ArrayDataset) and dataset.images is not None:
         images, labels = dataset.images[indices], dataset.labels[indices]
         return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
+    if isinstance(dataset, Captioned):
+        return Captioned(subset(dataset.pictures, indices), Captions(dataset.captions[i] for i in indices))
     if isinstance(dataset, Subset):
         return Subset(dataset.dataset, dataset.indices[indices])
     return Subset(dataset, indices)

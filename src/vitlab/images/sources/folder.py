@@ -16,7 +16,7 @@ LAYOUT = "Put the pictures of each class into a folder of its own, named after t
 
 def open_folder(path: Path) -> Splits:
     """Classes are the names of train's folders, sorted."""
-    folders = _split_folders(path)
+    folders = split_folders(path)
     train = _pictures_by_class(folders["train"])
     classes, notes = list(train), []
     _check_train(folders["train"], train)
@@ -63,7 +63,7 @@ def _scan(path: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"{path}: the folder cannot be read ({error.strerror}).") from None
 
 
-def _split_folders(path: Path) -> dict[str, Path]:
+def split_folders(path: Path) -> dict[str, Path]:
     """Split -> its folder. Without train/, all of it is train; "train" may also be a class, as in CIFAR-100."""
     inside = subfolders(path)
     named: dict[str, list[Path]] = {}

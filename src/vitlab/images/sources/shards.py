@@ -2,6 +2,8 @@
 
     shards/train-{000000..000009}.tar     samples are files that share a name: 0001.jpg + 0001.cls (or .json, .txt)
 
+With captions instead of classes, a sample is 0001.jpg + 0001.txt, one caption a line, or a .json with "caption(s)".
+
 The index of a shard is made once, by reading its tar headers, and kept beside it as shard.tar.index.json (in the cache
 where that folder cannot be written); it holds for a shard of the same size and time of change. Shards are opened for
 each read, so that forked workers and threads share no file position and thousands of shards no limit on open files.
@@ -17,21 +19,23 @@ import os
 import re
 import secrets
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitlab.images.read import EXTENSIONS, ImageError, read_image
-from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, Splits, Strings
+from vitlab.images.sources.dataset import SPLIT_NAMES, Captioned, Captions, DataError, Splits, Strings
 from vitlab.images.sources.download import cache_dir
 from vitlab.images.sources.labels import number_labels
 
 VERSION = 1  # of the index files
 MOST_SHARDS = 1_000_000
 LONGEST_LABEL = 200  # characters
+PEEKED = 100  # files of a shard that tell whether it holds classes or captions
 SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
@@ -43,7 +47,7 @@ class Index:
     mtime_ns: int
     version: int = VERSION
     names: list[str] = field(default_factory=list)  # of the picture in the tar
-    labels: list[str] = field(default_factory=list)  # as written
+    labels: list[str] = field(default_factory=list)  # as written; or the captions, one a line
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
@@ -88,15 +92,20 @@ class ShardDataset:
         return self.shards[int(np.searchsorted(self.firsts, range(len(self))[index], side="right")) - 1]
 
 
-def open_shards(source: str) -> Splits:
-    """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names."""
+def open_shards(source: str, captions: bool = False) -> Splits:
+    """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names.
+
+    `captions`: a .txt without a .cls is taken as what it says of the picture, not as the name of its class.
+    """
     shards = _by_split(source, find_shards(source))
-    indexes = {split: [index_of(shard) for shard in paths] for split, paths in shards.items()}
+    captions = captions and holds_captions(shards["train"][0])
+    indexes = {split: [index_of(shard, captions) for shard in paths] for split, paths in shards.items()}
     for split, held in indexes.items():
         if not any(index.names for index in held):
-            raise DataError(
-                f"{source}: no samples in the {len(held)} shards of {split}. Expected 0001.jpg + 0001.cls ..."
-            )
+            expected = "0001.jpg + 0001.txt" if captions else "0001.jpg + 0001.cls"
+            raise DataError(f"{source}: no samples in the {len(held)} shards of {split}. Expected {expected} ...")
+    if captions:
+        return _captioned(shards, indexes)
 
     def place(split: str, at: int) -> str:
         for shard, index in zip(shards[split], indexes[split], strict=True):
@@ -109,6 +118,26 @@ def open_shards(source: str) -> Splits:
     classes, numbers = number_labels(written, place, shards["train"][0].with_name("classes.txt"))
     datasets = {s: ShardDataset(shards[s], indexes[s], numbers[s], classes) for s in shards}
     return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"))
+
+
+def _captioned(shards: dict[str, list[Path]], indexes: dict[str, list[Index]]) -> Splits:
+    found = {}
+    for split, held in indexes.items():
+        texts = Captions(label.split("\n") for index in held for label in index.labels)
+        found[split] = Captioned(ShardDataset(shards[split], held, np.zeros(len(texts), np.int64), []), texts)
+    return Splits([], found["train"], found.get("val"), found.get("test"))
+
+
+def holds_captions(shard: Path) -> bool:
+    """By its first files: no .cls, and a .json with captions or without a label, or a .txt."""
+    endings: dict[str, tarfile.TarInfo] = {}
+    with contextlib.suppress(tarfile.TarError, OSError, ValueError), tarfile.open(shard, "r:") as tar:
+        for _, info in zip(range(PEEKED), tar, strict=False):
+            endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
+        if "json" in endings and "cls" not in endings:
+            values = json.loads(tar.extractfile(endings["json"]).read(1 << 20))  # type: ignore[union-attr]
+            return "caption" in values or "captions" in values or ("txt" in endings and "label" not in values)
+    return "txt" in endings and "cls" not in endings
 
 
 def find_shards(source: str) -> list[Path]:
@@ -165,22 +194,13 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
     return splits
 
 
-def index_of(shard: Path) -> Index:
-    """The shard's index: the stored one if it fits, else made and stored."""
-    try:
-        status = shard.stat()
-    except OSError as error:
-        raise DataError(f"{shard}: cannot be read ({error.strerror}).") from None
-    digest = hashlib.sha1(os.fsencode(shard.absolute()), usedforsecurity=False).hexdigest()
-    stores = [shard.with_name(f"{shard.name}.index.json"), cache_dir() / "shards" / f"{digest}.index.json"]
-    for store in stores:
-        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew
-            index = Index(**json.loads(store.read_text(encoding="utf-8")))
-            whole = len(index.names) == len(index.labels) == len(index.offsets) == len(index.sizes)
-            if whole and (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns):
-                return index
-    index = _scan(shard, Index(status.st_size, status.st_mtime_ns))
-    for store in stores:
+def index_of(shard: Path, captions: bool = False) -> Index:
+    """The shard's index, of classes or captions: the stored one if it fits, else made and stored."""
+    if index := stored_index(shard, captions):
+        return index
+    status = _status(shard)
+    index = _scan(shard, Index(status.st_size, status.st_mtime_ns), _captions if captions else _label)
+    for store in _stores(shard, captions):
         partial = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
         try:
             store.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +213,35 @@ def index_of(shard: Path) -> Index:
     return index
 
 
-def _scan(shard: Path, index: Index) -> Index:
+def stored_index(shard: Path, captions: bool = False) -> Index | None:
+    """The index that was made of the shard as it is now, if there is one."""
+    status = _status(shard)
+    for store in _stores(shard, captions):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew
+            index = Index(**json.loads(store.read_text(encoding="utf-8")))
+            whole = len(index.names) == len(index.labels) == len(index.offsets) == len(index.sizes)
+            if whole and (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns):
+                return index
+    return None
+
+
+def _stores(shard: Path, captions: bool) -> list[Path]:
+    digest = hashlib.sha1(os.fsencode(shard.absolute()), usedforsecurity=False).hexdigest()
+    ending = "captions.json" if captions else "index.json"
+    return [shard.with_name(f"{shard.name}.{ending}"), cache_dir() / "shards" / f"{digest}.{ending}"]
+
+
+def _status(shard: Path) -> os.stat_result:
+    try:
+        return shard.stat()
+    except OSError as error:
+        raise DataError(f"{shard}: cannot be read ({error.strerror}).") from None
+
+
+Reads = Callable[[tarfile.TarFile, Path, str, dict[str, tarfile.TarInfo]], str]
+
+
+def _scan(shard: Path, index: Index, read: Reads) -> Index:
     """Fill the index from the tar's headers; of the contents, only the labels are read."""
     pictures: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, dict[str, tarfile.TarInfo]] = {}
@@ -215,7 +263,7 @@ def _scan(shard: Path, index: Index) -> Index:
                 index.names.append(info.name)
                 index.offsets.append(info.offset_data)
                 index.sizes.append(info.size)
-                index.labels.append(_label(tar, shard, info.name, labels.pop(key, {})))
+                index.labels.append(read(tar, shard, info.name, labels.pop(key, {})))
     except DataError:
         raise
     except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: sizes in a header that no file can have
@@ -242,5 +290,34 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
     if isinstance(label, bool) or not isinstance(label, (int, str)) or label == "":
         raise DataError(f"{shard}: {name} holds no label, but {label!r}. Write a class number or name.")
     if len(str(label)) > LONGEST_LABEL or "\n" in str(label):
-        raise DataError(f"{shard}: {name} holds a text, not a label. Add .cls files with the class numbers or names.")
+        raise DataError(
+            f"{shard}: {name} holds a text, not a label. Add .cls files with the class numbers or names; or learn from "
+            "the texts: objective.name=clip."
+        )
     return str(label)
+
+
+def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
+    """What .json ("caption", "captions") or else .txt says, one caption a line."""
+    captions: Any = None
+    for ending in ("json", "txt"):
+        if ending not in files or captions is not None:
+            continue
+        stream = tar.extractfile(files[ending])
+        assert stream is not None
+        try:
+            text = stream.read(1 << 20).decode("utf-8-sig")
+            values = json.loads(text) if ending == "json" else {"captions": text.splitlines()}
+            captions = values.get("captions", values.get("caption"))
+        except (ValueError, AttributeError):
+            expected = '{"caption": ...}' if ending == "json" else "text in UTF-8"
+            raise DataError(f"{shard}: {files[ending].name} cannot be read. Expected {expected}.") from None
+    captions = [captions] if isinstance(captions, str) else captions
+    if captions is None:
+        raise DataError(f'{shard}: {picture} has no caption. Put a .txt, or a .json with "caption", beside it.')
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+        raise DataError(f"{shard}: the captions of {picture} must be texts, found {captions!r:.80}.")
+    lines = [line for caption in captions if (line := " ".join(caption.split()))]
+    if not lines:
+        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the picture out.")
+    return "\n".join(lines)
