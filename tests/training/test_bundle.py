@@ -75,7 +75,7 @@ def test_mae_is_whole_and_paints_as_its_card_says(into):
 
 
 def test_dino_is_its_teacher_alone_and_says_so(into, command):
-    with pytest.warns(AssumedWarning, match=r"holds the encoder of dino_digits and nothing else .* encoder=True"):
+    with pytest.warns(AssumedWarning, match=r"holds the encoder of dino_digits and nothing else: .* encoder=True"):
         model = vitlab.load(into / "dino")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
