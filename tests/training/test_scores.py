@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import vitlab
+from vitlab.images.sources.splits import few_labels
 from vitlab.training.evaluate import Scores, knn_accuracy, probe_accuracy
+from vitlab.training.fewshot import few_shot_accuracies
 
 
 def scores(logits: torch.Tensor, labels: torch.Tensor, read: torch.Tensor | None = None) -> Scores:
@@ -96,6 +98,36 @@ def test_the_probe_is_scikit_learns_logistic_regression():
     known, asked = clusters(200, seed=1), clusters(100, seed=2)
     theirs = LogisticRegression(C=10.0, max_iter=1000).fit(*(t.numpy() for t in known))
     assert probe_accuracy(known, asked) == theirs.score(*(t.numpy() for t in asked))
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_few_shots_are_scikit_learns_ridge_regression(shots):
+    from sklearn.linear_model import RidgeClassifier
+
+    known, asked = clusters(200, seed=1), clusters(100, seed=2)
+    names = [str(i) for i in range(int(known[1].max()) + 1)]
+    found = few_shot_accuracies(known, asked, names, shots, draws=3)
+    for draw, accuracy in enumerate(found):
+        few = few_labels(known[1].numpy(), names, draw, per_class=shots)
+        x, y = known[0][few].double().numpy(), known[1][few].numpy()
+        assert np.bincount(y).tolist() == [shots] * len(names)
+        penalty = 0.1 * ((x - x.mean(axis=0)) ** 2).sum() / len(x)
+        theirs = RidgeClassifier(alpha=penalty).fit(x, y)
+        assert accuracy == pytest.approx(theirs.score(asked[0].double().numpy(), asked[1].numpy()))
+    assert len(set(found)) > 1  # other pictures each time
+    assert max(found) > 1.5 / len(names)
+
+
+def test_eval_of_few_shots(checkpoint, command):
+    asked = ["eval", checkpoint, "digits", "--few-shot", 5, "--draws", 4]
+    found = json.loads(command(*asked, "--json").stdout)["few_shot"]
+    assert len(found["draws"]) == 4 and found["shots"] == 5
+    assert found["mean"] == pytest.approx(np.mean(found["draws"]))
+    assert found["deviation"] == pytest.approx(np.std(found["draws"], ddof=1)) and found["deviation"] > 0
+    shown = f"5 labels a class   {found['mean']:.2%} +- {found['deviation']:.2%} over 4 draws"
+    assert shown in command(*asked).stdout
+    assert "train holds only" in command("eval", checkpoint, "digits", "--few-shot", 1000, code=2).stderr
+    assert "learn from train" in command(*asked, "--split", "train", code=2).stderr
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
+
+import numpy as np
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.cli.console import out, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.images.datasets import Data, open_data
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.evaluate import Features, Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.fewshot import few_shot_accuracies
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import read_recipe
@@ -28,6 +32,8 @@ def run(
     split: str | None,
     knn: bool,
     probe: bool,
+    few_shot: int | None,
+    draws: int,
     flip: bool,
     batch_size: int,
     device: str,
@@ -45,26 +51,33 @@ def run(
     if chosen not in ("train", "val", "test") or getattr(data, chosen) is None:
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
-    if chosen == "train" and (knn or probe):
-        raise ValueError("--knn and --probe learn from train, so they cannot be judged on it: use --split val or test.")
+    frozen = knn or probe or few_shot is not None
+    if chosen == "train" and frozen:
+        raise ValueError(
+            "--knn, --probe and --few-shot learn from train, so they cannot be judged on it: use --split val or test."
+        )
+    fewest = int(np.bincount(data.train.labels, minlength=len(data.classes)).min())
+    if few_shot is not None and fewest < few_shot:
+        raise ValueError(f"--few-shot {few_shot}: train holds only {fewest} of one class. Use that or less.")
     if model.preprocess is None:
         raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
     model.to(pick_device(device))
     pictures, skipped = Pictures(getattr(data, chosen), model.preprocess), {}
     found: dict[str, Any] = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes}
-    order = _order(model, data, checkpoint, source, features_will_do=knn or probe)
+    order = _order(model, data, checkpoint, source, features_will_do=frozen)
     if order is not None:
         with counting(f"{source}, {chosen}", len(pictures)) as progress:
             scores = evaluate(model, pictures, batch_size=batch_size, flip=flip, order=order, progress=progress)
         skipped |= scores.skipped
         found |= {**scores.to_dict(), "confused": _confused(scores, data.classes)}
-    if knn or probe or order is None:
+    if frozen or order is None:
         with counting("features", len(data.train) + len(pictures)) as progress:
             common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, progress=progress)
             known = features(model, Pictures(data.train, model.preprocess), **common)
             asked = features(model, pictures, **common)
-        found |= {"knn": knn_accuracy(known, asked)} if knn or not probe else {}
+        found |= {"knn": knn_accuracy(known, asked)} if knn or not frozen else {}
         found |= {"linear_probe": probe_accuracy(known, asked)} if probe else {}
+        found |= {"few_shot": _few_shot(known, asked, data.classes, few_shot, draws)} if few_shot is not None else {}
     found |= {"unreadable": len(skipped), "unreadable_pictures": list(skipped.values())}
     check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
     print(to_json(found), end="") if json else _show(found)
@@ -104,8 +117,13 @@ def _order(model: Any, data: Data, checkpoint: str, source: str, features_will_d
         return None
     raise ValueError(
         f"{what}. Rename the classes of the data if they mean the same; fine-tune the model on them: "
-        f"vitlab train {source} model.init_from={checkpoint}; or judge its features alone: --knn, --probe."
+        f"vitlab train {source} model.init_from={checkpoint}; or judge its features alone: --knn, --probe, --few-shot."
     )
+
+
+def _few_shot(known: Features, asked: Features, classes: list[str], shots: int, draws: int) -> dict[str, Any]:
+    each = few_shot_accuracies(known, asked, classes, shots, draws=draws)
+    return {"shots": shots, "mean": mean(each), "deviation": stdev(each), "draws": each}
 
 
 def _confused(scores: Scores, classes: list[str]) -> list[dict[str, Any]]:
@@ -121,6 +139,10 @@ def _show(found: dict[str, Any]) -> None:
     for key, name in NAMES.items():
         if key in found and (key != "top5" or len(found["classes"]) > 5):
             console.print(f"{name:18s} {found[key]:.2%}")
+    if "few_shot" in found:
+        few = found["few_shot"]
+        name, spread = f"{few['shots']} labels a class", f"+- {few['deviation']:.2%} over {len(few['draws'])} draws"
+        console.print(f"{name:18s} {few['mean']:.2%} {spread}")
     if "top1" in found:
         console.print(f"{'loss':18s} {found['loss']:.4f}\n{'calibration (ECE)':18s} {found['ece']:.4f}")
         console.print(

@@ -197,16 +197,20 @@ def evaluate(
     ] = None,
     knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False,
+    few_shot: Annotated[
+        int | None, typer.Option(metavar="K", help="Also a classifier on the features of K pictures a class.", min=1)
+    ] = None,
+    draws: Annotated[int, typer.Option(help="How often --few-shot draws its pictures.", min=2)] = 10,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
     max_unreadable: Annotated[int, typer.Option(help="Pictures that may be skipped.", min=0)] = 20,
     json: Json = False,
 ) -> None:
-    """Measure a model: top-1 and top-5, per class, calibration, what it confuses, speed; k-NN, a linear probe."""
+    """Measure a model: top-1 and top-5, per class, calibration, what it confuses, speed; its features."""
     from vitlab.cli import evaluate as verb
 
-    verb.run(checkpoint, data, path, split, knn, probe, flip, batch_size, device, max_unreadable, json)
+    verb.run(checkpoint, data, path, split, knn, probe, few_shot, draws, flip, batch_size, device, max_unreadable, json)
 
 
 @app.command()
