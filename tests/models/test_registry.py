@@ -121,14 +121,17 @@ def test_a_near_miss_is_told_the_name(wrong, near):
 
 def test_list_models():
     assert vitlab.list_models() == list(MODELS)
-    assert vitlab.list_models("vit_base_patch") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    vits = [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    assert vitlab.list_models("vit_base_patch*") == vits
+    assert vitlab.list_models("vit_base_patch") == [*vits, "clip_vit_base_patch32", "clip_vit_base_patch16"]
     assert vitlab.list_models("dinov2_*_registers") == [
         f"dinov2_{s}_registers" for s in ("small", "base", "large", "giant")
     ]
 
 
 def test_list_models_by_alias():
-    assert vitlab.list_models("ViT-B/*") == vitlab.list_models("b/") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    assert vitlab.list_models("ViT-B/*") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
+    assert vitlab.list_models("-b/32") == ["vit_base_patch32", "clip_vit_base_patch32"]
     assert vitlab.list_models("vit_base_patch16_384") == ["vit_base_patch16"]
     assert vitlab.list_models("resnext") == []
 

@@ -19,6 +19,7 @@ from vitlab.models.config import Config, option_paths
 from vitlab.models.mae import MAEConfig
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.vit_config import ViTConfig
+from vitlab.text.tokenizer import Tokenizer
 
 DIALECTS = (
     *(hf.DIALECT, facebook.MAE, facebook.DIALECT, timm.DIALECT),
@@ -40,6 +41,7 @@ class Found:
     labels: list[str] | None = None
     card: Card = field(default_factory=Card)
     notes: list[str] = field(default_factory=list)  # what was assumed
+    tokenizer: Tokenizer | None = None  # of a model that reads words
 
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, encoder: bool = False) -> Found:

@@ -235,11 +235,10 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
             f"{source}: the weights have decoder={stored.decoder.to_dict()}, so they cannot be loaded with "
             f"decoder={config.decoder.to_dict()}; vitlab.create makes another network."
         )
-    words = [getattr(c, "text", None) for c in (stored, config)]  # CLIP's; what else shows in a shape is found later
-    if words[0] is not None and words[0].heads != words[1].heads:
+    if hasattr(stored, "text") and stored.text.heads != config.text.heads:  # CLIP's; the rest shows in the shapes
         raise CheckpointError(
-            f"{source}: the weights have text.heads={words[0].heads}, so they cannot be loaded with "
-            f"text.heads={words[1].heads}; vitlab.create makes another network."
+            f"{source}: the weights have text.heads={stored.text.heads}, so they cannot be loaded with "
+            f"text.heads={config.text.heads}; vitlab.create makes another network."
         )
     stored, config = _encoder(stored), _encoder(config)
     for path in same:

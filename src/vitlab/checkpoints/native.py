@@ -1,4 +1,7 @@
-"""The native checkpoint: a folder with weights.safetensors and model.json. Loading it needs no name and no flag."""
+"""The native checkpoint: a folder with weights.safetensors and model.json. Loading it needs no name and no flag.
+
+A model that reads words has its tokenizer.json beside them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from vitlab.models import registry
 from vitlab.version import __version__
 
 FORMAT = 1
-WEIGHTS, CARD = "weights.safetensors", "model.json"
+WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 
 @dataclass
@@ -48,12 +51,17 @@ def save(model: Any, folder: str | Path) -> Path:
         **asdict(getattr(model, "card", None) or Card()),
     }
     text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
-    write_together(
-        {
-            folder / WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"}),
-            folder / CARD: lambda path: path.write_text(text, encoding="utf-8"),
-        }
-    )
+    writes = {
+        folder / WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"}),
+        folder / CARD: lambda path: path.write_text(text, encoding="utf-8"),
+    }
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not None:
+        words = tokenizer.to_json()
+        writes[folder / WORDS] = lambda path: path.write_text(words, encoding="utf-8")
+    write_together(writes)
+    if tokenizer is None:  # one of another model
+        (folder / WORDS).unlink(missing_ok=True)
     return folder
 
 

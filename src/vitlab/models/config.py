@@ -95,9 +95,9 @@ class Config:
                 grouped.setdefault(group, {})[field or "kind"] = value
         for group, values in grouped.items():
             current = changed.get(group, getattr(self, group))
-            _check_names(values, [f.name for f in fields(current)], group)
+            _check_names(values, list(option_paths(type(current))), group)
             _check_kind(group, values, _types(hints[group]))
-            changed[group] = replace(current, **values)
+            changed[group] = current.with_options(**values)
         return replace(self, **changed)  # type: ignore[type-var]
 
 
@@ -105,27 +105,29 @@ class Config:
 def option_paths(config: type[Config]) -> dict[str, tuple[str | None, str]]:
     """Every name an option may be set by -> (group, field); a group by its own name -> (group, "").
 
-    A name that the config itself has too (width, beside decoder.width) is its own; in the group it is set by path.
+    A name that the config itself has too (width, beside decoder.width) is its own; in the group it is set by path. So
+    is a name that two groups have (image.width, text.width).
     """
     paths: dict[str, tuple[str | None, str]] = {}
+    short: dict[str, list[tuple[str, str]]] = {}
     for name, kind in _types(config).items():
         if is_dataclass(kind):
             paths[name] = (name, "")
-            for inner in fields(kind):
-                paths[f"{name}.{inner.name}"] = (name, inner.name)
-                if inner.name != "kind" and inner.name not in _types(config):
-                    assert inner.name not in paths, f"{inner.name} stands twice in {config.__name__}"
-                    paths[inner.name] = (name, inner.name)
+            for inner in option_paths(kind):  # type: ignore[arg-type]
+                paths[f"{name}.{inner}"] = (name, inner)
+                if inner != "kind" and "." not in inner and inner not in _types(config):
+                    short.setdefault(inner, []).append((name, inner))
         else:
             paths[name] = (None, name)
-    return paths
+    return paths | {inner: places[0] for inner, places in short.items() if len(places) == 1}
 
 
 def nearest(name: str, names: list[str]) -> str:
     """' Did you mean ...?' where something is near, '' otherwise."""
     familiar = FAMILIAR.get(name)
-    near = [familiar] if familiar in names else get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    inside = [path for path in names if path.endswith(f".{name}") and path.count(".") == 1]  # image.width, text.width
+    near = [familiar] if familiar in names else inside or get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _check_names(given: dict[str, Any], known: list[str], where: str) -> None:

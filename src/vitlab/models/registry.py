@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from vitlab.models.clip import CLIP, CLIPConfig
+from vitlab.models.clip import MODELS as CLIP_MODELS
 from vitlab.models.config import Config
 from vitlab.models.deit import DISTILLED, PLAIN
 from vitlab.models.dino import DINO, DINOConfig
@@ -25,6 +27,7 @@ from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTCon
 
 FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
     "vit": (ViTConfig, VisionTransformer),
+    "clip": (CLIPConfig, CLIP),
     "dino": (DINOConfig, DINO),
     "mae": (MAEConfig, MaskedAutoencoder),
     "resnet": (ResNetConfig, ResNet),
@@ -32,6 +35,7 @@ FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
 
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 HALF: dict[str, Any] = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # Google's ViT
+OPENAI: dict[str, Any] = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 SIZES = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
 
 
@@ -75,12 +79,26 @@ def _entries() -> list[Entry]:
         aliases = (f"vit_mae_{size}",) if published else ()
         small = {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
         found.append(Entry(name, "mae", config, crop if published else small, aliases))
+    for name, config in CLIP_MODELS.items():
+        small = {"mean": (0.5,) * config.channels, "std": (0.5,) * config.channels}
+        published = name.startswith("clip_vit_")
+        values = {**OPENAI, "interpolation": "bicubic", "how": "crop"} if published else small
+        found.append(Entry(name, "clip", config, values, _clip_aliases(name, config) if published else ()))
     for name, config in RESNETS.items():  # torchvision's and timm's names; the paper writes ResNet-50
         published = config.image_size == (224, 224)
         aliases = (name.replace("resnet", "ResNet-"),) if published else ()
         values = {**crop, "interpolation": "bilinear"} if published else HALF
         found.append(Entry(name, "resnet", config, values, aliases))
     return found
+
+
+def _clip_aliases(name: str, config: CLIPConfig) -> tuple[str, ...]:
+    """clip_ViT-B/32; the hub's name; and open_clip's, which tells the activation: ViT-B-32 alone is one with GELU."""
+    variant = next(key for key in VARIANTS if VARIANTS[key]["width"] == config.image.width)
+    size = f"@{config.image_size[0]}px" if config.image_size[0] != 224 else ""
+    theirs = f"ViT-{variant}-{config.image.patch_size}{size.replace('@', '-').removesuffix('px')}"
+    theirs += "" if config.text.activation == "gelu" else "-quickgelu"
+    return f"clip_ViT-{variant}/{config.image.patch_size}{size}", name.replace("_", "-"), theirs
 
 
 MODELS = {entry.name: entry for entry in _entries()}

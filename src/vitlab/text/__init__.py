@@ -1,0 +1,1 @@
+"""Words -> token numbers, for the models that read them."""

@@ -1,0 +1,281 @@
+"""CLIP's byte-pair encoding (arXiv:2103.00020, section 2.4) on the `tokenizers` library: texts -> (B, context) numbers.
+
+    tokenizer = Tokenizer.train(captions, vocab=1024, context=32)     # your own words
+    tokenizer = Tokenizer.read("clip-vit-base-patch32")               # tokenizer.json, or vocab.json + merges.txt
+    ids = tokenizer(["a dog", "一只狗"])                                # (2, 32), start ... end, then padding
+
+Every byte has a number, so there is no unknown word. How long a text may be, what is done with a longer one and which
+number fills a shorter one are part of the tokenizer and of its file: OpenAI pads with 0, transformers with end-of-text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and the forks of data workers do not go together
+
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
+CONTEXT = 77  # CLIP's; in a file that does not say another
+FILE = "tokenizer.json"
+LEAST = 2 * 256 + 2  # every byte, inside and at the end of a word; start and end
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
+
+class TokenizerError(ValueError):
+    """A vocabulary or a text that cannot be used; the message says what to do."""
+
+
+class Tokenizer:
+    """`truncate`: a text that is too long is cut and keeps its end-of-text; False: it is an error that names it."""
+
+    def __init__(
+        self, backend: Backend, *, context: int = CONTEXT, pad_id: int | None = None, truncate: bool = True
+    ) -> None:
+        start, end = backend.token_to_id(START), backend.token_to_id(END)
+        if start is None or end is None:
+            raise TokenizerError(f"the vocabulary has no {START if start is None else END}: it is none of CLIP's kind.")
+        self.backend, self.context, self.truncate = backend, context, truncate
+        self.start_id, self.end_id = start, end
+        self.pad_id = end if pad_id is None else pad_id
+        if context < 3:
+            raise TokenizerError(f"context={context} has no room for a word between start and end: use 3 or more.")
+        if (padding := backend.id_to_token(self.pad_id)) is None:
+            raise TokenizerError(f"pad_id={self.pad_id} is not in the vocabulary of {self.vocab} tokens.")
+        backend.enable_padding(length=context, pad_id=self.pad_id, pad_token=padding)
+        if truncate:
+            backend.enable_truncation(max_length=context)
+        else:
+            backend.no_truncation()
+
+    @property
+    def vocab(self) -> int:
+        """How many tokens there are."""
+        return self.backend.get_vocab_size()
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a model for this tokenizer is made with: vitlab.create("clip_nano", **tokenizer.options)."""
+        return {"vocab": self.vocab, "context": self.context, "end_id": self.end_id, "pad_id": self.pad_id}
+
+    def __call__(self, texts: str | Sequence[str]) -> Tensor:
+        """(B, context); one text is a batch of one."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        for text in texts:
+            if not isinstance(text, str):
+                raise TokenizerError(f"expected texts, found {text!r:.60}, a {type(text).__name__}.")
+        found = self.backend.encode_batch(texts)
+        for text, one in zip(texts, found, strict=True):
+            if len(one.ids) > self.context:  # where truncate is set the backend has cut it
+                raise TokenizerError(
+                    f"{text!r:.60} is {len(one.ids)} tokens long, start and end included, and at most {self.context} "
+                    "fit: shorten it, or use truncate=True."
+                )
+        return torch.tensor([one.ids for one in found], dtype=torch.long).reshape(len(texts), self.context)
+
+    def decode(self, ids: Tensor | Sequence[int]) -> str | list[str]:
+        """The text between start and the first end-of-text; of a batch (B, N), a list."""
+        rows: Any = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        if rows and isinstance(rows[0], list):
+            return [self._decode(row) for row in rows]
+        return self._decode(rows)
+
+    def _decode(self, row: list[int]) -> str:
+        row = row[: row.index(self.end_id)] if self.end_id in row else row
+        text = self.backend.decode([number for number in row if number != self.start_id], skip_special_tokens=False)
+        return text.replace(WORD_END, " ").strip()
+
+    # ---- files
+
+    def to_json(self) -> str:
+        """tokenizer.json, as the `tokenizers` library and transformers read it; its padding and truncation are ours."""
+        return self.backend.to_str(pretty=True)
+
+    @classmethod
+    def from_json(cls, text: str, beside: dict[str, Any] | None = None, **told: Any) -> Tokenizer:
+        """Read what `to_json` wrote, or any tokenizer.json of CLIP's kind. `told` changes context, pad_id, truncate;
+        `beside` says them where the file does not.
+        """
+        try:
+            backend = Backend.from_str(text)
+        except Exception as error:  # the library raises bare Exceptions
+            raise TokenizerError(f"is no {FILE} that can be read ({error}). Fetch or write it again.") from None
+        padding, truncation = backend.padding or {}, backend.truncation or {}
+        says: dict[str, Any] = {"context": padding.get("length") or truncation.get("max_length")}
+        says |= {"pad_id": padding.get("pad_id"), "truncate": False if padding and not truncation else None}
+        says = {name: value for name, value in says.items() if value is not None}
+        return cls(backend, **{**(beside or {}), **says, **told})
+
+    def save(self, folder: str | Path) -> Path:
+        """Write tokenizer.json into a folder."""
+        folder = Path(folder).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILE).write_text(self.to_json(), encoding="utf-8")
+        return folder / FILE
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        context: int | None = None,
+        pad_id: int | None = None,
+        truncate: bool | None = None,
+    ) -> Tokenizer:
+        """From tokenizer.json, vocab.json with merges.txt beside it, a folder of these, or OpenAI's
+        bpe_simple_vocab_16e6.txt.gz. What is not given is as the files say, or as CLIP has it: 77 and end-of-text.
+        """
+        path = Path(path).expanduser()
+        given = dict(context=context, pad_id=pad_id, truncate=truncate)
+        told: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        try:
+            if path.is_dir():
+                return cls._read_folder(path, told)
+            if not path.is_file():
+                raise TokenizerError("there is no such file or folder.")
+            if path.name.endswith((".txt", ".gz")) and path.name != "merges.txt":
+                return cls(_openai(path), **told)
+            if path.name in ("vocab.json", "merges.txt"):
+                return cls(_two_files(path.parent), **{**_config_says(path.parent), **told})
+            return cls.from_json(path.read_text(encoding="utf-8"), **told)
+        except (TokenizerError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path}: {error}") from None
+
+    @classmethod
+    def _read_folder(cls, folder: Path, told: dict[str, Any]) -> Tokenizer:
+        said = _config_says(folder)
+        if (folder / FILE).is_file():
+            return cls.from_json((folder / FILE).read_text(encoding="utf-8"), said, **told)
+        if (folder / "vocab.json").is_file():
+            return cls(_two_files(folder), **{**said, **told})
+        raise TokenizerError(f"expected {FILE}, or vocab.json and merges.txt, and found neither.")
+
+    def to_two_files(self) -> dict[str, str]:
+        """vocab.json and merges.txt, for programs that do not read tokenizer.json."""
+        model = json.loads(self.backend.to_str())["model"]
+        vocab = {**model["vocab"], START: self.start_id, END: self.end_id}
+        pairs = [" ".join(pair) for pair in model["merges"]]
+        in_order = dict(sorted(vocab.items(), key=lambda item: item[1]))
+        text = json.dumps(in_order, ensure_ascii=False)
+        return {"vocab.json": text, "merges.txt": "\n".join(["#version: 0.2", *pairs, ""])}
+
+    # ---- a vocabulary of your own
+
+    @classmethod
+    def train(
+        cls,
+        captions: Iterable[str],
+        *,
+        vocab: int = 1024,
+        context: int = CONTEXT,
+        pad_id: int | None = None,
+        truncate: bool = True,
+    ) -> Tokenizer:
+        """Byte pairs of these captions, most frequent first; fewer than `vocab` tokens where the words are few.
+
+        Tokens are numbered as in CLIP: bytes, bytes that end a word, pairs as they were merged, start, end.
+        """
+        if vocab < LEAST:
+            raise TokenizerError(f"vocab={vocab} is too small: {LEAST} tokens are the bytes, start and end.")
+        letters = _letters()
+        learner = _backend(BPE(end_of_word_suffix=WORD_END))
+        trainer = trainers.BpeTrainer(  # type: ignore[call-arg]
+            vocab_size=vocab,
+            initial_alphabet=letters,
+            end_of_word_suffix=WORD_END,
+            special_tokens=[START, END],
+            show_progress=False,
+        )
+        learner.train_from_iterator(captions, trainer)
+        pairs: list[tuple[str, str]] = [(a, b) for a, b in json.loads(learner.to_str())["model"]["merges"]]
+        return cls(_assemble(pairs, vocab), context=context, pad_id=pad_id, truncate=truncate)
+
+
+def _letters() -> list[str]:
+    """The 256 bytes as printable characters, in the order in which CLIP numbers them: readable ones first."""
+    readable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    return [chr(byte) for byte in readable] + [chr(256 + n) for n in range(256 - len(readable))]
+
+
+def _assemble(pairs: list[tuple[str, str]], vocab: int) -> Backend:
+    """A tokenizer of `vocab` tokens at most: bytes, bytes at a word's end, what the pairs make, start, end."""
+    letters = _letters()
+    tokens = dict.fromkeys([*letters, *(letter + WORD_END for letter in letters)])
+    kept = []
+    for pair in pairs:
+        if "".join(pair) not in tokens and len(tokens) + 2 == vocab:
+            break
+        tokens["".join(pair)] = None
+        kept.append(pair)
+    numbers = {token: number for number, token in enumerate([*tokens, START, END])}
+    return _backend(BPE(vocab=numbers, merges=kept, end_of_word_suffix=WORD_END, unk_token=END))
+
+
+def _backend(model: BPE) -> Backend:
+    """What CLIP does to a text before the pairs: one kind of space, lower case, words and single digits."""
+    backend = Backend(model)
+    backend.normalizer = normalizers.Sequence(  # type: ignore[assignment]
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    start, end = backend.token_to_id(START), backend.token_to_id(END)
+    if start is not None and end is not None:
+        backend.add_special_tokens([START, END])
+        backend.post_processor = processors.RobertaProcessing(  # type: ignore[assignment]
+            (END, end), (START, start), trim_offsets=False, add_prefix_space=False
+        )
+    return backend
+
+
+def _two_files(folder: Path) -> Backend:
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    for path in (vocab, merges):
+        if not path.is_file():
+            raise TokenizerError(f"{path.name} is missing: vocab.json and merges.txt belong together.")
+    try:
+        return _backend(BPE.from_file(str(vocab), str(merges), end_of_word_suffix=WORD_END, unk_token=END))
+    except Exception as error:  # the library raises bare Exceptions
+        raise TokenizerError(f"vocab.json and merges.txt do not fit ({error}). Fetch both again.") from None
+
+
+def _openai(path: Path) -> Backend:
+    """OpenAI's list of pairs: a heading, then more lines than its vocabulary of 49,408 uses."""
+    try:
+        packed = path.suffix == ".gz"
+        text = gzip.decompress(path.read_bytes()).decode() if packed else path.read_text(encoding="utf-8")
+    except (OSError, EOFError) as error:
+        raise TokenizerError(f"cannot be read ({error}). Fetch it again.") from None
+    lines = [line.split() for line in text.split("\n")[1:] if line]
+    if not lines or any(len(line) != 2 for line in lines):
+        raise TokenizerError("expected two parts of a word in each line, as in bpe_simple_vocab_16e6.txt.gz.")
+    return _assemble([(a, b) for a, b in lines], 49408)
+
+
+def _config_says(folder: Path) -> dict[str, Any]:
+    """What transformers' tokenizer_config.json says of length and padding."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise TokenizerError(f"{path.name} is not valid JSON ({error}).") from None
+    length = config.get("model_max_length")
+    return {"context": length} if isinstance(length, int) and 3 <= length < 10**6 else {}
