@@ -231,12 +231,8 @@ def in_process(rank: int, place: str, target: str, means: torch.Tensor, counts: 
     distributed.destroy_process_group()
 
 
-def test_two_processes_have_the_centre_of_the_whole_batch(tmp_path):
-    torch.manual_seed(0)
-    expected = make()
-    answers = torch.randn(14, K, dtype=torch.float64)
-    parts = answers[:9], answers[9:]  # a process may have read fewer pictures
-    means = torch.stack([part.mean(dim=0) for part in parts])
+def in_two_processes(run, given) -> None:
+    """run(rank, *given(rank)) in two children of this process."""
     children = []
     for rank in range(2):
         child = os.fork()
@@ -244,15 +240,69 @@ def test_two_processes_have_the_centre_of_the_whole_batch(tmp_path):
             code = 1
             try:
                 torch.manual_seed(0)
-                in_process(rank, str(tmp_path / "meet"), str(tmp_path / "centre"), means, [9, 5])
+                run(rank, *given(rank))
                 code = 0
             finally:
                 os._exit(code)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+
+
+def test_two_processes_have_the_centre_of_the_whole_batch(tmp_path):
+    torch.manual_seed(0)
+    expected = make()
+    answers = torch.randn(14, K, dtype=torch.float64)
+    parts = answers[:9], answers[9:]  # a process may have read fewer pictures
+    means = torch.stack([part.mean(dim=0) for part in parts])
+    in_two_processes(in_process, lambda rank: (str(tmp_path / "meet"), str(tmp_path / "centre"), means, [9, 5]))
     expected.update_centre(answers.mean(dim=0))
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"centre{rank}.pt"), expected.centre)
+
+
+def sinkhorn_by_hand(logits: torch.Tensor, rounds: int) -> torch.Tensor:
+    q = np.exp(logits.numpy())
+    for _ in range(rounds):
+        for k in range(q.shape[1]):
+            q[:, k] /= sum(q[b, k] for b in range(len(q)))
+        for b in range(len(q)):
+            q[b] /= sum(q[b, k] for k in range(q.shape[1]))
+    return torch.from_numpy(q)
+
+
+def test_sinkhorn_equals_the_slow_loop_and_gives_outputs_equal_shares():
+    logits = torch.randn(40, K, dtype=torch.float64) * 3 + torch.linspace(0, 4, K)
+    torch.testing.assert_close(dino.sinkhorn(logits, 3).exp(), sinkhorn_by_hand(logits, 3))
+    shares = dino.sinkhorn(logits, 200).exp().sum(dim=0)
+    torch.testing.assert_close(shares, torch.full_like(shares, 40 / K))
+    assert logits.softmax(dim=1).sum(dim=0).max() > 2 * 40 / K  # which they had not
+
+
+def test_sinkhorn_stands_in_place_of_the_centre():
+    model, views = make(sinkhorn=3), some_views(batch=5)
+    loss = model(views, 0.05).loss
+    model.centre.normal_()
+    assert torch.equal(model(views, 0.05).loss, loss)
+    seen = model.teacher_head(model.teacher(torch.cat(views[:2])))
+    teacher = sinkhorn_by_hand(seen.detach() / 0.05, 3).unflatten(0, (2, -1))
+    features = [model.student_head(model.student(view)) for view in views]
+    log_student = (torch.stack(features) / model.config.student_temperature).log_softmax(dim=-1)
+    pairs = [-(teacher[t] * log_student[v]).sum(dim=-1).mean() for t in range(2) for v in range(len(views)) if v != t]
+    torch.testing.assert_close(loss, torch.stack(pairs).mean())
+
+
+def balanced_in_process(rank: int, place: str, target: str, logits: torch.Tensor) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+    torch.save(dino.sinkhorn(logits, 3), f"{target}{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_sinkhorn_of_two_processes_is_that_of_the_whole_batch(tmp_path):
+    logits = torch.randn(14, K, dtype=torch.float64) * 3
+    parts = logits[:9], logits[9:]
+    in_two_processes(balanced_in_process, lambda rank: (str(tmp_path / "meet"), str(tmp_path / "part"), parts[rank]))
+    found = torch.cat([torch.load(tmp_path / f"part{rank}.pt") for rank in range(2)])
+    torch.testing.assert_close(found, dino.sinkhorn(logits, 3))
 
 
 # ---- schedules
@@ -405,6 +455,7 @@ def test_bad_views(views, temperature, words):
     [
         (dict(student_temperature=0.0), "student_temperature"),
         (dict(centre_momentum=1.0), "centre_momentum"),
+        (dict(sinkhorn=-1), "sinkhorn=-1 must be 0"),
         (dict(out_dim=1), "out_dim must be at least 2"),
         (dict(heads=5), "width 32 is not a multiple of heads 5"),
         (dict(classes=10), "no option 'classes'"),

@@ -58,6 +58,7 @@ class DINOConfig(Config):
     projection: Projection = field(default_factory=Projection)
     student_temperature: float = 0.1  # tau_s
     centring: bool = True  # False: the teacher may collapse to one output
+    sinkhorn: int = 0  # rounds of Sinkhorn-Knopp in place of the centre, as DINOv2 has (3); for short runs
     centre_momentum: float = 0.9  # m
 
     def __post_init__(self) -> None:
@@ -69,6 +70,8 @@ class DINOConfig(Config):
             raise ValueError(f"student_temperature={self.student_temperature} must be above 0: use 0.1.")
         if not 0 <= self.centre_momentum < 1:
             raise ValueError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
+        if self.sinkhorn < 0:
+            raise ValueError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
         _ = self.encoder  # checks what belongs to the encoder
 
     @property
@@ -207,8 +210,12 @@ class DINO(nn.Module):
         with torch.no_grad():
             seen = self.teacher(torch.cat([views[0], views[1]]))  # (2B, D)
             answers = _wide(self.teacher_head(seen))  # (2B, K)
-            centred = answers - self.centre if c.centring else answers
-            log_teacher = F.log_softmax(centred / teacher_temperature, dim=-1).unflatten(0, (2, -1))  # (2, B, K)
+            if c.sinkhorn:
+                log_teacher = sinkhorn(answers / teacher_temperature, c.sinkhorn)
+            else:
+                centred = answers - self.centre if c.centring else answers
+                log_teacher = F.log_softmax(centred / teacher_temperature, dim=-1)
+            log_teacher = log_teacher.unflatten(0, (2, -1))  # (2, B, K)
             teacher = log_teacher.exp()
         loss = multi_crop_loss(teacher, log_student)
         numbers: dict[str, Tensor] = {}
@@ -233,6 +240,28 @@ class DINO(nn.Module):
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(total)
         self.centre.lerp_(total[:-1] / total[-1], 1 - self.config.centre_momentum)
+
+
+def sinkhorn(logits: Tensor, rounds: int) -> Tensor:
+    """Log-probabilities (B, K) of which each output has an equal share over the batches of all processes.
+
+    Rows and columns are made to sum to one in turns (SwAV, arXiv:2006.09882; DINOv2, arXiv:2304.07193, section 4).
+    """
+    for _ in range(rounds):
+        logits = logits - _log_sum_over_all(logits)  # every output
+        logits = logits.log_softmax(dim=1)  # every picture
+    return logits
+
+
+def _log_sum_over_all(logits: Tensor) -> Tensor:
+    """log of the sum of exp over the pictures of all processes, (1, K)."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return logits.logsumexp(dim=0, keepdim=True)
+    highest = logits.amax(dim=0, keepdim=True)
+    distributed.all_reduce(highest, distributed.ReduceOp.MAX)
+    total = (logits - highest).exp().sum(dim=0, keepdim=True)
+    distributed.all_reduce(total)
+    return total.log() + highest
 
 
 def multi_crop_loss(teacher: Tensor, log_student: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     findings[0].words, findings[0].remedy
 
 A loss that falls says little here: DINO has two dull solutions whose loss is low or constant, and MAE learns happily to
-copy what it sees when its mask is the wrong way round.
+copy what it sees when its mask is the wrong way round. A CLIP whose loss stays near ln B has learned nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ENOUGH = 3  # lines after the start that a judgement needs
 UNIFORM = 0.98  # of ln K
 SURE, CERTAIN = 0.25, 0.02  # of ln K
 FEW = 2.5  # outputs
+NO_BETTER = 0.98  # of what guessing costs
 ALIKE_STD, ALIKE_RANK = 0.02, 1.1  # features of different pictures that are one and the same
 SMALL_BATCH = 32
 NOTHING = 1e-12  # a learning rate that moves no weight
@@ -47,6 +48,8 @@ def examine(recipe: Recipe, model: Any, plan: Plan, log: Sequence[Line]) -> list
         return examine_dino(lines, outputs=outputs, batch=plan.per_step, settled=settled)
     if recipe.objective.name == "mae":
         return examine_mae(lines, mask_ratio=model.config.mask_ratio, settled=settled)
+    if recipe.objective.name == "clip":
+        return examine_clip(lines, batch=plan.part * plan.world, settled=settled)
     return []
 
 
@@ -69,7 +72,7 @@ def examine_dino(lines: Sequence[Line], *, outputs: int, batch: int, settled: in
                 "uniform output",
                 f"the loss stays at {loss:.2f}, and ln K is {ln_k:.2f}: the teacher gives all {outputs} outputs alike, "
                 "so there is nothing to learn from it.",
-                "Make it surer: objective.teacher_temperature=[0.02,0.04]. Make the views more alike: "
+                "Make it surer: objective.teacher_temperature=[0.015,0.02] with model.sinkhorn=3. Make the views more alike: "
                 "objective.global_scale=[0.7,1.0] objective.local_scale=[0.3,0.6]. "
                 "Or start slower: a longer warm-up (optim.warmup_epochs), a third of optim.lr.",
             )
@@ -152,6 +155,53 @@ def examine_mae(lines: Sequence[Line], *, mask_ratio: float | None = None, settl
             )
         )
     return found
+
+
+def examine_clip(lines: Sequence[Line], *, batch: int, settled: int = 0) -> list[Finding]:
+    """lines: oldest first, with what `clip_numbers` gives; batch: pairs that are told apart in one loss."""
+    found = _common(lines)
+    if any(finding.name == "not finite" for finding in found):
+        return found
+    recent = _recent(lines, settled)
+    loss, guessing = _mean(recent, "loss"), _mean(recent, "guessing")
+    if len(recent) < ENOUGH or loss is None or guessing is None:
+        return found
+    alike = {"pictures": _mean(recent, "image_std"), "texts": _mean(recent, "text_std")}
+    same = [name for name, std in alike.items() if std is not None and std < ALIKE_STD]
+    if same:
+        words = f"all {' and all '.join(same)} get nearly the same embedding: the model has collapsed."
+        remedy = "Start again with optim.lr divided by 3 and a longer warm-up (optim.warmup_epochs)."
+        found.append(Finding("collapse", words, remedy))
+    elif loss >= NO_BETTER * guessing:
+        words = (
+            f"the loss is {loss:.4f}, that of guessing among the captions of a batch ({batch} pairs) {guessing:.4f}: "
+            "pictures and captions have not found each other yet."
+        )
+        remedy = (
+            "Train longer (run.epochs), or learn faster (optim.lr times 3). Are the captions those of the pictures?"
+        )
+        found.append(Finding("no better than guessing", words, remedy))
+    return found
+
+
+def clip_numbers(model: Any, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
+    """Features (B, E) of both towers, (B, B) equal captions -> the scale, how many find their own, what guessing costs.
+
+    Guessing: ln B where one of B is to be found (softmax); for pairs one by one (sigmoid) the best constant answer.
+    """
+    with torch.no_grad():
+        own = torch.arange(len(images), device=images.device)
+        others = same & (own[:, None] != own[None])
+        logits = (images.float() @ texts.float().T).masked_fill(others, -math.inf)
+        count = (~others).sum(dim=1).float()  # candidates, the own one included
+        guessing = count.log() if model.bias is None else count.log() - torch.special.xlogy(count - 1, 1 - 1 / count)
+        return {
+            "scale": model.scale.item(),
+            "matched": float((logits.argmax(dim=1) == own).float().mean()),
+            "guessing": float(guessing.mean()),
+            "image_std": float(images.float().std(dim=0).mean() * images.shape[1] ** 0.5),
+            "text_std": float(texts.float().std(dim=0).mean() * texts.shape[1] ** 0.5),
+        }
 
 
 def examine_mask(model: Any, images: Tensor, noise: Tensor) -> list[Finding]:
