@@ -1,12 +1,19 @@
 """Training tests run tiny networks, for which a second thread only waits for the first; and the command, in-process."""
 
+import os
+import signal
+import socket
 import sys
+import traceback
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
 import vitlab.cli.main
+from vitlab.training.loop import Silent, fit
+from vitlab.training.recipe import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +43,45 @@ def command(capsys, monkeypatch):
         return found
 
     return call
+
+
+class KillAt(Silent):
+    def __init__(self, step: int):
+        super().__init__()
+        self.at = step
+
+    def step(self, done, numbers):
+        if done == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _in_two_processes(recipe: Recipe, run: Path, *, resume: bool = False, kill_at: int = 0) -> list[int]:
+    """`fit` with the environment that torchrun gives, in forks, which spares them the import of torch; exit codes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 7
+            try:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+                fit(recipe, run, resume=resume, show=KillAt(kill_at))
+                code = 0
+            except BaseException as error:
+                traceback.print_exc()
+                run.with_name(f"{run.name}.error{rank}").write_text(str(error))
+            finally:
+                os._exit(code)
+        children.append(child)
+    first = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+    if first < 0:  # without the first the second would wait for long
+        os.kill(children[1], signal.SIGKILL)
+    return [first, os.waitstatus_to_exitcode(os.waitpid(children[1], 0)[1])]
+
+
+@pytest.fixture
+def in_two_processes():
+    return _in_two_processes

@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import pytest
@@ -30,43 +28,6 @@ FSDP = "run.sharding=fsdp"
 
 def recipe(*settings: str) -> Recipe:
     return with_settings(Recipe(), [*SMALL, *settings])
-
-
-class KillAt(Silent):
-    def __init__(self, step: int):
-        super().__init__()
-        self.at = step
-
-    def step(self, done, numbers):
-        if done == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_two_processes(recipe: Recipe, run: Path, *, resume: bool = False, kill_at: int = 0) -> list[int]:
-    """`fit` with the environment that torchrun gives, in forks, which spares them the import of torch; exit codes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 7
-            try:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-                fit(recipe, run, resume=resume, show=KillAt(kill_at))
-                code = 0
-            except BaseException as error:
-                traceback.print_exc()
-                run.with_name(f"{run.name}.error{rank}").write_text(str(error))
-            finally:
-                os._exit(code)
-        children.append(child)
-    first = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
-    if first < 0:  # without the first the second would wait for long
-        os.kill(children[1], signal.SIGKILL)
-    return [first, os.waitstatus_to_exitcode(os.waitpid(children[1], 0)[1])]
 
 
 def files(run: Path, *which: str) -> dict[str, torch.Tensor]:
@@ -92,7 +53,7 @@ MUON = ["optim.name=muon", "optim.lr=1e-6", "model.positions=relative", "optim.a
     ],
     ids=["sgd, clip, ema", "muon, relative positions, micro-steps"],
 )
-def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance, tmp_path):
+def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance, tmp_path, in_two_processes):
     fit(recipe(*settings, *alone), tmp_path / "one")
     assert in_two_processes(recipe(*settings, FSDP), tmp_path / "two") == [0, 0]
     one, two = files(tmp_path / "one"), files(tmp_path / "two")
@@ -113,7 +74,7 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
     assert kinds[0] == kinds[1]
 
 
-def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path):
+def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path, in_two_processes):
     everything = ["model.dropout=0.1", "model.stochastic_depth=0.1", "augment.mixup=0.5", "augment.erasing=0.3"]
     everything += ["augment.drop_patches=0.5", "optim.name=muon", "optim.clip=1.0", "optim.ema=0.9", "run.amp=bf16"]
     shared = recipe(*everything, FSDP, "run.save_every=2")
@@ -151,7 +112,7 @@ def test_torchrun_with_the_recipe_as_it_is(tmp_path):
     assert result(tmp_path / "one")["top1"] == result(tmp_path / "two")["top1"]
 
 
-def test_each_process_keeps_about_half(tmp_path, monkeypatch):
+def test_each_process_keeps_about_half(tmp_path, monkeypatch, in_two_processes):
     """Of the parameters, of the running average, and of the optimiser's two numbers for each."""
     save = Job.save
 
@@ -181,7 +142,7 @@ def test_one_process_keeps_everything_and_says_so(tmp_path):
         assert torch.equal(value, files(tmp_path / "one")[key]), key
 
 
-def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path):
+def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path, in_two_processes):
     start = vitlab.create("vit_digits", depth=2)
     start.labels = [str(i) for i in range(10)]
     with torch.no_grad():
