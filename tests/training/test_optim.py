@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.training.optim import Muon, Optimisers, newton_schulz, parameter_groups
+from vitlab.training.optim import Muon, Optimisers, layers_of, newton_schulz, parameter_groups
 from vitlab.training.recipe import OptimRecipe
 from vitlab.training.schedule import lr_factor
 
@@ -64,6 +64,28 @@ def test_layer_decay_slows_early_layers():
     assert scales["patch_embed.proj.weight"] == scales["positions.table"] == scales["class_token"] == 0.0625
 
 
+def test_layer_decay_counts_the_blocks_of_all_stages():
+    model = vitlab.create("resnet_cifar", depths=[1, 2, 1], widths=[8, 8, 8], stem_width=8)
+    groups = parameter_groups(model, weight_decay=0.1, layer_decay=0.5)
+    scales = {name: group["lr_scale"] for group in groups for name in group["names"]}
+    order = ["stem.conv", "stages.0.0.convs.0.conv", "stages.1.0.convs.0.conv", "stages.1.1.convs.1.conv"]
+    order += ["stages.2.0.shortcut.conv", "head"]
+    assert [scales[f"{name}.weight"] for name in order] == [0.5**n for n in (5, 4, 3, 2, 1, 0)]
+
+
+def test_what_joins_two_stages_learns_like_the_block_after_it():
+    names = ["embeds.0.proj.weight", "stages.0.0.qkv.weight", "stages.0.1.qkv.weight", "embeds.1.reduction.weight"]
+    names += ["stages.1.0.qkv.weight", "norm.weight"]
+    assert list(layers_of(names).values()) == [0, 1, 2, 3, 3, 4]
+
+
+def test_an_encoder_inside_another_network_has_its_layers_too():
+    layers = layers_of([name for name, _ in vitlab.create("dino_digits", depth=2).student.named_parameters()])
+    inside = layers_of([f"student.{name}" for name in layers])
+    assert inside == {f"student.{name}": layer for name, layer in layers.items()}
+    assert inside["student.patch_embed.proj.weight"] == 0 and inside["student.norm.weight"] == 3
+
+
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])
 def test_state_goes_through_tensors_to_the_bit(name):
     recipe = OptimRecipe(name=name, lr=1e-2, momentum=0.9)
@@ -100,6 +122,14 @@ def test_muon_gets_the_matrices_of_the_blocks_and_adamw_the_rest():
         for part in ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
     }
     assert "patch_embed.proj.weight" in {n for g in adamw.param_groups for n in g["names"]}
+
+
+def test_muon_is_refused_where_it_would_move_nothing():
+    frozen = small().requires_grad_(False)
+    frozen.head.requires_grad_(True)
+    for model in (vitlab.create("resnet_cifar"), frozen):
+        with pytest.raises(ValueError, match=r"muon .* optim.name=sgd or optim.name=adamw"):
+            Optimisers(model, OptimRecipe(name="muon"))
 
 
 def test_nothing_left_to_learn_is_refused():

@@ -22,30 +22,44 @@ from vitlab.training.sharding import share_like, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
+BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where there are stages; number within it
+EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|embeds\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
     """Groups of {params, names, weight_decay, lr_scale}: norms, biases, positions and tokens do not decay."""
-    depth = 1 + max((layer_of(name, 10**9) for name, _ in model.named_parameters() if "blocks." in name), default=0)
+    layers = layers_of([name for name, _ in model.named_parameters()])
+    depth = max(layers.values())
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         decay = 0.0 if parameter.ndim < 2 or NO_DECAY.search(name) else weight_decay
-        scale = layer_decay ** (depth - layer_of(name, depth))
+        scale = layer_decay ** (depth - layers[name])
         group = groups.setdefault((decay, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale})
         group["params"].append(parameter)
         group["names"].append(name)
     return list(groups.values())
 
 
-def layer_of(name: str, depth: int) -> int:
-    """0 for the embedding, 1 .. for the blocks, `depth` for norm and head; the head learns at the full rate."""
-    if match := re.search(r"(?:^|\.)blocks\.(\d+)\.", name):
-        return int(match[1]) + 1
-    embedding = ("patch_embed.", "positions.", "class_token", "distill_token", "register_tokens", "norm_pre.")
-    return 0 if name.startswith(embedding) else depth
+def layers_of(names: list[str]) -> dict[str, int]:
+    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head stand above them all."""
+    blocks = [match for name in names if (match := BLOCK.search(name))]
+    depths: dict[int, int] = {}  # of each stage
+    for match in blocks:
+        stage = int(match[1] or 0)
+        depths[stage] = max(depths.get(stage, 0), int(match[2]) + 1)
+
+    def layer(name: str) -> int:
+        if match := BLOCK.search(name):
+            return sum(depths[stage] for stage in range(int(match[1] or 0))) + int(match[2]) + 1
+        if match := EMBEDDING.search(name):
+            before = range(int(match[1] or 0))  # stages that it comes after
+            return sum(depths[stage] for stage in before) + (1 if before else 0)
+        return sum(depths.values()) + 1
+
+    return {name: layer(name) for name in names}
 
 
 def newton_schulz(matrices: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
@@ -105,8 +119,12 @@ class Optimisers:
         self.parts: list[Optimizer] = []
         if recipe.name == "muon":
             matrices, rest = _split_matrices(groups)
-            if matrices:
-                self.parts.append(Muon(matrices, lr=recipe.muon_lr))
+            if not matrices:
+                raise ValueError(
+                    "optim.name=muon moves the matrices inside a transformer's blocks, and none of them learns here (a "
+                    "ResNet has none, model.freeze=encoder leaves none): use optim.name=sgd or optim.name=adamw."
+                )
+            self.parts.append(Muon(matrices, lr=recipe.muon_lr))
             groups = rest
         if recipe.name == "sgd":
             self.parts.append(SGD(groups, lr=recipe.lr, momentum=recipe.momentum))
@@ -168,7 +186,7 @@ def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     matrices, rest = [], []
     for group in groups:
         inside = [
-            p.ndim == 2 and "blocks." in n and n.endswith(".weight")
+            p.ndim == 2 and BLOCK.search(n) is not None and n.endswith(".weight")
             for n, p in zip(group["names"], group["params"], strict=True)
         ]
         for wanted, target in ((True, matrices), (False, rest)):
