@@ -183,4 +183,9 @@ def keep_patches(tokens: Tensor, prefix: int, keep: Tensor) -> tuple[Tensor, Ten
     """
     first = torch.arange(prefix, device=tokens.device).expand(tokens.shape[0], prefix)
     kept = torch.cat([first, keep + prefix], dim=1)  # (B, prefix + n)
-    return tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1])), kept
+    return take_tokens(tokens, kept), kept
+
+
+def take_tokens(tokens: Tensor, places: Tensor) -> Tensor:
+    """Of each image the tokens at `places`: (B, N, D), (B, n) -> (B, n, D)."""
+    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))

@@ -1,0 +1,12 @@
+"""Fewer tokens: one paper, one file, each a Reducer (layers/reducer.py) for any ViT of ours.
+
+model(images, reducer=reducer_of("tome:r=13"))
+"""
+
+from vitlab.reduce.evit import EViT
+from vitlab.reduce.named import REDUCERS, reducer_of
+from vitlab.reduce.random_drop import RandomDrop
+from vitlab.reduce.schedule import Constant, Decreasing, KeepRatio, Schedule
+from vitlab.reduce.tome import ToMe
+
+__all__ = ["REDUCERS", "Constant", "Decreasing", "EViT", "KeepRatio", "RandomDrop", "Schedule", "ToMe", "reducer_of"]

@@ -1,0 +1,71 @@
+"""How many tokens each layer removes. All are functions of the layer and of what is left there, so nothing is kept.
+
+Constant(13)                  # 13 in every layer, ToMe's plain schedule
+Decreasing(13)                # as many in all, from 26 in the first layer to 0 in the last
+KeepRatio(0.7)                # at a quarter, a half and three quarters of the depth, 7 of 10 stay: EViT's
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    def removes(self, layer: int, depth: int, patches: int) -> int:
+        """How many of `patches` this layer is to remove."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    r: int
+
+    def __post_init__(self) -> None:
+        _check_r(self.r)
+
+    def removes(self, layer: int, depth: int, patches: int) -> int:
+        return self.r
+
+
+@dataclass(frozen=True)
+class Decreasing:
+    """Section 4.1 of ToMe (arXiv:2210.09461): early layers remove more, which is faster, and later ones less."""
+
+    r: int  # on average
+
+    def __post_init__(self) -> None:
+        _check_r(self.r)
+
+    def removes(self, layer: int, depth: int, patches: int) -> int:
+        total, steps = self.r * depth, max(depth - 1, 1)
+        if depth == 1:
+            return total
+        done = sum(self._share(i, steps) for i in range(layer))  # rounding is carried on, so that the sum is r * depth
+        return round(total * (done + self._share(layer, steps)) / depth) - round(total * done / depth)
+
+    @staticmethod
+    def _share(layer: int, steps: int) -> float:
+        return 2 * (1 - layer / steps)  # of r: 2 in the first layer, 0 in the last
+
+
+@dataclass(frozen=True)
+class KeepRatio:
+    """Section 3.1 of EViT (arXiv:2202.07800): at some layers a share of the patches stays, at the others all."""
+
+    ratio: float
+    layers: tuple[int, ...] | None = None  # a quarter, a half and three quarters of the depth, as in the paper
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio={self.ratio} must be above 0 and at most 1: the share of the patches that stays.")
+
+    def removes(self, layer: int, depth: int, patches: int) -> int:
+        chosen = {depth // 4, depth // 2, 3 * depth // 4} if self.layers is None else {n % depth for n in self.layers}
+        return patches - math.ceil(patches * self.ratio) if layer in chosen else 0
+
+
+def _check_r(r: int) -> None:
+    if isinstance(r, bool) or not isinstance(r, int) or r < 0:
+        raise ValueError(f"r={r!r} must be a whole number, 0 or more: how many tokens a layer removes.")
