@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.load import create, load
     from vitlab.checkpoints.native import save
     from vitlab.explain.inspect import inspect
-    from vitlab.inference import predict
+    from vitlab.inference import embed, embed_text, predict
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
 
@@ -28,17 +28,30 @@ _WHERE = {
     "load": "vitlab.checkpoints.load",
     "save": "vitlab.checkpoints.native",
     "inspect": "vitlab.explain.inspect",
+    "embed": "vitlab.inference",
+    "embed_text": "vitlab.inference",
     "predict": "vitlab.inference",
     "list_models": "vitlab.models.registry",
     "Trace": "vitlab.layers.trace",
 }
-__all__ = ["Trace", "__version__", "create", "inspect", "list_models", "load", "predict", "save"]
+__all__ = [
+    "Trace",
+    "__version__",
+    "create",
+    "embed",
+    "embed_text",
+    "inspect",
+    "list_models",
+    "load",
+    "predict",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
-    if name in ("checkpoints", "explain", "images", "layers", "models"):
+    if name in ("checkpoints", "explain", "images", "layers", "models", "search"):
         return import_module(f"vitlab.{name}")
     raise AttributeError(f"module 'vitlab' has no attribute {name!r}; it has {', '.join(__all__)}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -45,13 +48,11 @@ def predict(
 
     `progress` is called with the number of pictures done, after each batch.
     """
-    if not hasattr(model, "config"):
-        load = f": vitlab.predict(vitlab.load({model!r}), images)" if isinstance(model, str | PathLike) else ""
-        raise ValueError(f"predict takes a model first, not a {type(model).__name__}{load}.")
+    _check_model(model, "predict")
     if hasattr(model, "encoder"):
         raise ValueError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
-            "vitlab train DATA model.init_from=CHECKPOINT. Its features: model.encoder."
+            "vitlab train DATA model.init_from=CHECKPOINT. Its features: vitlab.embed(model, images)."
         )
     if not model.config.classes:
         raise ValueError(
@@ -59,12 +60,10 @@ def predict(
         )
     if top < 1:
         raise ValueError(f"top={top} must be at least 1.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1.")
     top = min(top, model.config.classes)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(_run(model, tensors).float().softmax(dim=-1)) if tensors else iter(())
+        chances = iter(_run(model, model, tensors).softmax(dim=-1)) if tensors else iter(())
         for name, error in zip(names, errors, strict=True):
             if error is not None:
                 results.append(Prediction(name, error=error))
@@ -81,13 +80,102 @@ def label_of(model: Any, index: int) -> str:
     return model.labels[index] if model.labels and index < len(model.labels) else f"class {index}"
 
 
-def _run(model: Any, tensors: list[Tensor]) -> Tensor:
+@dataclass
+class Embedding:
+    """What a model makes of one picture: a vector that is near those of similar pictures, or why there is none."""
+
+    name: str
+    vector: np.ndarray | None = None  # (E,), float32, of length 1
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.vector is None:
+            return {"image": self.name, "error": self.error}
+        return {"image": self.name, "embedding": self.vector.tolist()}
+
+
+def embed(
+    model: Any,
+    images: Source | Iterable[Source],
+    *,
+    batch_size: int = 16,
+    progress: Callable[[int], object] | None = None,
+) -> list[Embedding]:
+    """Vectors whose products are cosines. Of a CLIP they are in one space with those of `embed_text`; of any other
+    model they are what its classifier reads, or would read. Errors and `progress` as in `predict`.
+    """
+    _check_model(model, "embed")
+    results: list[Embedding] = []
+    for names, tensors, errors in _batches(model, images, batch_size):
+        vectors = iter(F.normalize(_run(model, _look(model), tensors), dim=1).numpy()) if tensors else iter(())
+        for name, error in zip(names, errors, strict=True):
+            vector = next(vectors) if error is None else None
+            if vector is not None and not np.isfinite(vector).all():
+                vector, error = None, f"{name}: the model's features of it are not finite numbers."
+            results.append(Embedding(name, vector, error))
+        if progress is not None:
+            progress(len(names))
+    return results
+
+
+def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
+    """Texts -> (T, E), float32, rows of length 1, in one space with the pictures of `embed`. One text is one row."""
+    _check_model(model, "embed_text", "texts")
+    if not reads_text(model):
+        raise ValueError(
+            f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
+            "picture, or use a CLIP."
+        )
+    if model.tokenizer is None:
+        raise ValueError(
+            "the CLIP came without its tokenizer, so it cannot be asked in words: "
+            "model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH), then vitlab.save(model, FOLDER)."
+        )
+    ids = model.tokenizer([texts] if isinstance(texts, str) else list(texts))  # (T, N)
+    return _evaluate(model, lambda: model.encode_text(ids.to(next(model.parameters()).device))).numpy()
+
+
+def reads_text(model: Any) -> bool:
+    return hasattr(model, "encode_text")
+
+
+def fingerprint(model: Any) -> str:
+    """Equal for models that make the same of every picture and text: their network, preprocess, words and weights."""
+    about = [model.family, model.config.to_dict(), None if model.preprocess is None else model.preprocess.to_dict()]
+    tokenizer = getattr(model, "tokenizer", None)
+    about.append(None if tokenizer is None else tokenizer.to_json())
+    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+    return digest.hexdigest()
+
+
+def _look(model: Any) -> Callable[[Tensor], Tensor]:
+    """(B, C, H, W) -> (B, E)."""
+    if hasattr(model, "encode_image"):
+        return model.encode_image
+    encoder = getattr(model, "encoder", model)
+    return lambda images: encoder.forward_head(encoder.forward_features(images), pre_logits=True)
+
+
+def _check_model(model: Any, function: str, what: str = "images") -> None:
+    if not hasattr(model, "config"):
+        load = f": vitlab.{function}(vitlab.load({model!r}), {what})" if isinstance(model, str | PathLike) else ""
+        raise ValueError(f"{function} takes a model first, not a {type(model).__name__}{load}.")
+
+
+def _run(model: Any, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
     like = next(model.parameters())
+    return _evaluate(model, lambda: look(torch.stack(tensors).to(like.device, like.dtype)))
+
+
+def _evaluate(model: Any, work: Callable[[], Tensor]) -> Tensor:
     was_training = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
     model.eval()
     try:
         with torch.inference_mode():
-            return model(torch.stack(tensors).to(like.device, like.dtype)).cpu()
+            return work().float().cpu()
     finally:
         for module, training in was_training:
             module.training = training
@@ -97,6 +185,8 @@ def _batches(
     model: Any, images: Source | Iterable[Source], size: int
 ) -> Iterator[tuple[list[str], list[Tensor], list[str | None]]]:
     """Names, readable pictures as tensors, and per name what was wrong (None: nothing)."""
+    if size < 1:
+        raise ValueError(f"batch_size={size} must be at least 1.")
     if model.preprocess is None:
         raise ValueError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first."

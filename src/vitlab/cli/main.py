@@ -215,6 +215,47 @@ def evaluate(
 
 @app.command()
 def doctor(
+@app.command()
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures, at any depth.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="CHECKPOINT", help="A CLIP, or any encoder. Default: the index's.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Pictures at a time; a killed run repeats one batch.", min=1)] = 64,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
+    moved: Annotated[bool, typer.Option("--moved", help="The pictures are the same, in another folder.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a folder of pictures searchable; the same command again looks only at what is new or changed."""
+    from vitlab.cli import search as verb
+
+    verb.index(folder, out, model, batch_size, device, moved, json)
+
+
+@app.command()
+def search(
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="What vitlab index has made.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="[WORDS]", help='"a dog on a beach", where a CLIP made it.')
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="A picture, or digits#3.")] = None,
+    top: Annotated[int, typer.Option(help="How many pictures to find.", min=1)] = 10,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="CHECKPOINT", help="Where the index's model is now.")
+    ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", metavar="FILE", help="Draw them: .png, .svg or .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Show them on a page.")] = None,
+    json: Json = False,
+) -> None:
+    """Find pictures by words, or by a picture that is like them."""
+    from vitlab.cli import search as verb
+
+    verb.search(index, text, image, top, model, sheet, html, json)
+
+
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without one: the installation.")
     ] = None,

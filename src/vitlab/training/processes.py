@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,9 +34,14 @@ class Processes:
         """Every process's table in one; all must ask together."""
         if not self.any(bool(table)) or self.world == 1:
             return table
-        tables: list[dict[str, str]] = [{}] * self.world
-        dist.all_gather_object(tables, table)
-        return {key: value for part in tables for key, value in part.items()}
+        return {key: value for part in self.gather(table) for key, value in part.items()}
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in their order; all must ask together."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def wait(self) -> None:
         if self.world > 1:
@@ -50,14 +57,14 @@ class Processes:
         return int(up.argmax()) if up.any() else None
 
 
-def start(device: str = "auto") -> Processes:
-    """Join the group that torchrun made, or be the only process."""
+def start(device: str = "auto", *, patience: timedelta | None = None) -> Processes:
+    """Join the group that torchrun made, or be the only process. `patience`: how long one may wait for the others."""
     world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1 and not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)  # where nccl and fsdp work
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
     return Processes(rank, world, chosen)
 
 

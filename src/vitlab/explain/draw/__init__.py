@@ -6,8 +6,8 @@
     draw.save(figure, "rollout.png")
 
 Functions take numbers and return a matplotlib Figure: `attention` (layer x head), `heat` (named maps), `figure7`,
-`faithfulness`, `neighbours`, `pruned`, `reconstruction`. `attention_page`, `likeness_page`, `maps_page` return one HTML
-page. `overlay` is one picture under its heat, as an array.
+`faithfulness`, `neighbours`, `pruned`, `reconstruction`, `contact_sheet` (what a search found). `attention_page`,
+`likeness_page`, `maps_page`, `contact_page` return one HTML page. `overlay` is one picture under its heat, as an array.
 
 Heat lies on the original picture, through the inverse of the model's preprocess, so crops, padding and other shapes
 land where they belong; what the model never saw stays grey.
@@ -15,6 +15,7 @@ land where they belong; what the model never saw stays grey.
 
 from __future__ import annotations
 
+from vitlab.explain.draw.contact import Found, contact_page, contact_sheet
 from vitlab.explain.draw.figure7 import figure7, figure7_numbers
 from vitlab.explain.draw.groups import grouped, pruned
 from vitlab.explain.draw.maps import attention, heat, neighbours
@@ -25,10 +26,13 @@ from vitlab.explain.draw.sheet import check_kind, mark_of, save
 from vitlab.explain.draw.view import View, overlay, spread, views
 
 __all__ = [
+    "Found",
     "View",
     "attention",
     "attention_page",
     "check_kind",
+    "contact_page",
+    "contact_sheet",
     "faithfulness",
     "figure7",
     "figure7_numbers",

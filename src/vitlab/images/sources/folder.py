@@ -85,10 +85,10 @@ def split_folders(path: Path) -> dict[str, Path]:
 
 
 def _pictures_by_class(folder: Path) -> dict[str, list[str]]:
-    return {name: _pictures(path) for name, path in subfolders(folder).items()}
+    return {name: pictures_under(path) for name, path in subfolders(folder).items()}
 
 
-def _pictures(folder: Path) -> list[str]:
+def pictures_under(folder: Path) -> list[str]:
     """All pictures at any depth, sorted. A folder is entered once, so that links in a circle end."""
     found, entered, waiting = [], set(), [folder]
     while waiting:
@@ -137,7 +137,7 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
         )
     if len(pictures) == 1:
         (only,) = pictures
-        deeper = [name for name in subfolders(folder / only) if _pictures(folder / only / name)]
+        deeper = [name for name in subfolders(folder / only) if pictures_under(folder / only / name)]
         hint = f" Did you mean {folder / only}?" if len(deeper) > 1 else ""
         raise DataError(f"{folder}: only one class, {only!r}; a classifier needs two or more.{hint} {here}")
 

@@ -1,0 +1,38 @@
+"""Which pictures lie in a folder: enough of each to see what is new, changed or gone without opening them all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from vitlab.images.sources.folder import pictures_under
+from vitlab.search.ledger import SearchError
+
+
+class Stamp(NamedTuple):
+    size: int
+    mtime: int  # nanoseconds
+
+
+def scan(folder: Path) -> dict[str, Stamp]:
+    """All pictures at any depth by their path below the folder, with / between the parts."""
+    if not folder.is_dir():
+        raise SearchError(f"{folder}: {'is a file: name its folder' if folder.exists() else 'no such folder'}.")
+    start = len(os.path.join(folder, ""))  # noqa: PTH118  (a Path has no separator at its end)
+    return {path[start:].replace(os.sep, "/"): _stamp(path) for path in pictures_under(folder)}
+
+
+def digest(path: Path) -> bytes:
+    """Equal for equal contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        status = Path(path).stat()
+    except OSError:  # a link to nowhere: it fails by name when it is opened
+        return Stamp(0, 0)
+    return Stamp(status.st_size, status.st_mtime_ns)

@@ -1,0 +1,87 @@
+"""An index, opened to be asked: a vector -> the pictures that are most like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.search import graph
+from vitlab.search.graph import Graph
+from vitlab.search.ledger import FILE, Ledger, SearchError
+
+SPARE = 4  # candidates for each that is asked for: the graph holds rounded vectors, the ledger ranks by the exact ones
+
+
+@dataclass(frozen=True)
+class Hit:
+    path: Path
+    score: float  # cosine: 1 for the same direction
+
+
+class Index:
+    """Pictures that the graph does not hold yet, e.g. while an index is made, are compared one by one."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
+        if not Ledger.is_there(self.path / FILE):
+            what = "no index in it" if self.path.exists() else "no such index"
+            raise SearchError(f"{self.path}: {what}. Make one: vitlab index FOLDER -o {self.path} --model CHECKPOINT")
+        self.ledger = Ledger(self.path / FILE)
+        self.graph = Graph(self.path / graph.FILE) if (self.path / graph.FILE).exists() else None
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.rows.close()
+
+    def __len__(self) -> int:
+        return len(self.ledger)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.ledger.about["folder"])
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """Which model made the vectors."""
+        return self.ledger.about["made_by"]
+
+    def search(self, vector: np.ndarray, top: int = 10) -> list[Hit]:
+        """The `top` pictures with the largest cosine to a vector (E,), best first."""
+        if top < 1:
+            raise ValueError(f"top={top} must be at least 1.")
+        vector = np.asarray(vector, dtype=np.float32)
+        length = float(np.linalg.norm(vector))
+        if vector.ndim != 1 or not np.isfinite(length) or length == 0:
+            raise ValueError(f"expected one vector of finite numbers, not all zero; found the shape {vector.shape}.")
+        if self.graph is not None:
+            self._check_width(vector, self.graph.width)
+        vector = vector / length
+        scores = self._scores(vector, self.ledger.numbers(after=self.graph.last if self.graph else 0))
+        if self.graph is not None:
+            wanted = SPARE * top
+            near = self._scores(vector, self.graph.nearest(vector, wanted))
+            while len(near) < top and wanted < len(self.graph):  # some of them are gone since the graph was made
+                wanted *= 4
+                near = self._scores(vector, self.graph.nearest(vector, wanted))
+            scores |= near
+        best = sorted(scores, key=lambda number: -scores[number])[:top]
+        paths = self.ledger.paths(np.array(best, dtype=np.int64))
+        hits = [Hit(self.folder / path, scores[number]) for number, path in paths.items()]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.path))
+
+    def _scores(self, vector: np.ndarray, numbers: np.ndarray) -> dict[int, float]:
+        """Of those pictures that are still there, by their numbers."""
+        scores: dict[int, float] = {}
+        for there, vectors in self.ledger.vectors(numbers):
+            self._check_width(vector, vectors.shape[1])
+            scores |= zip(there.tolist(), (vectors @ vector).tolist(), strict=True)
+        return scores
+
+    def _check_width(self, vector: np.ndarray, width: int) -> None:
+        if len(vector) != width:
+            raise ValueError(f"{self.path}: holds vectors of {width} numbers, not of {len(vector)}.")
