@@ -22,12 +22,18 @@ def header(name: str) -> list[str]:
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_is_read_and_its_model_builds(name):
     recipe = read_recipe(recipes()[name])
-    options = replace(recipe.model, init_from=None)  # a checkpoint may lie anywhere; its network is the named one
+    options = replace(
+        recipe.model, init_from=None, init_image=None
+    )  # they may lie anywhere; the network is the named one
     with torch.device("meta"):
         model, _ = build_model(options, [str(i) for i in range(10)], 3, recipe.objective)
         images = torch.zeros(2, 3, *model.config.image_size)
         if recipe.objective.name in ("mae", "dino"):
             assert model.family == recipe.objective.name and model.encoder(images).shape == (2, model.config.width)
+            return
+        if recipe.objective.name == "clip":
+            images = torch.zeros(2, model.config.channels, *model.config.image_size)
+            assert model.encode_image(images).shape == (2, model.config.embed_dim)
             return
         logits = model(images)
     assert logits.shape == (2, 10)

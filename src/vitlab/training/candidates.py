@@ -6,7 +6,7 @@ pictures' own size, so that small pictures are cut finely and none is enlarged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vitlab.models import registry
@@ -161,9 +161,7 @@ def draft(facts: Facts, model: ModelRecipe, level: Level, settings: list[str]) -
     """A whole recipe for this model and level, but for the schedule; the settings have the last word."""
     tuned, config = model.init_from is not None, None if model.init_from is not None else config_of(model)
     if level.stochastic_depth:
-        model = ModelRecipe(
-            model.name, model.init_from, model.freeze, {"stochastic_depth": level.stochastic_depth, **model.options}
-        )
+        model = replace(model, options={"stochastic_depth": level.stochastic_depth, **model.options})
     recipe = Recipe(
         data=DataRecipe(facts.source, batch_size=_batch_size(facts, config)),
         augment=AugmentRecipe(**_augment(facts, config, level)),

@@ -18,6 +18,7 @@ from vitlab.training.evaluate import Scores
 from vitlab.training.job import Job
 from vitlab.training.recipe import to_toml
 from vitlab.training.report import Mistake, write_report
+from vitlab.training.retrieval import Retrieval
 from vitlab.training.runlog import RunLog, read_log, to_json
 from vitlab.training.state import Progress, save_best
 from vitlab.training.unreadable import note_skipped
@@ -36,10 +37,7 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         "split": split,
         "objective": job.recipe.objective.name,
         "judged_by": job.objective.judged_by,
-        "top1": scores.top(1),
-        "top5": scores.top(5),
-        "loss": scores.loss(),
-        "ece": scores.calibration_error(),
+        **job.objective.results(scores),
         "val_top1": progress.best_top1,
         "best_epoch": progress.best_epoch + 1,
         "epochs": job.recipe.run.epochs,
@@ -65,19 +63,26 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     return result
 
 
-def write_run_report(job: Job, scores: Scores, pictures: Pictures, result: dict[str, Any]) -> None:
+def write_run_report(job: Job, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
     """report.html, with the mistakes the model was surest of and the first pictures as samples."""
-    chances, answers = scores.logits.softmax(dim=1).max(dim=1)
-    wrong = ((answers != scores.labels) & scores.read).nonzero()[:, 0]
+    if isinstance(scores, Retrieval):
+        chances, answers = scores.nearest()
+        names, own = pictures.data.captions.everything(), lambda index: pictures.data.captions[index][0]
+        right = scores.owner[answers] == torch.arange(len(answers))
+    else:
+        chances, answers = scores.logits.softmax(dim=1).max(dim=1)
+        names, own = job.data.classes, lambda index: job.data.classes[int(scores.labels[index])]
+        right = answers == scores.labels
+    wrong = (~right & scores.read).nonzero()[:, 0]
     worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
 
     def shown(index: int) -> Mistake:
         pixels, _, _ = pictures.take(np.array([index]))
-        names = job.data.classes
+        taken_for = names[int(answers[index])]
         return Mistake(
             image=pixels[0].permute(1, 2, 0).numpy(),
-            truth=names[int(scores.labels[index])],
-            predicted=names[int(answers[index])],
+            truth=taken_for if right[index] else own(index),  # of a picture's captions any is right
+            predicted=taken_for,
             confidence=float(chances[index]),
             name=pictures.data.name_of(index),
         )
@@ -89,7 +94,7 @@ def write_run_report(job: Job, scores: Scores, pictures: Pictures, result: dict[
         recipe_text=to_toml(job.recipe),
         result=result,
         classes=job.data.classes,
-        confusion=scores.confusion(),
+        confusion=None if isinstance(scores, Retrieval) else scores.confusion(),
         mistakes=[shown(i) for i in worst],
         samples=[shown(i) for i in samples],
         environment=environment(),

@@ -1,9 +1,12 @@
-"""How good is a model? Top-1 and top-5, per class, confusion, calibration; each image is counted once."""
+"""How good is a model? Top-1 and top-5, per class, confusion, calibration; each image is counted once.
+
+The scores may come from a classifier, from neighbours of the features, or from words (zero-shot).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.text.templates import class_embeddings
 from vitlab.training.batches import Pictures
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
@@ -103,7 +107,7 @@ def evaluate(
         return (out + model(images.flip(-1))) / 2 if flip else out
 
     classes = model.config.classes
-    logits, read, skipped = _all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits, read, skipped = look_at_all(model, scores, classes, pictures, processes, batch_size, progress)
     logits = logits if order is None else logits[:, order]
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
@@ -124,7 +128,9 @@ def features(
 
     `skipped` is filled with the pictures that could not be read.
     """
-    found, read, bad = _all(model, _pooled(model), model.feature_width, pictures, processes, batch_size, progress)
+    found, read, bad = look_at_all(
+        model, _pooled(model), model.feature_width, pictures, processes, batch_size, progress
+    )
     if skipped is not None:
         skipped |= bad
     return F.normalize(found[read], dim=1), pictures.labels[read]
@@ -155,9 +161,37 @@ def evaluate_knn(
     """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
     start = time.perf_counter()
     known = features(encoder, bank, processes=processes)
-    found, read, skipped = _all(encoder, _pooled(encoder), encoder.feature_width, pictures, processes)
+    found, read, skipped = look_at_all(encoder, _pooled(encoder), encoder.feature_width, pictures, processes)
     votes = knn_scores(known, F.normalize(found, dim=1), classes)
     return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
+
+
+def evaluate_zeroshot(
+    model: Any,
+    pictures: Pictures,
+    classes: Sequence[str],
+    templates: Sequence[str],
+    *,
+    processes: Processes | None = None,
+    batch_size: int = 256,
+    flip: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> Scores:
+    """Judge a CLIP by words: each class is the mean of its sentences, and the nearest one is the answer."""
+    start = time.perf_counter()
+    with evaluating(model):
+        weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
+    look, width = image_embedding(model, flip), model.config.embed_dim
+    found, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
+    logits = model.scale.item() * found @ weights.T  # (N, K)
+    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+
+
+def image_embedding(model: Any, flip: bool) -> Callable[[Tensor], Tensor]:
+    """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
+    if not flip:
+        return model.encode_image
+    return lambda images: F.normalize(model.encode_image(images) + model.encode_image(images.flip(-1)), dim=1)
 
 
 def probe_accuracy(train: Features, test: Features) -> float:
@@ -168,7 +202,7 @@ def probe_accuracy(train: Features, test: Features) -> float:
     return float(fitted.score(test[0].numpy(), test[1].numpy()))
 
 
-def _all(
+def look_at_all(
     model: Any,
     look: Callable[[Tensor], Tensor],
     width: int,

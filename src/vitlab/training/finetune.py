@@ -1,24 +1,38 @@
 """The model a recipe asks for: new, or from any checkpoint with a new head, another size, a frozen encoder.
 
-A checkpoint that learned without labels (MAE, DINO) gives its encoder, unless it goes on to learn without.
+A checkpoint that learned without labels (MAE, DINO, CLIP) gives its encoder, unless it goes on to learn without.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vitlab.checkpoints.load import create, load_with_report
+from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.recipe import ModelRecipe, ObjectiveRecipe
 
 HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")
-WITHOUT_LABELS = {"mae": "mae_cifar", "dino": "dino_cifar"}  # objective, which is its family's name; a model of it
+WITHOUT_LABELS = {  # objective, which is its family's name; a model of it
+    "mae": "mae_cifar",
+    "dino": "dino_cifar",
+    "clip": "clip_nano",
+}
 
 
 def build_model(
-    recipe: ModelRecipe, classes: list[str], channels: int, objective: ObjectiveRecipe | None = None
+    recipe: ModelRecipe,
+    classes: list[str],
+    channels: int,
+    objective: ObjectiveRecipe | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Any, list[str]]:
-    """The model and, in words, what was done to get it."""
+    """The model and, in words, what was done to get it. `tokenizer`: of a new model that reads words."""
     method = "supervised" if objective is None else objective.name
+    if recipe.init_image is not None and method != "clip":
+        raise ValueError("model.init_image is for objective.name=clip: elsewhere it is model.init_from.")
+    if objective is not None and method == "clip":
+        return _with_words(recipe, channels, objective, tokenizer)
     if method in WITHOUT_LABELS:
         return _without_labels(recipe, method, channels)
     notes: list[str] = []
@@ -52,6 +66,46 @@ def build_model(
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(HEAD))
         notes.append("the encoder is frozen: only the head learns.")
+    return model, notes
+
+
+def _with_words(
+    recipe: ModelRecipe, channels: int, objective: ObjectiveRecipe, tokenizer: Tokenizer | None
+) -> tuple[Any, list[str]]:
+    """A CLIP: new, with the image tower of another checkpoint, or one that goes on with its own tokenizer."""
+    if recipe.init_from is not None:
+        if recipe.init_image is not None:
+            raise ValueError("model.init_from brings an image tower along: leave out model.init_image.")
+        model, notes = _without_labels(replace(recipe, freeze="none"), "clip", channels)
+        if model.config.loss != objective.loss:
+            raise ValueError(
+                f"{recipe.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
+            )
+        model.tokenizer = model.tokenizer or tokenizer
+        if model.tokenizer is None:
+            raise ValueError(f"{recipe.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
+    else:
+        options = {"loss": objective.loss, **({} if tokenizer is None else tokenizer.options), **recipe.options}
+        notes, tower = [], None
+        if recipe.init_image is None:
+            options = {"channels": channels, **options}
+        else:
+            tower, report = load_with_report(recipe.init_image, encoder=True, classes=0)
+            if tower.family != "vit":
+                raise ValueError(f"{recipe.init_image} is of the family {tower.family}: an image tower is a ViT.")
+            options = {"image": tower.config, **options}
+            notes += [*report.notes, f"the image tower started from {recipe.init_image}."]
+        model = create(recipe.name, **options)
+        if model.family != "clip":
+            raise ValueError(f"objective.name=clip teaches a CLIP, not {recipe.name}: model.name=clip_nano, e.g.")
+        if tower is not None:
+            model.image.load_state_dict(tower.state_dict())
+            model.preprocess = tower.preprocess
+        model.tokenizer = tokenizer
+        _check_reads(model)
+    if recipe.freeze == "encoder":
+        model.image.requires_grad_(False)
+        notes.append("the image tower is locked: the text tower and both projections learn.")
     return model, notes
 
 

@@ -25,6 +25,7 @@ from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import gather, load, shard, whole_model
 from vitlab.training.state import Progress, Saved, save_best, save_last
+from vitlab.training.words import tokenizer_of
 
 MODEL = 2  # coordinate of what a model draws itself: first weights, dropout, stochastic depth
 
@@ -82,15 +83,22 @@ class Job:
 
 def data_of(recipe: Recipe) -> Data:
     """The data a recipe asks for."""
-    d = recipe.data
-    return open_data(
+    d, method = recipe.data, recipe.objective.name
+    data = open_data(
         d.source,
         path=d.path,
         seed=recipe.run.seed,
         val_fraction=d.val_fraction,
         per_class=d.per_class,
         fraction=d.fraction,
+        captions=method == "clip",
     )
+    if data.captioned and method != "clip":
+        raise ValueError(
+            f"{d.source} has captions and no classes, which objective.name={method} needs. To learn from captions: "
+            f"vitlab train clip_folder data.source={d.source}"
+        )
+    return data
 
 
 def open_once(recipe: Recipe, who: processes.Processes) -> Data:
@@ -150,7 +158,9 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     check_half(recipe.run.amp, who.device)
     data = data or open_once(recipe, who)
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
-    model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective)
+    made = recipe.objective.name == "clip" and (recipe.model.init_from is None or recipe.text.tokenizer is not None)
+    tokenizer = tokenizer_of(recipe, data, run) if made else None
+    model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective, tokenizer)
     model.to(who.device).train()
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
     decay, sharding = recipe.optim.ema, recipe.run.sharding

@@ -16,20 +16,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.images.datasets import Data, subset
+from vitlab.images.datasets import Captioned, Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.randomness import permutation, torch_seed
 from vitlab.models import dino
+from vitlab.models.clip import gather, same_captions
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
+from vitlab.text.templates import read_templates
 from vitlab.training.batches import Batch, Pictures, Plan
-from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluating
+from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluate_zeroshot, evaluating
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe
-from vitlab.training.ssl_doctor import mae_numbers
+from vitlab.training.retrieval import Retrieval, evaluate_retrieval
+from vitlab.training.ssl_doctor import clip_numbers, mae_numbers
 from vitlab.training.teacher import Teacher, keep_answers
+from vitlab.training.words import Sentences, trimmed, words_of
 
 JUDGED = 1024  # pictures whose reconstruction is measured
 BANK = 10_000  # labelled pictures among which neighbours are looked for while a run goes on; at its end, all
@@ -78,7 +82,7 @@ class Objective:
     def end_step(self, step: int) -> None:
         """After the optimiser's step."""
 
-    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
+    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores | Retrieval:
         """How good is the model? `whole`: at the end of a run, where the answer may take its time."""
         raise NotImplementedError
 
@@ -86,9 +90,14 @@ class Objective:
         """How many pictures `scores` runs through the model to judge n."""
         return n
 
-    def rank(self, scores: Scores, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Any, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
         """The best model is the one of the highest rank; and numbers for the log."""
         return scores.top(1), {}
+
+    def results(self, scores: Any) -> dict[str, Any]:
+        """What result.json says of them."""
+        numbers = {"top1": scores.top(1), "top5": scores.top(5), "loss": scores.loss()}
+        return {**numbers, "ece": scores.calibration_error()}
 
 
 class Supervised(Objective):
@@ -99,10 +108,7 @@ class Supervised(Objective):
         self.mix = mix_of(recipe)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
-        a = self.recipe.augment
-        if a.drop_patches:
-            early = step < a.drop_patches_until * self.plan.total
-            self.model.patch_dropout = a.drop_patches if early else self.model.config.drop.patch_dropout
+        set_patch_dropout(self.model, self.recipe, step, self.plan.total)
 
     def inputs(self, batch: Batch, at: At) -> Inputs:
         classes, smoothing = len(self.data.classes), self.recipe.augment.smoothing
@@ -231,11 +237,84 @@ class SelfDistil(SelfSupervised):
         self.model.update_centre(torch.stack(self.means).mean(dim=0))
 
 
+class Contrast(Objective):
+    """CLIP: a picture finds its caption among those of the batch, and a caption its picture (models/clip.py).
+
+    Judged by zero-shot accuracy where the data have classes, with sentences it has not learned; else by recall.
+    """
+
+    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+        super().__init__(recipe, model, data, plan, who, run)
+        self.words, o = words_of(recipe, data), recipe.objective
+        self.judged_by = "recall@1" if data.captioned else "zero-shot top-1"
+        if isinstance(self.words, Sentences):
+            self.templates = read_templates(o.eval_templates)
+            known = len(set(self.templates) & set(self.words.templates))
+            seen = f"{known} of them are learned from" if known else "none of them is learned from"
+            self.notes.append(f"judged by the {len(self.templates)} templates of {o.eval_templates}: {seen}.")
+        if recipe.model.freeze == "encoder":
+            model.image.eval()  # no dropout in what does not learn
+
+    def learner(self) -> Any:
+        return Towers(self.model)
+
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        set_patch_dropout(self.model.image, self.recipe, step, self.plan.total)
+        self.logged = (step + 1) % self.plan.log_every == 0
+
+    def inputs(self, batch: Batch, at: At) -> Inputs:
+        """The images, their captions, and what tells which captions say the same."""
+        indices = batch.indices.numpy() if len(batch.indices) else np.zeros(1, np.int64)  # a blank: any caption will do
+        texts = self.words.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)
+        ids = self.model.tokenizer(texts)  # (B, N)
+        kinds = self.words.kinds(indices) if isinstance(self.words, Sentences) else ids
+        found = {"images": batch.images, "ids": trimmed(ids, self.model.config.text.end_id), "kinds": kinds}
+        return {name: tensor.to(self.who.device) for name, tensor in found.items()}
+
+    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        images, texts = (gather(features) for features in forward(inputs["images"], inputs["ids"]))
+        same = same_captions(gather(inputs["kinds"]))  # (B, B)
+        loss = self.model.loss(images, texts, same)
+        return loss, clip_numbers(self.model, images, texts, same) if self.logged else {}
+
+    def end_step(self, step: int) -> None:
+        self.model.clamp_scale()
+
+    def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores | Retrieval:
+        common: dict[str, Any] = dict(processes=self.who, flip=self.recipe.augment.flip_at_test)
+        if isinstance(pictures.data, Captioned):
+            return evaluate_retrieval(model, pictures, pictures.data.captions, **common)
+        return evaluate_zeroshot(model, pictures, self.data.classes, self.templates, **common)
+
+    def rank(self, scores: Any, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+        if not isinstance(scores, Retrieval):
+            return scores.top(1), {}
+        return scores.mean_recall(), {"recall5": scores.top(5), "recall10": scores.top(10)}
+
+    def results(self, scores: Any) -> dict[str, Any]:
+        if not isinstance(scores, Retrieval):
+            return {**super().results(scores), "templates": self.recipe.objective.eval_templates}
+        told = scores.to_dict()
+        return {"top1": scores.top(1), "top5": scores.top(5), **{k: told[k] for k in ("loss", "recall", "chance")}}
+
+
+class Towers(nn.Module):
+    """Both towers in one call, which is what is wrapped for many processes."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.encode_image(images), self.model.encode_text(ids)
+
+
 METHODS: dict[str, type[Objective]] = {
     "supervised": Supervised,
     "distill": Distil,
     "mae": Reconstruct,
     "dino": SelfDistil,
+    "clip": Contrast,
 }
 
 
@@ -256,8 +335,16 @@ def check_objective(recipe: Recipe) -> None:
     if o.cache and (o.name != "distill" or recipe.augment.mixup or recipe.augment.cutmix):
         found = f"objective.name={o.name}" if o.name != "distill" else "mixing (augment.mixup, augment.cutmix)"
         raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
-    if o.name in ("mae", "dino") and (recipe.augment.mixup or recipe.augment.cutmix):
+    if o.name in ("mae", "dino", "clip") and (recipe.augment.mixup or recipe.augment.cutmix):
         raise ValueError(f"augment.mixup and augment.cutmix mix labels, which objective.name={o.name} does not learn.")
+
+
+def set_patch_dropout(network: Any, recipe: Recipe, step: int, total: int) -> None:
+    """More patches are left out in the first part of a run, where the recipe says so."""
+    a = recipe.augment
+    if a.drop_patches:
+        early = step < a.drop_patches_until * total
+        network.patch_dropout = a.drop_patches if early else network.config.drop.patch_dropout
 
 
 def mix_of(recipe: Recipe) -> Mix:

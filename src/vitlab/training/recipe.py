@@ -58,7 +58,8 @@ class AugmentRecipe(Config):
 class ModelRecipe(Config):
     name: str = "vit_digits"
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
-    freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns
+    init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
+    freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; of a clip, all but the image tower
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
 
@@ -66,7 +67,7 @@ class ModelRecipe(Config):
 class ObjectiveRecipe(Config):
     """What is learned. Below `name` each line says which of the methods reads it."""
 
-    name: Literal["supervised", "distill", "mae", "dino"] = "supervised"
+    name: Literal["supervised", "distill", "mae", "dino", "clip"] = "supervised"
     teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
     distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
     teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
@@ -81,6 +82,18 @@ class ObjectiveRecipe(Config):
     temperature_epochs: float = 30.0  # dino: length of that warm-up
     freeze_last_epochs: float = 1.0  # dino: the last layer of the head waits so long
     final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
+    loss: Literal["softmax", "sigmoid"] = "softmax"  # clip: one of many (CLIP), or each pair by itself (SigLIP)
+    templates: str = "train"  # clip, of classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
+    eval_templates: str = "held_out"  # clip, of classes: the sentences it is judged by
+
+
+@dataclass(frozen=True)
+class TextRecipe(Config):
+    """Of the tokenizer, where words are learned from."""
+
+    tokenizer: str | None = None  # a tokenizer.json, or a folder with one; otherwise one is made of train's captions
+    vocab: int = 4096  # tokens of one that is made, at most
+    context: int = 32  # tokens of a caption, with start and end; a longer one is cut
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ class Recipe(Config):
     augment: AugmentRecipe = field(default_factory=AugmentRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     objective: ObjectiveRecipe = field(default_factory=ObjectiveRecipe)
+    text: TextRecipe = field(default_factory=TextRecipe)
     optim: OptimRecipe = field(default_factory=OptimRecipe)
     run: RunRecipe = field(default_factory=RunRecipe)
     track: TrackRecipe = field(default_factory=TrackRecipe)

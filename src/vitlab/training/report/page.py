@@ -80,9 +80,12 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(log[-1]["time"]))
         about.append(f'<time datetime="{ended[:10]}T{ended[11:16]}Z">{ended}</time>')
     line = " · ".join(part for part in about if part)
+    names, judged = dict(TILES), str(result.get("judged_by", "top-1"))
+    if judged != "top-1":  # neighbours, or words
+        names["top1"] = (escaped(judged), TILES["top1"][1])
     tiles = [
         f'<div><dt>{title} <span lang="zh-CN">{chinese}</span></dt><dd>{number(key, result[key])}</dd></div>'
-        for key, (title, chinese) in TILES.items()
+        for key, (title, chinese) in names.items()
         if key in result and not (key == "top5" and classes <= 10)  # five guesses of ten say little
     ]
     return f'<header>\n<h1>{named(name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
