@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import out, say
-from vitlab.cli.progress import following_downloads
+from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Plain
 from vitlab.study.configs import PLOT, Study, study_configs
 from vitlab.study.grid import short_keys
 from vitlab.study.ssl import SSLStudy, study_ssl
 from vitlab.study.table import BEST, for_people
+from vitlab.study.tokens import TokenStudy, study_tokens
+from vitlab.study.tokens import for_people as tokens_for_people
 from vitlab.training.loop import Stopped
 from vitlab.training.presets import find_recipe
 from vitlab.training.runlog import to_json
@@ -69,6 +71,42 @@ def ssl(
     say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
     if study.failed:
         raise SystemExit(1)
+
+
+def tokens(
+    checkpoint: str,
+    source: str,
+    path: str | None,
+    ways: list[str],
+    batch: int,
+    rounds: int,
+    images: int | None,
+    folder: Path | None,
+    json: bool,
+) -> None:
+    command = shlex.join(["vitlab", *sys.argv[1:]])
+    size: dict[str, Any] = dict(batch=batch, rounds=rounds, images=images)
+    with following_downloads():
+        study = study_tokens(
+            *(checkpoint, source), path=path, ways=ways, **size, folder=folder, command=command, watch=counting
+        )
+    for note in study.notes:
+        say(f"note: {note}")
+    print(to_json(study.rows), end="") if json else _print_tokens(study)
+    drawn = study.folder / PLOT
+    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+
+
+def _print_tokens(study: TokenStudy) -> None:
+    from rich.table import Table
+
+    rows = [tokens_for_people(row) for row in study.rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in rows[0]:
+        table.add_column(title, justify="left" if title == "way" else "right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    out().print(table)
 
 
 def _print_ssl(study: SSLStudy) -> None:

@@ -21,6 +21,7 @@ from vitlab.images.fonts import families
 from vitlab.study.grid import as_typed, label
 from vitlab.study.ssl import SSLStudy
 from vitlab.study.table import Group
+from vitlab.study.tokens import TokenStudy, Way
 
 MOST_TICKS = 12  # values that are named one by one along an axis
 LONGEST = 60  # letters of a label
@@ -76,6 +77,31 @@ def draw_ssl(study: SSLStudy, path: Path) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.set_axisbelow(True)
+        write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return figure
+
+
+def draw_tokens(study: TokenStudy, path: Path) -> Figure:
+    """Accuracy over speed-up, a line for each method; a dashed one is what all tokens have."""
+    whole, *ways = study.ways
+    lines: dict[str, list[Way]] = {}
+    for way in ways:
+        method, _, rest = way.name.partition(":")
+        lines.setdefault(method + (", decreasing" if "decreasing" in rest else ""), []).append(way)
+    with rc_context({"font.family": families(study.title), "text.usetex": False, "text.parse_math": False}):
+        figure = Figure(figsize=(8, 4.6), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        axes.axhline(whole.top1, color="0.4", linestyle="--", linewidth=1)
+        for name, members in lines.items():
+            members = sorted(members, key=lambda way: way.speedup)
+            axes.plot([w.speedup for w in members], [w.top1 for w in members], "o-", markersize=5, label=name)
+        axes.plot(1.0, whole.top1, "s", color="0.2", label=whole.name)
+        axes.set(xlabel=f"speed-up, batch of {study.batch}", ylabel="accuracy")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+        axes.set_title(_cut(study.title), loc="left", fontsize=11)
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
         write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
     return figure
 
