@@ -93,7 +93,7 @@ def draw_tokens(study: TokenStudy, path: Path) -> Figure:
         axes = figure.add_subplot()
         axes.axhline(whole.top1, color="0.4", linestyle="--", linewidth=1)
         for name, members in lines.items():
-            members = sorted(members, key=lambda way: way.speedup)
+            members = sorted(members, key=lambda way: -way.tokens)
             axes.plot([w.speedup for w in members], [w.top1 for w in members], "o-", markersize=5, label=name)
         axes.plot(1.0, whole.top1, "s", color="0.2", label=whole.name)
         axes.set(xlabel=f"speed-up, batch of {study.batch}", ylabel="accuracy")
