@@ -23,6 +23,7 @@ from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes
 from vitlab.training.batches import Batch, batches
+from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.ending import finish
 from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.objectives import At
@@ -231,8 +232,9 @@ def update(job: Job, step: int, scaler: torch.GradScaler) -> float:
     for part in job.optimisers.parts:
         scaler.step(part)
     scaler.update()
+    share_statistics(job.model, job.who)
     if job.ema is not None:
-        job.ema.update_parameters(job.model)
+        update_average(job.ema, job.model, job.recipe.optim.ema)
     job.objective.end_step(step)
     return float(whole(norm))
 

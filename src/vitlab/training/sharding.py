@@ -23,7 +23,8 @@ def shard(model: Any, who: Processes) -> None:
     if who.device.type not in ("cpu", "cuda"):
         raise ValueError(f"run.sharding=fsdp needs cpu or cuda, not {who.device.type}: set run.device=cpu.")
     mesh = init_device_mesh(who.device.type, (who.world,))
-    tables = [block.attention.relative for block in model.blocks]  # the encoder reads them before it calls the block
+    attentions = [getattr(block, "attention", None) for block in model.blocks]
+    tables = [getattr(attention, "relative", None) for attention in attentions]  # a ViT reads them before the block
     for part in (*(table for table in tables if table is not None), *model.blocks, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=True)
     if who.device.type == "cpu":  # some versions of gloo give the sum for the mean (pytorch issue 162338)

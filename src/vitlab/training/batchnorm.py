@@ -1,0 +1,45 @@
+"""Running statistics of batch norm: what moves in a model by looking at pictures, and not by a gradient.
+
+Each process has seen its own part of every batch, so after a step all take the mean over the processes: what is judged
+and saved is then one model. A running average of the weights (optim.ema) averages them alike: the latest ones belong to
+the latest weights. Reasons: docs/decisions/0009-batch-norm-statistics.md.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from vitlab.training.processes import Processes
+
+
+def statistics(model: nn.Module) -> list[Tensor]:
+    """Mean and variance of every batch norm."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    found = [value for norm in norms for value in (norm.running_mean, norm.running_var)]
+    return [value for value in found if value is not None]
+
+
+@torch.no_grad()
+def share_statistics(model: nn.Module, who: Processes) -> None:
+    """The mean over all processes, in all of them; all must ask together."""
+    found = statistics(model)
+    if who.world == 1 or not found:
+        return
+    means = who.sum(torch.cat(found)) / who.world
+    for value, mean in zip(found, means.split([len(value) for value in found]), strict=True):
+        value.copy_(mean)
+
+
+@torch.no_grad()
+def update_average(average: AveragedModel, model: nn.Module, decay: float) -> None:
+    """A step of the running average. torch's averages the weights and copies everything else."""
+    before = [value.clone() for value in statistics(average)]
+    first = not cast("Tensor", average.n_averaged)  # all is copied then
+    average.update_parameters(model)
+    for value, old in zip(statistics(average), before, strict=True):
+        if not first:
+            value.copy_(old.lerp(value, 1 - decay))
