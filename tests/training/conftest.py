@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,7 @@ class KillAt(Silent):
 
 def _in_two_processes(recipe: Recipe, run: Path, *, resume: bool = False, kill_at: int = 0) -> list[int]:
     """`fit` with the environment that torchrun gives, in forks, which spares them the import of torch; exit codes."""
-    import torch._dynamo  # what DDP imports: here once, and not in each of the forks
-
+    import_module("torch._dynamo")  # which DDP imports: here once, and not in each of the forks
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
