@@ -10,6 +10,7 @@ from torch import distributed
 
 import vitlab
 from vitlab.checkpoints.files import CheckpointError
+from vitlab.explain.inspect import gradients, size_of
 from vitlab.models.clip import (
     CLIP,
     CLIPConfig,
@@ -359,3 +360,42 @@ def test_both_towers_export():
         program = torch.export.export(model, (images, ids))
         ours, theirs = program.module()(images, ids), model(images, ids)
     torch.testing.assert_close(ours.logits_per_image, theirs.logits_per_image, atol=1e-5, rtol=1e-5)
+
+
+# ---- size and steps
+
+
+def by_formula(c: CLIPConfig) -> tuple[int, int]:
+    """Parameters and MACs for one image and one text, written from the paper and not from the code."""
+    v, t, E = c.image, c.text, c.embed_dim
+    patches = v.grid[0] * v.grid[1]
+
+    def blocks(D: int, hidden: int, depth: int, N: int) -> tuple[int, int]:
+        weights = D * 3 * D + D * D + 2 * D * hidden
+        return depth * (weights + 3 * D + D + hidden + D + 4 * D), depth * N * (weights + 2 * N * D)
+
+    seen = blocks(v.width, v.mlp_hidden, v.depth, patches + 1)
+    read = blocks(t.width, round(t.width * t.mlp_ratio), t.depth, t.context)
+    pixels = v.channels * v.patch_size**2
+    parameters = seen[0] + pixels * v.width + v.width * (patches + 2) + 4 * v.width + v.width * E
+    parameters += read[0] + t.vocab * t.width + t.context * t.width + 2 * t.width + t.width * E + 1
+    return parameters, seen[1] + patches * pixels * v.width + v.width * E + read[1] + t.width * E + E
+
+
+@pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if entry.family == "clip"])
+def test_every_name_has_the_size_of_the_paper(name):
+    assert size_of(name) == by_formula(MODELS[name].config)
+
+
+def test_inspect_shows_both_towers():
+    found = vitlab.inspect("clip_digits", batch=2)
+    parameters, macs = by_formula(MODELS["clip_digits"].config)
+    assert (found.parameters, found.macs) == (parameters, 2 * macs + 2 * 64)  # 2 x 2 logits, not 2
+    assert not found.unused
+    names = [step.name for step in found.steps]
+    assert names[0] == "patch_embed" and names[-1] == "logits" and found.steps[-1].shape == (2, 2)
+    by_name = {step.name: step for step in found.steps}
+    assert by_name["text.blocks.1.attention.qkv"].shape == (2, 16, 192)
+    assert by_name["text.end"].shape == (2, 64) and by_name["text.projection"].shape == (2, 64)
+    assert "gelu" in by_name["text.blocks.0.mlp.fc1"].meaning and all(step.meaning for step in found.steps)
+    assert all(not slope.verdict for slope in gradients("clip_digits"))

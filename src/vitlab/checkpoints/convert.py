@@ -1,4 +1,4 @@
-"""Any checkpoint -> native, timm, transformers or JAX files, and a check that the numbers came along."""
+"""Any checkpoint -> native, timm, transformers, JAX or open_clip files, and a check that the numbers came along."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import hf, jax, keymap, mae, native, resnet, timm
+from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, resnet, timm
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate
 
-TARGETS = ("native", "timm", "hf", "jax")
+TARGETS = ("native", "timm", "hf", "jax", "open_clip")
+OPENAI_VOCAB = 49408
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 
@@ -32,6 +33,10 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         return []
     c = model.config
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    if model.family == "clip":
+        return _write_clip(model, state, target, to)
+    if to == "open_clip":
+        raise ValueError(f"open_clip has no {model.family} alone: --to open_clip is for a CLIP.")
     if model.family == "mae":
         if to != "hf":
             raise ValueError(
@@ -57,6 +62,27 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     rules, prefix = hf.write_rules(c)
     found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
     return _write_hf(found, hf.config_for(c, model.labels), model.preprocess, target)
+
+
+def _write_clip(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
+    found, extra = clip.write(model, state, to)
+    tokenizer, notes = model.tokenizer, []
+    if to == "open_clip":
+        _write_folder(found, target, extra, "open_clip_model.safetensors")
+        if tokenizer is None or tokenizer.vocab != OPENAI_VOCAB:
+            notes.append("open_clip has OpenAI's vocabulary only: give it numbers from vitlab's tokenizer.")
+        return notes
+    if tokenizer is None:
+        notes.append("the model has no tokenizer, so none was written: transformers needs vocab.json and merges.txt.")
+    elif tokenizer.pad_id != tokenizer.end_id:
+        notes.append(f"transformers pads with end-of-text, this tokenizer with {tokenizer.pad_id}: both mean the same.")
+    processor = hf.preprocessor_for(model.preprocess) if model.preprocess is not None else None
+    if processor is None:
+        notes.append("its preprocess has no counterpart in transformers, so none was written.")
+    else:
+        extra["preprocessor_config.json"] = {**processor, "image_processor_type": "CLIPImageProcessor"}
+    _write_folder(found, target, extra)
+    return notes
 
 
 def _write_hf(state: dict[str, Tensor], config: dict[str, Any], preprocess: Any, target: Path) -> list[str]:
@@ -87,6 +113,8 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
             rows.append(_by_library(str(source), place, images, model))
         if _foreign_folder(Path(target)):
             rows.append(_by_library(str(target), Path(target), images, model))
+        elif (Path(target) / "open_clip_config.json").is_file():
+            rows.append(Compared(f"{target} in open_clip", None, "open_clip is not run by vitlab: not compared"))
         elif Path(target).suffix == ".npz":
             rows.append(Compared(f"{target} in JAX", None, "there is no library of JAX ViTs to compare with"))
     return rows
@@ -100,17 +128,36 @@ def _told(model: Any) -> dict[str, Any]:
         return {**{name: getattr(c, name) for name in names}, "decoder.heads": c.decoder.heads}
     if model.family == "resnet":
         return {"image_size": c.image_size, "stride_in": c.stride_in}
+    if model.family == "clip":
+        both = {"image": (c.image.mlp.activation, c.image.norm.eps), "text": (c.text.activation, c.text.eps)}
+        told = {
+            f"{tower}.{name}": v
+            for tower, pair in both.items()
+            for name, v in zip(("activation", "eps"), pair, strict=True)
+        }
+        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": c.image_size}
     return {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
 
 
 def _answer(model: Any, images: Tensor) -> Tensor:
     """Logits or features; of a masked autoencoder, what it paints where the same patches are hidden."""
+    if model.family == "clip":
+        return model(images, _texts(model)).logits_per_image
     return model(images, _noise(model, images)).prediction if model.family == "mae" else model(images)
 
 
 def _noise(model: Any, images: Tensor) -> Tensor:
     rows, columns = model.config.grid
     return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
+
+
+def _texts(model: Any) -> Tensor:
+    """Three texts of any tokens, each with its end."""
+    c = model.config.text
+    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
+    for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
+        text[end:] = c.end_id
+    return ids
 
 
 class Compared(NamedTuple):
@@ -133,13 +180,15 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         return Compared(what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared")
     if config.get("model_type") == "vit_mae" and model.family != "mae":
         return Compared(what, None, "transformers masks the input of an MAE's encoder: not compared")
-    masked = {"noise": _noise(model, images)} if model.family == "mae" else {}
+    beside = {"mae": lambda: {"noise": _noise(model, images)}, "clip": lambda: {"input_ids": _texts(model)}}
+    more = beside.get(model.family, dict)()
     try:
         if library == "transformers":
             module.utils.logging.disable_progress_bar()
             kind = (config.get("architectures") or ["AutoModel"])[0]
-            theirs = getattr(module, kind).from_pretrained(folder).eval()(images, **masked)
-            logits, tokens = getattr(theirs, "logits", None), getattr(theirs, "last_hidden_state", None)
+            theirs = getattr(module, kind).from_pretrained(folder).eval()(pixel_values=images, **more)
+            logits = getattr(theirs, "logits_per_image", getattr(theirs, "logits", None))
+            tokens = getattr(theirs, "last_hidden_state", None)
         else:
             args = config.get("model_args", {})
             net = module.create_model(config["architecture"], num_classes=config.get("num_classes", 1000), **args)
@@ -155,7 +204,10 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
     return Compared(what, None, "the model there gives neither logits nor features: not compared")
 
 
-def _write_folder(state: dict[str, Tensor], target: Path, extra: dict[str, Any]) -> None:
+def _write_folder(
+    state: dict[str, Tensor], target: Path, extra: dict[str, Any], weights: str = "model.safetensors"
+) -> None:
+    """`extra`: what stands beside the weights, as text or as values for JSON."""
     if target.suffix == ".safetensors":
         target.parent.mkdir(parents=True, exist_ok=True)
         native.write_whole(target, lambda path: save_file(state, path, metadata={"format": "pt"}))
@@ -163,10 +215,13 @@ def _write_folder(state: dict[str, Tensor], target: Path, extra: dict[str, Any])
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
     target.mkdir(parents=True, exist_ok=True)
-    texts = {name: json.dumps(values, indent=2, ensure_ascii=False) + "\n" for name, values in extra.items()}
+    texts = {
+        name: values if isinstance(values, str) else json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        for name, values in extra.items()
+    }
     native.write_together(
         {
-            target / "model.safetensors": lambda path: save_file(state, path, metadata={"format": "pt"}),
+            target / weights: lambda path: save_file(state, path, metadata={"format": "pt"}),
             **{target / name: partial(_write_text, text) for name, text in texts.items()},
         }
     )

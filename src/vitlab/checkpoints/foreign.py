@@ -8,13 +8,28 @@ from typing import Any
 
 from torch import Tensor
 
-from vitlab.checkpoints import facebook, files, hf, jax, keymap, lucidrains, mae, native, resnet, timm, torchvision
+from vitlab.checkpoints import (
+    clip,
+    clip_config,
+    facebook,
+    files,
+    hf,
+    jax,
+    keymap,
+    lucidrains,
+    mae,
+    native,
+    resnet,
+    timm,
+    torchvision,
+)
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.usermap import read_map
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import Config, option_paths
 from vitlab.models.mae import MAEConfig
 from vitlab.models.resnet import ResNetConfig
@@ -23,7 +38,7 @@ from vitlab.text.tokenizer import Tokenizer
 
 DIALECTS = (
     *(hf.DIALECT, facebook.MAE, facebook.DIALECT, timm.DIALECT),
-    *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT, *resnet.DIALECTS),
+    *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT, *resnet.DIALECTS, *clip.DIALECTS),
 )
 
 
@@ -54,6 +69,8 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
     dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
     if dialect in resnet.DIALECTS:
         return _read_resnet(path, dialect, state, overrides, chosen)
+    if dialect in clip.DIALECTS:
+        return _read_clip(path, dialect, state, clip.by_path(overrides), chosen)
     has_decoder = map is None and dialect.name in mae.DECODERS and mae.has_decoder(set(state))
     whole = has_decoder and not encoder
     with files.naming(path):
@@ -135,6 +152,41 @@ def _read_resnet(
     return found
 
 
+def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dict[str, Any], notes: list[str]) -> Found:
+    """A CLIP; `told`, by path, may say the activation, the heads and the image size."""
+    with files.naming(path):
+        _check_names(told, CLIPConfig)
+        renamed = keymap.read(dialect, state)
+        words = path.is_dir() and any((path / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+        length = getattr(renamed.tensors.get("text.positions"), "shape", (77,))[0]
+        tokenizer = Tokenizer.read(path, context=length) if words else None
+        says: dict[str, Any] = {}
+        preprocess: dict[str, Any] = {}
+        if dialect is clip.HF and (path / "config.json").is_file():
+            says = clip_config.hf_options(files.read_json(path / "config.json"), tokenizer)
+            beside = path / "preprocessor_config.json"
+            preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else {}
+        if dialect is clip.OPEN_CLIP and (path / "open_clip_config.json").is_file():
+            read = files.read_json(path / "open_clip_config.json")
+            says, preprocess = clip_config.open_clip_options(read, tokenizer)
+        config = clip.infer_config(dialect, renamed, says, told)
+        clip.check_agreement(says, config)
+        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "clip", config, notes=notes)
+        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+    found.tokenizer, found.card = tokenizer, Card(source=path.name)
+    values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
+    unsaid = {name: f"{name}={value}" for name, value in values.items() if name not in {**says, **told}}
+    unsaid = {} if "text.eps" in says else unsaid
+    if (p := found.preprocess) is not None and not preprocess:
+        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
+    if unsaid:
+        found.notes.append(
+            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
+            f"Pass {' or '.join(unsaid)} to change it."
+        )
+    return found
+
+
 def _masking_says(path: Path) -> dict[str, Any]:
     """What transformers' config.json says of masking and decoder; nothing where it is no masked autoencoder's."""
     beside = path / "config.json"
@@ -194,7 +246,7 @@ def _folder_says(
     if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
         return *timm.options_from(config, state), None
     if config.get("model_type"):
-        known = ", ".join((*hf.MODEL_TYPES, "resnet"))
+        known = ", ".join((*hf.MODEL_TYPES, "resnet", "clip"))
         raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
     return {}, {}, None
 
@@ -212,7 +264,12 @@ def _check_agreement(says: dict[str, Any], inferred: dict[str, Any]) -> None:
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in (
+        "model.safetensors",
+        "pytorch_model.bin",
+        "open_clip_model.safetensors",
+        "open_clip_pytorch_model.bin",
+    ):
         if (folder / name).is_file():
             return files.read_tensors(folder / name)
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints import bundled, files, hub, native
+from vitlab.checkpoints import bundled, clip, files, hub, native
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
@@ -90,6 +90,7 @@ def load_with_report(
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
     files.check_values(found.tensors, path, allow_nan)
+    overrides = clip.by_path(overrides, encoder=encoder) if found.family == "clip" else overrides
     found = _encoder_of(found) if encoder and _pretrains(found.config) else found
     model, report = _assemble(found, overrides, str(source))
     if preprocess:

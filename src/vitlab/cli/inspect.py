@@ -107,10 +107,10 @@ def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
 
 
 def _block_of(step: Step) -> str:
-    """blocks.3, of a network in stages stages.0.1, of MAE's decoder decoder.blocks.3; "" for what is in no block."""
+    """blocks.3, of a network in stages stages.0.1, of its second part decoder.blocks.3; "" for what is in no block."""
     parts = step.name.split(".")
     n = {"blocks": 2, "stages": 3}.get(parts[0], 0)
-    n = 3 if parts[:2] == ["decoder", "blocks"] else n
+    n = 3 if parts[:2] in (["decoder", "blocks"], ["text", "blocks"]) else n
     return ".".join(parts[:n]) if len(parts) >= n else ""
 
 

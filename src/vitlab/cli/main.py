@@ -91,7 +91,9 @@ def predict(
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Any checkpoint, or hf-hub:owner/name.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; for jax an .npz file.")],
-    to: Annotated[str, typer.Option("--to", metavar="native|timm|hf|jax", help="Layout to write.")] = "native",
+    to: Annotated[
+        str, typer.Option("--to", metavar="native|timm|hf|jax|open_clip", help="Layout to write.")
+    ] = "native",
     check: Annotated[
         bool, typer.Option("--check", help="Compare logits, also in the other library if it is here.")
     ] = False,
@@ -99,7 +101,7 @@ def convert(
     heads: Heads = None,
     image_size: Size = None,
     classes: Annotated[int | None, typer.Option(help="Give the model a new head of so many classes.")] = None,
-    encoder: Annotated[bool, typer.Option("--encoder", help="Of an MAE or DINO, the encoder alone.")] = False,
+    encoder: Annotated[bool, typer.Option("--encoder", help="Of an MAE, DINO or CLIP, the ViT alone.")] = False,
     eps: Annotated[float | None, typer.Option(help="LayerNorm eps, where the file does not say.")] = None,
     activation: Annotated[
         str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
@@ -115,6 +117,7 @@ def convert(
 
 
 @app.command()
+    text_heads: Annotated[int | None, typer.Option(help="The same of a CLIP's text tower.")] = None,
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint; transformers:FOLDER is run by that library.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another copy of the same network.")],
@@ -129,6 +132,7 @@ def diff(
     """Run two checkpoints step by step, and say where and why they differ (exit code 1).
 
     Without pictures both get the same noise. With pictures each prepares them by itself, which is compared; then both
+    told["text.heads"] = text_heads
     networks get the same tensor.
     """
     from vitlab.cli import diff as verb

@@ -39,4 +39,6 @@ def run(pattern: str, json: bool) -> None:
         size = " x ".join(map(str, row["image_size"]))
         table.add_row(row["name"], size, count(row["parameters"]), short(row["macs"]), ", ".join(row["aliases"]))
     out().print(table)
-    out().print("MACs for one image; 1 MAC = 2 FLOPs. timm's names work too: vit_base_patch16_384.")
+    out().print(
+        "MACs for one image (of a CLIP, with one text); 1 MAC = 2 FLOPs. timm's names work too: vit_base_patch16_384."
+    )

@@ -61,8 +61,15 @@ MEANINGS: dict[str, str] = {
     "decoder.masked": "a mask token wherever a patch is hidden",
     "decoder.norm": "LayerNorm",
     "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
+    "projection": "into the space that pictures and words share",
+    "text.embed": "every token of the text becomes {width} numbers",
+    "text.positions": "+ learned positions",
+    "text.heads": "softmax(q k^T / sqrt({head_dim})) v, no later token; {heads} heads side by side",
+    "text.norm": "final LayerNorm",
+    "text.end": "the token that ends the text: one vector per text",
+    "logits": "scale x cosine, every image with every text",
 }
-DECODER = "decoder."  # what the steps of MAE's decoder are called by
+DECODER, TEXT = "decoder.", "text."  # what the steps of MAE's decoder and of CLIP's text tower are called by
 
 
 @dataclass
@@ -110,7 +117,7 @@ class Inspection:
         """Steps summed to `depth` name parts: 1 model, 2 blocks, 3 their parts, 4 everything."""
         groups: dict[str, list[Step]] = defaultdict(list)
         for step in self.steps:
-            parts = depth + step.name.startswith(DECODER)
+            parts = depth + step.name.startswith((DECODER, TEXT))
             groups[".".join(step.name.split(".")[:parts])].append(step)
         return [
             steps[0]
@@ -149,19 +156,26 @@ class _Recorder(Trace):
             self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
 
 
-class _DecoderRecorder(_Recorder):
-    """The same for the decoder of a masked autoencoder, which runs after the encoder."""
+class _PartRecorder(_Recorder):
+    """The same for a second part of the model, which runs after the encoder; its steps' names begin with the part's."""
 
-    def __init__(self, encoder: _Recorder):
+    def __init__(self, encoder: _Recorder, part: str):
         super().__init__(encoder.since_last)
-        self.encoder = encoder
+        self.encoder, self.part = encoder, part
 
     def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        self.encoder.mark(DECODER + kind, value, layer, pick)
+        self.encoder.mark(self.part + kind, value, layer, pick)
 
 
 def _run(model: Any, images: Tensor, recorder: _Recorder) -> None:
-    masked = {"decoder_trace": _DecoderRecorder(recorder)} if model.family == "mae" else {}
+    if model.family == "clip":  # as many texts as images
+        c = model.config.text
+        ids = torch.full((len(images), c.context), c.end_id, device=images.device)
+        seen = model.encode_image(images, trace=recorder)
+        read = model.encode_text(ids, trace=_PartRecorder(recorder, TEXT))
+        recorder.mark("logits", model.logits(seen, read))
+        return
+    masked = {"decoder_trace": _PartRecorder(recorder, DECODER)} if model.family == "mae" else {}
     model(images, trace=recorder, **masked)
 
 
@@ -212,12 +226,17 @@ def inspect(
             _run(model, images, recorder)
     sizes = {n: p.numel() for n, p in model.named_parameters()}
     memory = _memory(family, config, shape)
-    words = _words(config, recorder.layout)
+
+    def meaning(kind: str) -> str:
+        if kind.startswith(TEXT):
+            return _meaning(kind, _text_words(config))
+        return _meaning(kind, _words(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
+
     steps = [
         Step(
             step_name(kind, layer, config),
             found,
-            _meaning(kind, words, _words(config.decoder_stack, recorder.layout) if kind.startswith(DECODER) else {}),
+            meaning(kind),
             sum(sizes[n] for n in names),
             macs,
             memory.get((kind, layer), 0),
@@ -235,7 +254,7 @@ def _resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -
     Of DINO it is the encoder, which is what the others read.
     """
     family, config, name, model = _named(what, size, options)
-    if not hasattr(config, "encoder") or family == "mae":
+    if not hasattr(config, "encoder") or family in ("mae", "clip"):
         return family, config, name, model
     encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
     return *_encoder(family, config), f"{name}, its encoder", encoder
@@ -315,17 +334,18 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _meaning(kind: str, words: dict[str, Any], decoder: dict[str, Any]) -> str:
-    plain = kind.removeprefix(DECODER)
-    return MEANINGS.get(kind, MEANINGS.get(plain, "")).format(**(decoder or words))
+def _meaning(kind: str, words: dict[str, Any]) -> str:
+    plain = kind.removeprefix(DECODER).removeprefix(TEXT)
+    return MEANINGS.get(kind, MEANINGS.get(plain, "")).format(**words)
 
 
 def step_name(kind: str, layer: int | None, config: Any = None) -> str:
     """What a step that Trace names by kind and layer is called: blocks.0.attention.qkv."""
     if layer is None:
         return kind
-    if kind.startswith(DECODER):
-        return DECODER + step_name(kind.removeprefix(DECODER), layer, config)
+    for part in (DECODER, TEXT):
+        if kind.startswith(part):
+            return part + step_name(kind.removeprefix(part), layer, config)
     if hasattr(config, "place"):  # stages of blocks
         return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
@@ -354,6 +374,13 @@ def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "pooling": config.head.pooling,
         "classes": config.classes,
     }
+
+
+def _text_words(config: Any) -> dict[str, Any]:
+    c = config.text
+    hidden = round(c.width * c.mlp_ratio)
+    sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": hidden}
+    return {**sizes, "mlp": f"MLP, {c.activation}"}
 
 
 @dataclass
@@ -387,14 +414,24 @@ def gradients(
     slopes: dict[str, Tensor | None] = {}
     if trained:
         with _evaluating(model), torch.enable_grad():
-            out = model(images)
+            out: Any = model(images) if family != "clip" else None
             if family == "mae":
                 loss = out.loss
+            elif family == "clip":
+                loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
             else:
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
             found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         slopes = dict(zip(trained, found, strict=True))
     return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
+
+
+def _texts(c: Any, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Texts of any tokens, as long as they may be."""
+    ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
+    ids[ids == c.text.end_id] = 0
+    ids[:, -1] = c.text.end_id
+    return ids.to(like.device)
 
 
 def _gradient(name: str, trained: bool, slope: Tensor | None) -> Gradient:
@@ -415,21 +452,31 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def size_of(name: str) -> tuple[int, int]:
-    """Parameters and MACs (one image) of a registered model; of MAE and DINO, of their encoder.
+    """Parameters and MACs (one image, and one text of a CLIP) of a registered model; of MAE and DINO, of their encoder.
 
-    Blocks are equal, so both grow by the same step with each one: two shallow models tell the deep one's size exactly.
+    Blocks are equal, so both grow by the same step with each one: shallow models tell the deep one's size exactly.
     """
     entry, config = registry.build_config(name)
-    family, config = _encoder(entry.family, config)
-    if not hasattr(config, "depth"):
+    family, config = (entry.family, config) if entry.family == "clip" else _encoder(entry.family, config)
+    if family == "clip":
+        depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
+    elif hasattr(config, "depth"):
+        depths = {"depth": config.depth}
+    else:
         return _count(family, config)
-    one, two = (_count(family, config.with_options(depth=depth)) for depth in (1, 2))
-    depth: int = config.depth  # type: ignore[attr-defined]
-    return one[0] + (two[0] - one[0]) * (depth - 1), one[1] + (two[1] - one[1]) * (depth - 1)
+    shallow = dict.fromkeys(depths, 1)
+    one = _count(family, config.with_options(**shallow))
+    parameters, macs = one
+    for option, depth in depths.items():
+        two = _count(family, config.with_options(**{**shallow, option: 2}))
+        parameters += (two[0] - one[0]) * (depth - 1)
+        macs += (two[1] - one[1]) * (depth - 1)
+    return parameters, macs
 
 
 def _count(family: str, config: Any) -> tuple[int, int]:
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
         model = registry.build(family, config).eval().requires_grad_(False)
-        model(torch.empty(1, config.channels, *config.image_size))
+        images = torch.empty(1, config.channels, *config.image_size)
+        model(*((images, torch.full((1, config.text.context), config.text.end_id)) if family == "clip" else (images,)))
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2

@@ -252,13 +252,13 @@ class CLIP(nn.Module):
     ) -> Tensor:
         """(B, C, H, W) -> (B, E), of length 1 unless normalise=False."""
         x = self.image(images, trace=trace, reducer=reducer)  # (B, D)
-        x = mark(trace, "image_projection", self.image_projection(x))
+        x = mark(trace, "projection", self.image_projection(x))
         return F.normalize(x, dim=-1) if normalise else x
 
     def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         """(T, N) token numbers, N at most the context -> (T, E), of length 1 unless normalise=False."""
         check_ids(ids, self.config.text)
-        x = mark(trace, "text_projection", self.text_projection(self.text(ids, trace=trace)))
+        x = mark(trace, "projection", self.text_projection(self.text(ids, trace=trace)))
         return F.normalize(x, dim=-1) if normalise else x
 
     def forward(self, images: Tensor, ids: Tensor) -> CLIPOutput:
