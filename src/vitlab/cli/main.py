@@ -99,6 +99,7 @@ def convert(
     ] = False,
     map: Map = None,
     heads: Heads = None,
+    text_heads: Annotated[int | None, typer.Option(help="The same of a CLIP's text tower.")] = None,
     image_size: Size = None,
     classes: Annotated[int | None, typer.Option(help="Give the model a new head of so many classes.")] = None,
     encoder: Annotated[bool, typer.Option("--encoder", help="Of an MAE, DINO or CLIP, the ViT alone.")] = False,
@@ -113,11 +114,11 @@ def convert(
     from vitlab.cli import convert as verb
 
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
+    told["text.heads"] = text_heads
     verb.run(source, target, to, check, map, image_size, told, force, json)
 
 
 @app.command()
-    text_heads: Annotated[int | None, typer.Option(help="The same of a CLIP's text tower.")] = None,
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint; transformers:FOLDER is run by that library.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another copy of the same network.")],
@@ -132,7 +133,6 @@ def diff(
     """Run two checkpoints step by step, and say where and why they differ (exit code 1).
 
     Without pictures both get the same noise. With pictures each prepares them by itself, which is compared; then both
-    told["text.heads"] = text_heads
     networks get the same tensor.
     """
     from vitlab.cli import diff as verb
