@@ -218,8 +218,6 @@ def evaluate(
 
 
 @app.command()
-def doctor(
-@app.command()
 def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Pictures, at any depth.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
@@ -260,6 +258,8 @@ def search(
     verb.search(index, text, image, top, model, sheet, html, json)
 
 
+@app.command()
+def doctor(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without one: the installation.")
     ] = None,
