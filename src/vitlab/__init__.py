@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.load import create, load
     from vitlab.checkpoints.native import save
     from vitlab.explain.inspect import inspect
-    from vitlab.inference import embed, embed_text, predict
+    from vitlab.inference import embed, embed_text, predict, zero_shot
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
 
@@ -31,6 +31,7 @@ _WHERE = {
     "embed": "vitlab.inference",
     "embed_text": "vitlab.inference",
     "predict": "vitlab.inference",
+    "zero_shot": "vitlab.inference",
     "list_models": "vitlab.models.registry",
     "Trace": "vitlab.layers.trace",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "load",
     "predict",
     "save",
+    "zero_shot",
 ]
 
 

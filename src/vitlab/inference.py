@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.images.read import ImageError, Source
+from vitlab.text.templates import class_embeddings, read_templates
 
 
 @dataclass
@@ -49,6 +50,11 @@ def predict(
     `progress` is called with the number of pictures done, after each batch.
     """
     _check_model(model, "predict")
+    if reads_text(model):
+        raise ValueError(
+            "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
+            "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
+        )
     if hasattr(model, "encoder"):
         raise ValueError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
@@ -60,19 +66,74 @@ def predict(
         )
     if top < 1:
         raise ValueError(f"top={top} must be at least 1.")
-    top = min(top, model.config.classes)
+    labels = [label_of(model, index) for index in range(model.config.classes)]
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
         chances = iter(_run(model, model, tensors).softmax(dim=-1)) if tensors else iter(())
-        for name, error in zip(names, errors, strict=True):
-            if error is not None:
-                results.append(Prediction(name, error=error))
-                continue
-            values, indices = next(chances).topk(top)
-            labels = [label_of(model, int(i)) for i in indices]
-            results.append(Prediction(name, list(zip(labels, values.tolist(), strict=True))))
+        results += _predictions(names, errors, chances, labels, top)
         if progress is not None:
             progress(len(names))
+    return results
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Classes that are told to a CLIP in words, embedded once for many pictures."""
+
+    names: list[str]
+    weights: Tensor  # (K, E), rows of length 1
+
+
+def embed_labels(model: Any, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
+    """Each label as the mean of its sentences; `templates`: what text/templates.py reads, or a list of sentences."""
+    _check_model(model, "embed_labels", "labels")
+    names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"the label {twice[0]!r} is given twice: name each class once.")
+    sentences = read_templates(templates) if isinstance(templates, str) else list(templates)
+    return Labels(names, _evaluate(model, lambda: class_embeddings(model, names, sentences)))
+
+
+def zero_shot(
+    model: Any,
+    images: Source | Iterable[Source],
+    labels: Sequence[str] | Labels,
+    *,
+    templates: str | Sequence[str] = "train",
+    top: int = 5,
+    batch_size: int = 16,
+    progress: Callable[[int], object] | None = None,
+) -> list[Prediction]:
+    """Which of these words fits each picture best, by a CLIP; the probabilities are among these labels alone.
+
+    A server embeds its labels once: labels=embed_labels(model, [...]). Errors and `progress` as in `predict`.
+    """
+    _check_model(model, "zero_shot", "images, labels")
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1.")
+    known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
+    results: list[Prediction] = []
+    for names, tensors, errors in _batches(model, images, batch_size):
+        found = _run(model, model.encode_image, tensors) if tensors else torch.zeros(0, known.weights.shape[1])
+        chances = iter((model.scale.item() * found @ known.weights.T).softmax(dim=1))  # (B, K)
+        results += _predictions(names, errors, chances, known.names, top)
+        if progress is not None:
+            progress(len(names))
+    return results
+
+
+def _predictions(
+    names: list[str], errors: list[str | None], chances: Iterator[Tensor], labels: list[str], top: int
+) -> list[Prediction]:
+    """`chances` (K,) of each picture that could be read; and what is wrong with the others."""
+    results = []
+    for name, error in zip(names, errors, strict=True):
+        if error is not None:
+            results.append(Prediction(name, error=error))
+            continue
+        values, indices = next(chances).topk(min(top, len(labels)))
+        scores = [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+        results.append(Prediction(name, scores))
     return results
 
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.cli.console import out, say
+from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, show_recall, words_of
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.images.datasets import Data, open_data
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import Features, Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.evaluate import Features, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.fewshot import few_shot_accuracies
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import pick_device
@@ -34,17 +35,20 @@ def run(
     probe: bool,
     few_shot: int | None,
     draws: int,
+    zeroshot: str | None,
     flip: bool,
     batch_size: int,
     device: str,
     max_unreadable: int,
     json: bool,
 ) -> None:
-    model, report = load_with_report(checkpoint, encoder=True)
+    """`zeroshot`: the templates that a CLIP is judged by, where that is asked for."""
+    model, report = load_with_report(checkpoint, encoder=zeroshot is None)
     for note in report.notes:
         say(f"note: {note}")
     with following_downloads():
-        data = open_data(source, path=path, **_split_as_trained(checkpoint, source))
+        captions = zeroshot is None and is_clip(checkpoint)  # where a source may be read either way
+        data = open_data(source, path=path, captions=captions, **_split_as_trained(checkpoint, source))
     for note in data.notes:
         say(f"note: {note}")
     chosen = split or ("test" if data.test is not None else "val")
@@ -52,6 +56,16 @@ def run(
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
     frozen = knn or probe or few_shot is not None
+    if zeroshot is not None or data.captioned:
+        if frozen:
+            raise ValueError("--knn, --probe and --few-shot judge features by classes: leave them out here.")
+        whole = model if zeroshot is not None else load_with_report(checkpoint)[0]
+        common = dict(flip=flip, batch_size=batch_size, device=device)
+        found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
+        found = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes, **found}
+        check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
+        print(to_json(found), end="") if json else _show(found)
+        return
     if chosen == "train" and frozen:
         raise ValueError(
             "--knn, --probe and --few-shot learn from train, so they cannot be judged on it: use --split val or test."
@@ -69,7 +83,7 @@ def run(
         with counting(f"{source}, {chosen}", len(pictures)) as progress:
             scores = evaluate(model, pictures, batch_size=batch_size, flip=flip, order=order, progress=progress)
         skipped |= scores.skipped
-        found |= {**scores.to_dict(), "confused": _confused(scores, data.classes)}
+        found |= {**scores.to_dict(), "confused": confused(scores, data.classes)}
     if frozen or order is None:
         with counting("features", len(data.train) + len(pictures)) as progress:
             common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, progress=progress)
@@ -126,16 +140,13 @@ def _few_shot(known: Features, asked: Features, classes: list[str], shots: int, 
     return {"shots": shots, "mean": mean(each), "deviation": stdev(each), "draws": each}
 
 
-def _confused(scores: Scores, classes: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"truth": classes[truth], "answer": classes[answer], "images": count}
-        for truth, answer, count in scores.confused()
-    ]
-
-
 def _show(found: dict[str, Any]) -> None:
     console = out(markup=False)
     console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split")
+    if "recall" in found:
+        show_recall(found)
+    if "templates" in found:
+        console.print(words_of(found))
     for key, name in NAMES.items():
         if key in found and (key != "top5" or len(found["classes"]) > 5):
             console.print(f"{name:18s} {found[key]:.2%}")

@@ -88,6 +88,24 @@ def predict(
 
 
 @app.command()
+def zeroshot(
+    checkpoint: Annotated[str, typer.Argument(help="A CLIP: folder, file, bundled:NAME, or hf-hub:owner/name.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")],
+    labels: Annotated[str, typer.Option("--labels", metavar="A,B,C", help="What may be in them; or a file of it.")],
+    templates: Annotated[
+        str, typer.Option("--templates", metavar="LIST", help='train, held_out, a file, or "a photo of a {}|one {}".')
+    ] = "train",
+    top: Annotated[int, typer.Option(help="How many labels to show.", min=1)] = 5,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Say which of your words fits each picture, with a CLIP. Files that cannot be read: as in predict."""
+    from vitlab.cli import zeroshot as verb
+
+    verb.run(checkpoint, images, labels, templates, top, image_size, json)
+
+
+@app.command()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Any checkpoint, or hf-hub:owner/name.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; for jax an .npz file.")],
@@ -205,16 +223,25 @@ def evaluate(
         int | None, typer.Option(metavar="K", help="Also a classifier on the features of K pictures a class.", min=1)
     ] = None,
     draws: Annotated[int, typer.Option(help="How often --few-shot draws its pictures.", min=2)] = 10,
+    zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Judge a CLIP by the names of the classes.")] = False,
+    templates: Annotated[
+        str, typer.Option("--templates", metavar="LIST", help='Of --zeroshot; train, a file, or "a photo of a {}".')
+    ] = "held_out",
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
     max_unreadable: Annotated[int, typer.Option(help="Pictures that may be skipped.", min=0)] = 20,
     json: Json = False,
 ) -> None:
-    """Measure a model: top-1 and top-5, per class, calibration, what it confuses, speed; its features."""
+    """Measure a model: top-1 and top-5, per class, calibration, what it confuses, speed; its features.
+
+    On pictures with captions a CLIP is measured by recall@1, 5 and 10, both ways, beside chance.
+    """
     from vitlab.cli import evaluate as verb
 
-    verb.run(checkpoint, data, path, split, knn, probe, few_shot, draws, flip, batch_size, device, max_unreadable, json)
+    words = templates if zeroshot else None
+    asked = (knn, probe, few_shot, draws, words)
+    verb.run(checkpoint, data, path, split, *asked, flip, batch_size, device, max_unreadable, json)
 
 
 @app.command()
@@ -342,6 +369,29 @@ def ssl(
     from vitlab.cli import study as verb
 
     verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], dir, json)
+
+
+@studies.command()
+def tokens(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A trained ViT, as for eval.")],
+    source: Annotated[str, typer.Argument(metavar="DATA", help="A data source or folder, as for train.")],
+    path: Annotated[str | None, typer.Option("--path", help="Where a named source's files lie.")] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option("--way", metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="Compare these, not the usual."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures in a batch that is timed.")] = 8,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Times that each way is timed, in turns.")] = 15,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, help="Judge on so many pictures, not on all.")
+    ] = None,
+    dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/tokens-<run>.")] = None,
+    json: Json = False,
+) -> None:
+    """How much faster with fewer tokens, and at what cost? Merging, pruning and dropping at random, measured here."""
+    from vitlab.cli import study as verb
+
+    verb.tokens(checkpoint, source, path, way or [], batch, rounds, images, dir, json)
 
 
 def run() -> None:

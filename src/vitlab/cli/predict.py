@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,39 @@ from vitlab.inference import Prediction, predict
 
 
 def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, json: bool) -> None:
+    model = open_model(checkpoint, size, heads)
+    report(with_progress(lambda pictures, **more: predict(model, pictures, top=top, **more), images), json)
+
+
+def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:
     options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load(checkpoint, **{k: v for k, v in options.items() if v is not None})
     for note in caught:
         say(f"note: {note.message}")
+    return model
+
+
+def with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> list[Prediction]:
+    """What `ask` says of the pictures, with a progress bar where someone watches and there is enough to watch."""
     pictures = [open_sample(text).picture if is_sample(text) else text for text in images]
-    found = _predict(model, pictures, top)
+    if len(images) <= 16 or not sys.stderr.isatty():
+        found = ask(pictures)
+    else:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("pictures", total=len(images))
+            found = ask(pictures, progress=lambda done: bar.advance(task, done))
     for prediction, text in zip(found, images, strict=True):
         prediction.name = text
+    return found
+
+
+def report(found: list[Prediction], json: bool) -> None:
+    """Print them; exit code 1 where a picture could not be read."""
     if json:
         print_json([p.to_dict() for p in found])
     else:
@@ -34,18 +58,6 @@ def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: s
     if failed:
         say(f"{len(failed)} of {len(found)} pictures could not be read.")
         raise SystemExit(1)
-
-
-def _predict(model: Any, images: list[Any], top: int) -> list[Prediction]:
-    """With a progress bar where someone watches and there is enough to watch."""
-    if len(images) <= 16 or not sys.stderr.isatty():
-        return predict(model, images, top=top)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("pictures", total=len(images))
-        return predict(model, images, top=top, progress=lambda done: bar.advance(task, done))
 
 
 def _show(found: list[Prediction]) -> None:
