@@ -399,3 +399,17 @@ def test_grey_digits_through_a_colour_checkpoint(tmp_path, command):
     answers = vitlab.predict(model, [val.read(i)[..., 0] for i in range(len(val))], top=1)
     right = [p.label == val.classes[label] for p, label in zip(answers, val.labels, strict=True)]
     assert found["top1"] == pytest.approx(np.mean(right))
+
+
+WHOLE = {
+    "resnet_cifar10 data.source=digits": "a resnet reads its pictures whole",
+    "digits model.positions=relative": "the whole grid",
+    "mae_digits": "objective.name=mae decides itself",
+}
+
+
+@pytest.mark.parametrize(("what", "why"), WHOLE.items())
+def test_patches_cannot_be_dropped_from_every_network(what, why, tmp_path, command):
+    asked = [*what.split(), "augment.drop_patches=0.5", f"run.dir={tmp_path / 'run'}"]
+    said = " ".join(command("train", *asked, code=2).stderr.split())
+    assert why in said and "augment.drop_patches=0.5" in said and not (tmp_path / "run").exists()

@@ -320,6 +320,7 @@ METHODS: dict[str, type[Objective]] = {
 
 def objective_of(recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path) -> Objective:
     check_objective(recipe)
+    check_patches(recipe, model)
     return METHODS[recipe.objective.name](recipe, model, data, plan, who, run)
 
 
@@ -337,6 +338,22 @@ def check_objective(recipe: Recipe) -> None:
         raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
     if o.name in ("mae", "dino", "clip") and (recipe.augment.mixup or recipe.augment.cutmix):
         raise ValueError(f"augment.mixup and augment.cutmix mix labels, which objective.name={o.name} does not learn.")
+
+
+def check_patches(recipe: Recipe, model: Any) -> None:
+    """augment.drop_patches needs a network that can do without patches."""
+    if not recipe.augment.drop_patches:
+        return
+    network, name = getattr(model, "image", model), recipe.objective.name
+    why = ""
+    if name in ("mae", "dino"):
+        why = f"objective.name={name} decides itself what its model sees"
+    elif not hasattr(network, "patch_dropout"):
+        why = f"a {model.family} reads its pictures whole"
+    elif network.config.positions.kind == "relative":
+        why = "positions=relative belong to the whole grid"
+    if why:
+        raise ValueError(f"augment.drop_patches={recipe.augment.drop_patches:g} cannot be: {why}. Set it to 0.")
 
 
 def set_patch_dropout(network: Any, recipe: Recipe, step: int, total: int) -> None:
