@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
+from vitlab.models.around import AroundEncoder
 from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
@@ -149,7 +150,7 @@ class DINOOutput(NamedTuple):
     numbers: dict[str, Tensor]  # see `watch`; each one number, without gradient
 
 
-class DINO(nn.Module):
+class DINO(AroundEncoder):
     """g = h(f(x)), twice: the student learns to say of every view what the teacher says of the two global ones."""
 
     family = "dino"
@@ -169,24 +170,6 @@ class DINO(nn.Module):
     def encoder(self) -> VisionTransformer:
         """The teacher's network, the better one throughout training (section 5.1). Its weights ask no gradient."""
         return self.teacher
-
-    @property
-    def preprocess(self) -> Any:
-        """How a picture becomes this model's input: the encoder's, which may be used alone."""
-        return self.teacher.preprocess
-
-    @preprocess.setter
-    def preprocess(self, value: Any) -> None:
-        self.teacher.preprocess = value
-
-    @property
-    def card(self) -> Any:
-        """Where the weights come from."""
-        return self.teacher.card
-
-    @card.setter
-    def card(self, value: Any) -> None:
-        self.teacher.card = value
 
     @property
     def last_layer(self) -> list[nn.Parameter]:

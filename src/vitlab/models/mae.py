@@ -20,6 +20,7 @@ from vitlab.layers.block import BLOCK_KINDS, Activation, Block
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
+from vitlab.models.around import AroundEncoder
 from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
@@ -164,7 +165,7 @@ class Decoder(nn.Module):
         return mark(trace, "pixels", self.pixels(x[:, 1:]))  # (B, N, P*P*C)
 
 
-class MaskedAutoencoder(nn.Module):
+class MaskedAutoencoder(AroundEncoder):
     """Hide, encode what is left, decode, compare what was hidden (figure 1)."""
 
     family = "mae"
@@ -175,24 +176,6 @@ class MaskedAutoencoder(nn.Module):
         self.labels: None = None
         self.encoder = VisionTransformer(config.encoder)
         self.decoder = Decoder(config)
-
-    @property
-    def preprocess(self) -> Any:
-        """How a picture becomes this model's input: the encoder's, which may be used alone."""
-        return self.encoder.preprocess
-
-    @preprocess.setter
-    def preprocess(self, value: Any) -> None:
-        self.encoder.preprocess = value
-
-    @property
-    def card(self) -> Any:
-        """Where the weights come from."""
-        return self.encoder.card
-
-    @card.setter
-    def card(self, value: Any) -> None:
-        self.encoder.card = value
 
     def forward(
         self,
