@@ -278,13 +278,25 @@ def _keep(folder: Path, about: dict[str, Any], command: str) -> None:
 
 
 def _write(study: SSLStudy) -> None:
-    texts = {"results.csv": to_csv(study.rows), "table.md": to_markdown(study.rows)}
+    texts = {"results.csv": to_csv(study.rows), "table.md": to_markdown([_for_people(row) for row in study.rows])}
     write_together(
         {
             study.folder / name: (lambda path, text=text: path.write_text(text, encoding="utf-8"))
             for name, text in texts.items()
         }
     )
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, str]:
+    """Percents, points and seconds; empty where nothing was measured."""
+    forms = {"gain": "{:+.2f} points", "pretraining_seconds": "{:.0f} s"}
+    shown = {}
+    for key, value in row.items():
+        if isinstance(value, float):
+            form = forms.get(key, "{:.2f} %")
+            value = form.format(value if key == "pretraining_seconds" else 100 * value)
+        shown[key.removesuffix("_seconds").replace("_", " ")] = value or ""
+    return shown
 
 
 def _draw(study: SSLStudy, show: Show) -> None:
