@@ -76,7 +76,7 @@ def search(
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{html}: name an .html file.")
     with Index(place) as there:
-        if text is not None and not there.made_by["reads_text"]:
+        if text is not None and not there.made_by.get("reads_text", True):
             raise ValueError(
                 f"{place}: was made with {there.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
                 "with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
@@ -86,13 +86,13 @@ def search(
         except CheckpointError as error:
             hint = "" if checkpoint else " The index was made with it; where is it now? Add --model CHECKPOINT."
             raise ValueError(f"{error}{hint}") from None
-        check(place, made_by)
         asked = None if image is None else _picture(image)
         if text is not None:
             vector: Any = embed_text(model, text)[0]
         else:
             (seen,) = embed(model, [asked])  # type: ignore[list-item]
             vector = seen.vector
+        check(place, made_by)
         hits = there.search(vector, top)
         count, below = len(there), there.folder
     if not hits:

@@ -89,7 +89,10 @@ def _caption(one: Found) -> str:
 def _pixels(picture: Image.Image | None) -> np.ndarray:
     if picture is None:
         return np.full((3, 4, 3), GREY, dtype=np.uint8)
-    return np.asarray(_thumbnail(picture))
+    small = _thumbnail(picture)
+    square = Image.new("RGB", (max(small.size), small.height), "white")  # a tall picture would make its row tall
+    square.paste(small, ((square.width - small.width) // 2, 0))
+    return np.asarray(square)
 
 
 def _thumbnail(picture: Image.Image) -> Image.Image:
