@@ -47,9 +47,15 @@ def _show(found: dict[str, Any]) -> None:
     console = out(markup=False)
     console.print(Text(found["name"], "bold"))
     pairs = Table.grid(padding=(0, 2))
-    pairs.add_row("classes", count(found["classes"]))
+    if not found["captions"]:
+        pairs.add_row("classes", count(found["classes"]))
     pairs.add_row("images", ", ".join(f"{name} {count(n)}" for name, n in found["images"].items()))
-    pairs.add_row("of a class", ", ".join(_range(found["per_class"], split) for split in found["images"]))
+    if found["captions"]:
+        pairs.add_row("captions", ", ".join(f"{name} {_captions(told)}" for name, told in found["captions"].items()))
+        pairs.add_row("words", ", ".join(f"{name} {_words(told)}" for name, told in found["captions"].items()))
+        pairs.add_row("the first", Text(found["captions"]["train"]["first"]))
+    else:
+        pairs.add_row("of a class", ", ".join(_range(found["per_class"], split) for split in found["images"]))
     pairs.add_row("pictures", _sizes(found))
     for message in found["unreadable"][:NAMED]:
         pairs.add_row("unreadable", Text(message))
@@ -58,6 +64,8 @@ def _show(found: dict[str, Any]) -> None:
     for note in found["notes"]:
         pairs.add_row("note", Text(note))
     console.print(pairs)
+    if found["captions"]:
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("class")
     for split in found["images"]:
@@ -72,6 +80,15 @@ def _show(found: dict[str, Any]) -> None:
 def _range(per_class: list[dict[str, Any]], split: str) -> str:
     least, most = (pick(row[split] for row in per_class) for pick in (min, max))
     return f"{split} {count(least)}" + (f" to {count(most)}" if most > least else "")
+
+
+def _captions(told: dict[str, Any]) -> str:
+    least, most = told["least"], told["most"]
+    return f"{count(told['captions'])} ({least}{f' to {most}' if most > least else ''} a picture)"
+
+
+def _words(told: dict[str, Any]) -> str:
+    return f"{told['words']:.1f} a caption, up to {told['longest']}"
 
 
 def _sizes(found: dict[str, Any]) -> str:

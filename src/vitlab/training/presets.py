@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from vitlab.images.sources.captions import holds_captions
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -31,10 +32,11 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         return path.stem, read_recipe(path)
     pattern = re.search(r"[*?{\[]|::", name)  # of shards
     if path.exists() or pattern:
-        base = read_recipe(known["folder"])
+        base = read_recipe(known["clip_folder" if holds_captions(path) else "folder"])
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))
     raise ValueError(
         f"{what!r} is no recipe, data source or folder.{nearest(name, [*known, *BY_SOURCE])} "
-        f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class."
+        f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class, or "
+        "with captions."
     )

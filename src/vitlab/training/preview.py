@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.images.datasets import Data, Dataset
+from vitlab.images.datasets import Captioned, Data, Dataset
 from vitlab.images.mix import Mix, Mixing
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
@@ -107,8 +107,9 @@ def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[li
         except ImageError as error:
             unreadable.append(str(error))
             continue
-        label = classes[int(pictures.labels[index])]
-        rows.append(Row(label, pictures.data.name_of(index), index, _pixels(torch.cat([before, *later]), pre)))
+        data = pictures.data
+        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(pictures.labels[index])]
+        rows.append(Row(label, data.name_of(index), index, _pixels(torch.cat([before, *later]), pre)))
         if len(rows) == images:
             break
     if not rows:
@@ -158,7 +159,7 @@ def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
 
 
 def describe(data: Data) -> dict[str, Any]:
-    """Classes, images per split and class, sizes, what cannot be read; plain values for JSON.
+    """Classes or captions, images per split and class, sizes, what cannot be read; plain values for JSON.
 
     Files are not all opened: of a split that is not in memory up to 500 pictures, or 50 megapixels, are looked at.
     """
@@ -175,6 +176,7 @@ def describe(data: Data) -> dict[str, Any]:
     return {
         "name": data.name,
         "classes": len(data.classes),
+        "captions": {name: _captions(split) for name, split in splits.items() if isinstance(split, Captioned)},
         "images": {name: len(split) for name, split in splits.items()},
         "channels": data.train.channels,
         "sizes": {  # (H, W)
@@ -189,6 +191,19 @@ def describe(data: Data) -> dict[str, Any]:
             {"class": label, **{name: int(count[k]) for name, count in counts.items()}}
             for k, label in enumerate(data.classes)
         ],
+    }
+
+
+def _captions(split: Captioned) -> dict[str, Any]:
+    """How many there are, of a picture and in all; and how many words they have."""
+    counts, words = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
+    return {
+        "captions": int(counts.sum()),
+        "least": int(counts.min()),
+        "most": int(counts.max()),
+        "words": sum(words) / len(words),
+        "longest": max(words),
+        "first": split.captions[0][0],
     }
 
 

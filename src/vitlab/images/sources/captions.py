@@ -47,6 +47,21 @@ def table_in(folder: Path) -> Path | None:
     return next((folder / name for name in TABLES if (folder / name).is_file()), None)
 
 
+def holds_captions(path: Path) -> bool:
+    """Whether a path is one of what this file opens; shards are not."""
+    if path.is_dir():
+        return table_in(path) is not None or has_texts(path)
+    if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
+        return is_table(path)
+    if path.suffix != ".tar" or not path.is_file():
+        return False
+    try:
+        with tarfile.open(path, "r:") as tar:
+            return any(info.isreg() and info.name.rpartition("/")[2] in TABLES for info in tar)
+    except (tarfile.TarError, OSError):
+        return False
+
+
 def is_table(path: Path, preferred: bool = False) -> bool:
     """A .jsonl, or a CSV with a column of captions and, unless captions are `preferred`, none of classes."""
     if path.suffix.lower() == ".jsonl":
