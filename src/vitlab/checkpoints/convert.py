@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, resnet, timm
+from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, resnet, swin, timm
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
 OPENAI_VOCAB = 49408
+STAGED = {"swin": swin.write}  # networks of stages
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 
@@ -45,6 +46,8 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         return _write_hf(*mae.write(model, state), model.preprocess, target)
     if model.family == "resnet":
         return _write_hf(*resnet.write(model, state, to), model.preprocess, target)
+    if model.family in STAGED:
+        return _write_hf(*STAGED[model.family](model, state, to), model.preprocess, target)
     if model.family == "vit" and c.positions.kind == "sincos":  # no other library computes them: they become a table
         state["positions.table"] = model.positions(c.grid, like=next(iter(state.values()))).cpu()
         c = c.with_options(positions="learned")
@@ -128,6 +131,8 @@ def _told(model: Any) -> dict[str, Any]:
         return {**{name: getattr(c, name) for name in names}, "decoder.heads": c.decoder.heads}
     if model.family == "resnet":
         return {"image_size": c.image_size, "stride_in": c.stride_in}
+    if model.family in STAGED:
+        return {name: getattr(c, name) for name in ("image_size", "heads", "eps", "merge_eps", "activation")}
     if model.family == "clip":
         both = {"image": (c.image.mlp.activation, c.image.norm.eps), "text": (c.text.activation, c.text.eps)}
         told = {
@@ -200,6 +205,7 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
     if logits is not None:
         return Compared(what, float((logits - _answer(model, images)).abs().max()))
     if tokens is not None:
+        tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # PVT v2 gives a map
         return Compared(what, float((tokens - model.forward_features(images)).abs().max()))
     return Compared(what, None, "the model there gives neither logits nor features: not compared")
 

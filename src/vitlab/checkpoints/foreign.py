@@ -20,6 +20,7 @@ from vitlab.checkpoints import (
     mae,
     native,
     resnet,
+    swin,
     timm,
     torchvision,
 )
@@ -27,6 +28,7 @@ from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
+from vitlab.checkpoints.staged import Family
 from vitlab.checkpoints.usermap import read_map
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIPConfig
@@ -36,7 +38,9 @@ from vitlab.models.resnet import ResNetConfig
 from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
 
+STAGED = (swin.FAMILY,)
 DIALECTS = (
+    *(dialect for family in STAGED for dialect in family.dialects),  # before hf's, whose mark some of them have too
     *(hf.DIALECT, facebook.MAE, facebook.DIALECT, timm.DIALECT),
     *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT, *resnet.DIALECTS, *clip.DIALECTS),
 )
@@ -69,6 +73,8 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
     dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
     if dialect in resnet.DIALECTS:
         return _read_resnet(path, dialect, state, overrides, chosen)
+    if (family := _staged(dialect)) is not None:
+        return _read_staged(path, family, dialect, state, overrides, chosen)
     if dialect in clip.DIALECTS:
         return _read_clip(path, dialect, state, clip.by_path(overrides), chosen)
     has_decoder = map is None and dialect.name in mae.DECODERS and mae.has_decoder(set(state))
@@ -142,6 +148,41 @@ def _read_resnet(
     p, unsaid = found.preprocess, {}
     if config.block == "bottleneck" and not says and not told:
         unsaid["stride_in"] = f"stride_in={config.stride_in}"
+    if p is not None and not preprocess:
+        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
+    if unsaid:
+        found.notes.append(
+            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
+            f"Pass {' or '.join(unsaid)} to change it."
+        )
+    return found
+
+
+def _staged(dialect: Dialect) -> Family | None:
+    return next((family for family in STAGED if dialect in family.dialects), None)
+
+
+def _read_staged(
+    path: Path, family: Family, dialect: Dialect, state: dict[str, Tensor], overrides: dict[str, Any], notes: list[str]
+) -> Found:
+    """Swin, PVT, Twins: what the weights do not tell, `overrides` may."""
+    with files.naming(path):
+        _check_names(overrides, family.config)
+        says, preprocess, labels = _folder_says(path, dialect, state)
+        renamed = keymap.read(dialect, state)
+        told = {name: overrides[name] for name in family.tellable if name in overrides}
+        inferred = family.infer(renamed, {**told, **says})
+        _check_agreement(says, inferred)
+        usual = {"image_size": dialect.preprocess["size"], **dialect.assumed, **dialect.options}
+        config = family.config(**{**usual, **told, **says, **inferred})
+        found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, family.name, config, notes=notes)
+        found.preprocess = fitting_preprocess(dict(preprocess or dialect.preprocess), config.image_size, config)
+    found.labels = labels if labels and len(labels) == config.classes else None
+    found.card = Card(source=path.name)
+    p, unsaid = found.preprocess, {}
+    for name in (*dialect.assumed, *(["heads"] if "heads" in family.tellable else [])):
+        if name not in {**says, **told}:
+            unsaid[name] = f"{name}={getattr(config, name)}"
     if p is not None and not preprocess:
         unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
     if unsaid:
@@ -236,17 +277,22 @@ def _folder_says(
     if not path.is_dir() or not (path / "config.json").is_file():
         return {}, {}, None
     config = files.read_json(path / "config.json")
-    if dialect in (hf.DIALECT, resnet.HF):
-        options = hf.options_from(config) if dialect is hf.DIALECT else resnet.hf_options(config)
+    family = _staged(dialect)
+    if dialect in (hf.DIALECT, resnet.HF) or (family is not None and dialect.name == "hf"):
+        options = hf.options_from(config) if dialect is hf.DIALECT else {}
+        options = resnet.hf_options(config) if dialect is resnet.HF else options
+        options = family.says(dialect, config)[0] if family is not None else options
         beside = path / "preprocessor_config.json"
         preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else hf.usual_preprocess(config)
         return options, preprocess, hf.labels_from(config)
+    if family is not None and "architecture" in config:
+        return *family.says(dialect, config), None
     if "architecture" in config and dialect is resnet.TIMM:
         return *resnet.timm_options(config), None
     if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
         return *timm.options_from(config, state), None
     if config.get("model_type"):
-        known = ", ".join((*hf.MODEL_TYPES, "resnet", "clip"))
+        known = ", ".join((*hf.MODEL_TYPES, "resnet", "clip", *(family.name for family in STAGED)))
         raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
     return {}, {}, None
 

@@ -26,6 +26,7 @@ from vitlab.checkpoints.report import Report, Row
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
+from vitlab.models.hierarchy import StagedConfig
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -89,8 +90,8 @@ def load_with_report(
     if "grid" in overrides and path.is_dir():
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
-    files.check_values(found.tensors, path, allow_nan)
     overrides = clip.by_path(overrides, encoder=encoder) if found.family == "clip" else overrides
+    files.check_values(found.tensors, path, allow_nan)
     found = _encoder_of(found) if encoder and _pretrains(found.config) else found
     model, report = _assemble(found, overrides, str(source))
     if preprocess:
@@ -185,7 +186,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             report.rows.append(Row("matched", key, theirs, tuple(like.shape)))
         elif value is not None and _resizable(key):
             state[key] = _resize(key, value, stored, config)
-            note = f"from {_shape(value)}, grid {_grid(stored)} to {_grid(config)}"
+            note = f"from {_shape(value)}, grid {_by(_grid(key, stored))} to {_by(_grid(key, config))}"
             report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
         else:
             fresh.append(key)
@@ -229,8 +230,9 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
     same += ["stem.patch_norms", "tokens.class_token", "tokens.distill_token", "positions.kind", "norm.kind"]
     same += ["positions.prefix_positions", "norm.norm_pre", "attention.qkv_bias", "attention.qk_norm"]
     same += ["mlp.kind", "mlp.mlp_ratio"]
-    if hasattr(stored, "depths"):  # a ResNet
+    if hasattr(stored, "depths"):  # a ResNet, or another network of stages, whose config says it
         same = ["channels", "stem", "stem_width", "block", "depths", "widths", "stride_in"]
+        same = getattr(stored, "fixed", same)
     if getattr(stored, "decoder", None) != getattr(config, "decoder", None):  # MAE's
         raise CheckpointError(
             f"{source}: the weights have decoder={stored.decoder.to_dict()}, so they cannot be loaded with "
@@ -280,20 +282,27 @@ def _resizable(key: str) -> bool:
 
 
 def _other_grid(key: str, stored: Any, config: Any) -> bool:
-    return _resizable(key) and _encoder(stored).grid != _encoder(config).grid
+    return _resizable(key) and _grid(key, stored) != _grid(key, config)
 
 
 def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
-    stored, config = _encoder(stored), _encoder(config)
-    if key.endswith("positions.table"):
-        rule = config.positions.resize_rule
-        return resize_positions(value, stored.positioned_prefix, stored.grid, config.grid, rule)
-    return resize_relative(value, stored.grid, config.grid)
+    old, new = _grid(key, stored), _grid(key, config)
+    if key.endswith("relative.table"):
+        return resize_relative(value, old, new)
+    config = _encoder(config)
+    if isinstance(config, StagedConfig):
+        return resize_positions(value, value.shape[1] - old[0] * old[1], old, new, config.resize_rule)
+    return resize_positions(value, config.positioned_prefix, old, new, config.positions.resize_rule)
 
 
-def _grid(config: Any) -> str:
-    rows, columns = _encoder(config).grid
-    return f"{rows}x{columns}"
+def _grid(key: str, config: Any) -> tuple[int, int]:
+    """What a table of positions was made for: the grid of patches; of a network of stages, what its config says."""
+    config = _encoder(config)
+    return config.table_grid(key) if isinstance(config, StagedConfig) else config.grid
+
+
+def _by(grid: tuple[int, int]) -> str:
+    return f"{grid[0]}x{grid[1]}"
 
 
 def _shape(tensor: Tensor) -> str:

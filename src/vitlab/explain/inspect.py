@@ -26,9 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.checkpoints import load
 from vitlab.checkpoints.files import CheckpointError
+from vitlab.explain.inspect_stages import MEANINGS as STAGE_MEANINGS
+from vitlab.explain.inspect_stages import count_stages, stage_words
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.models import registry
+from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.resnet import ResNetConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
@@ -142,8 +145,8 @@ class _Recorder(Trace):
         self.since_last = since_last
         self.marks: list[tuple[str, int | None, tuple[int, ...], Any]] = []
 
-    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
-        self.layout = layout
+    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
+        self.layout, self.places = layout, places
 
     def at(self, layer: int) -> LayerTrace:
         return LayerTrace(self, layer)
@@ -227,7 +230,9 @@ def inspect(
     sizes = {n: p.numel() for n, p in model.named_parameters()}
     memory = _memory(family, config, shape)
 
-    def meaning(kind: str) -> str:
+    def meaning(kind: str, layer: int | None) -> str:
+        if isinstance(config, StagedConfig):
+            return (MEANINGS | STAGE_MEANINGS)[kind].format(**stage_words(model, size, layer))
         if kind.startswith(TEXT):
             return _meaning(kind, _text_words(config))
         return _meaning(kind, _words(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
@@ -236,7 +241,7 @@ def inspect(
         Step(
             step_name(kind, layer, config),
             found,
-            meaning(kind),
+            meaning(kind, layer),
             sum(sizes[n] for n in names),
             macs,
             memory.get((kind, layer), 0),
@@ -245,6 +250,8 @@ def inspect(
     ]
     unused = [n for names in used.names.values() for n in names]
     tokens = "none" if isinstance(config, ResNetConfig) else str(recorder.layout)
+    if isinstance(config, StagedConfig):
+        tokens += "".join(f", then {rows} x {columns}" for rows, columns in config.grids(*size)[1:])
     return Inspection(name, size, batch, tokens, kernel_name(model), steps, unused)
 
 
@@ -462,6 +469,8 @@ def size_of(name: str) -> tuple[int, int]:
         depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
     elif hasattr(config, "depth"):
         depths = {"depth": config.depth}
+    elif isinstance(config, StagedConfig):
+        return count_stages(lambda c: registry.build(family, c), config)
     else:
         return _count(family, config)
     shallow = dict.fromkeys(depths, 1)

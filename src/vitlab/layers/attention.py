@@ -17,9 +17,64 @@ from vitlab.layers.trace import LayerTrace, mark
 Path = Literal["auto", "fused", "explicit"]
 
 
-class Attention(nn.Module):
-    """`path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that."""
+class Heads(nn.Module):
+    """What every attention layer does with its queries, keys and values.
 
+    `path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that.
+    """
+
+    def __init__(self, heads: int, head_dim: int, attention_dropout: float, path: Path):
+        super().__init__()
+        self.heads, self.head_dim, self.path = heads, head_dim, path
+        self.scale = head_dim**-0.5
+        self.attention_dropout = attention_dropout
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None) -> Tensor:
+        """q (B, h, N, d); k and v (B, h, M, d), where M = N unless keys are reduced -> (B, h, N, d)."""
+        if self._explicit(trace):
+            return self._explicit_attention(q, k, v, bias, trace)
+        x = self.fused(q, k, v, bias)
+        if trace is not None:
+            self._write_down(q, k, v, bias, trace)
+        return x
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        p = self.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p, scale=self.scale)
+
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        return attention_weights(q, k, bias, self.scale)  # (B, h, N, M)
+
+    def _explicit(self, trace: LayerTrace | None) -> bool:
+        gradients = trace is not None and trace.needs_explicit
+        if gradients and self.path == "fused":
+            raise ValueError(
+                'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
+                "or trace without gradients=True."
+            )
+        return gradients or self.path == "explicit"
+
+    def _explicit_attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None):
+        weights = self.weights(q, k, bias)
+        if trace is not None:
+            for kind, value in (("attention", weights), ("queries", q), ("keys", k), ("values", v)):
+                trace.mark_heads(kind, value)
+            trace.mark_heads("class_attention", weights, row=0)
+        return F.dropout(weights, self.attention_dropout, self.training) @ v
+
+    @torch.no_grad()
+    def _write_down(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
+        """Compute beside the fused kernel only what is asked for."""
+        for kind, value in (("queries", q), ("keys", k), ("values", v)):
+            trace.mark_heads(kind, value)
+        if trace.wants("attention"):
+            trace.mark_heads("attention", self.weights(q, k, bias))
+        if trace.wants("class_attention"):
+            row = bias[:, :, :1] if bias is not None else None
+            trace.mark_heads("class_attention", self.weights(q[:, :, :1], k, row), row=0)
+
+
+class Attention(Heads):
     def __init__(
         self,
         width: int,
@@ -34,18 +89,12 @@ class Attention(nn.Module):
         path: Path = "auto",
         relative: RelativeBias | None = None,
     ):
-        super().__init__()
-        if head_dim is None and width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
-        self.heads, self.path = heads, path
-        self.head_dim = head_dim or width // heads
-        self.scale = self.head_dim**-0.5
+        super().__init__(heads, head_dim or head_width(width, heads), attention_dropout, path)
         inner = heads * self.head_dim
         self.qkv = nn.Linear(width, 3 * inner, bias=qkv_bias)
         self.q_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
         self.k_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
         self.relative = relative
-        self.attention_dropout = attention_dropout
         self.proj = nn.Linear(inner, width)
         self.dropout = nn.Dropout(dropout)
 
@@ -64,43 +113,15 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        if self._explicit(trace):
-            x = self._explicit_attention(q, k, v, bias, trace)  # (B, h, N, d)
-        else:
-            p = self.attention_dropout if self.training else 0.0
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=p, scale=self.scale)  # (B, h, N, d)
-            if trace is not None:
-                self._write_down(q, k, v, bias, trace)
+        x = self.attend(q, k, v, bias, trace)  # (B, h, N, d)
         x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, hd), heads side by side
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
 
-    def _explicit(self, trace: LayerTrace | None) -> bool:
-        gradients = trace is not None and trace.needs_explicit
-        if gradients and self.path == "fused":
-            raise ValueError(
-                'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
-                "or trace without gradients=True."
-            )
-        return gradients or self.path == "explicit"
 
-    def _explicit_attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None):
-        weights = attention_weights(q, k, bias, self.scale)  # (B, h, N, N)
-        if trace is not None:
-            for kind, value in (("attention", weights), ("queries", q), ("keys", k), ("values", v)):
-                trace.mark_heads(kind, value)
-            trace.mark_heads("class_attention", weights, row=0)
-        return F.dropout(weights, self.attention_dropout, self.training) @ v
-
-    @torch.no_grad()
-    def _write_down(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
-        """Compute beside the fused kernel only what is asked for."""
-        for kind, value in (("queries", q), ("keys", k), ("values", v)):
-            trace.mark_heads(kind, value)
-        if trace.wants("attention"):
-            trace.mark_heads("attention", attention_weights(q, k, bias, self.scale))
-        if trace.wants("class_attention"):
-            row = bias[:, :, :1] if bias is not None else None
-            trace.mark_heads("class_attention", attention_weights(q[:, :, :1], k, row, self.scale), row=0)
+def head_width(width: int, heads: int) -> int:
+    if width % heads:
+        raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
+    return width // heads
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -111,13 +132,14 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -
 
 def kernel_name(model: nn.Module, device: str = "cpu") -> str:
     """Which attention code a forward pass of this model would run on this device, in words."""
-    layer = next((m for m in model.modules() if isinstance(m, Attention)), None)
+    layer = next((m for m in model.modules() if isinstance(m, Heads)), None)
     if layer is None:
         return "no attention"
     if layer.path == "explicit":
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
-    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    biased = getattr(layer, "relative", None) is not None
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if biased else None
     try:
         choice = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)).name.lower()
     except (AttributeError, RuntimeError, TypeError, ValueError):  # not part of torch's public interface

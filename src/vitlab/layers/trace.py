@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
-    "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom",
+    "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom; in windows (B, h, windows, n, n)",
     "class_attention": "(B, h, N), the class token's row of it, without computing the others",
     "queries": "(B, h, N, d)",
     "keys": "(B, h, N, d)",
@@ -67,12 +68,13 @@ class Trace:
         self.asked_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
         self.gradients, self.reduce = gradients, reduce
         self.layout: TokenLayout | None = None
+        self.places: tuple[Any, ...] = ()  # of networks in stages: where each layer's queries and keys stand
         self.layers: tuple[int, ...] = ()
         self._kept: dict[tuple[str, int | None], Tensor] = {}
         self._whole: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
 
-    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout) -> None:
+    def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
         """A model calls this first: check what is asked for against what it can give, forget the last pass."""
         check_offered(self.kinds, offers)
         layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
@@ -80,7 +82,7 @@ class Trace:
             if not -depth <= layer < depth:
                 raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
         self.layers = tuple(layer % depth for layer in layers)
-        self.layout, self._depth = layout, depth
+        self.layout, self.places, self._depth = layout, places, depth
         self._kept.clear()
         self._whole.clear()
 
@@ -104,13 +106,20 @@ class Trace:
 
     def gradient(self, kind: str, layer: int | None = None) -> Tensor:
         """After backward(): the gradient of what `trace[kind, layer]` shows."""
+        whole, pick = self.whole(kind, layer)
+        if whole.grad is None:
+            raise ValueError("there is no gradient yet: call backward() on something the model returned.")
+        return pick(whole.grad)
+
+    def whole(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
+        """The tensor that lies on the way to the output, for torch.autograd.grad, and what makes of it, or of its
+        gradient, the part that `trace[kind, layer]` shows.
+        """
         layer = self._resolve(layer)
         if (kind, layer) not in self._whole:
             raise ValueError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
         whole, pick = self._whole[kind, layer]
-        if whole.grad is None:
-            raise ValueError("there is no gradient yet: call backward() on something the model returned.")
-        return whole.grad if pick is None else pick(whole.grad)
+        return whole, pick or (lambda value: value)
 
     def wants(self, kind: str) -> bool:
         return kind in self.kinds
@@ -179,11 +188,17 @@ def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:
 
 
 class LayerTrace:
-    """One layer's view of a Trace, and of what a Reducer needs there; attention layers and blocks write to it."""
+    """One layer's view of a Trace, and of what a Reducer needs there; attention layers and blocks write to it.
 
-    def __init__(self, trace: Trace | None, layer: int, needs: Iterable[str] = ()):
-        self.trace, self.layer, self.needs = trace, layer, frozenset(needs)
+    windows: where attention runs inside windows, which stand in the batch one after another, how many an image has.
+    """
+
+    def __init__(self, trace: Trace | None, layer: int, needs: Iterable[str] = (), windows: int | None = None):
+        self.trace, self.layer, self.needs, self.windows = trace, layer, frozenset(needs), windows
         self.seen: dict[str, Tensor] = {}  # for the reducer of this layer
+
+    def in_windows(self, count: int) -> LayerTrace:
+        return LayerTrace(self.trace, self.layer, self.needs, count)
 
     @property
     def needs_explicit(self) -> bool:
@@ -201,12 +216,20 @@ class LayerTrace:
             self.trace.mark(kind, value, self.layer)
 
     def mark_heads(self, kind: str, value: Tensor, row: int | None = None) -> None:
-        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the asked ones."""
+        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the asked ones.
+
+        Of windows, (B * windows, h, ...) becomes (B, h, windows, ...).
+        """
         if kind in self.needs:
             self.seen[kind] = (value if row is None else value[:, :, row]).detach()
         if self.trace is not None:
-            heads = self.trace.pick_heads
-            self.trace.mark(kind, value, self.layer, heads if row is None else lambda v: heads(v)[:, :, row])
+            heads, windows = self.trace.pick_heads, self.windows
+
+            def pick(value: Tensor) -> Tensor:
+                value = value if windows is None else value.unflatten(0, (-1, windows)).transpose(1, 2)
+                return heads(value) if row is None else heads(value)[:, :, row]
+
+            self.trace.mark(kind, value, self.layer, pick)
 
 
 def mark(trace: Trace | LayerTrace | None, kind: str, value: Tensor) -> Tensor:

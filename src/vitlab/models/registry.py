@@ -22,6 +22,8 @@ from vitlab.models.mae import MODELS as MAE_MODELS
 from vitlab.models.mae import MAEConfig, MaskedAutoencoder
 from vitlab.models.resnet import MODELS as RESNETS
 from vitlab.models.resnet import ResNet, ResNetConfig
+from vitlab.models.swin import MODELS as SWINS
+from vitlab.models.swin import Swin, SwinConfig
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -31,6 +33,7 @@ FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
     "dino": (DINOConfig, DINO),
     "mae": (MAEConfig, MaskedAutoencoder),
     "resnet": (ResNetConfig, ResNet),
+    "swin": (SwinConfig, Swin),
 }
 
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -89,6 +92,13 @@ def _entries() -> list[Entry]:
         aliases = (name.replace("resnet", "ResNet-"),) if published else ()
         values = {**crop, "interpolation": "bilinear"} if published else HALF
         found.append(Entry(name, "resnet", config, values, aliases))
+    for name, config in SWINS.items():
+        size, px = name.split("_")[1], config.image_size[0]
+        published = size in SIZES
+        aliases = (f"swin_{size}_patch4_window{config.window}_{px}",)  # timm's and the hub's
+        aliases += (f"Swin-{SIZES[size][0]}", f"swin_{size[0]}") if published and px == 224 else ()  # the paper's
+        values = crop if px == 224 else {**crop, "resize": px, "size": (px, px)}
+        found.append(Entry(name, "swin", config, values if published else HALF, aliases if published else ()))
     return found
 
 
@@ -119,6 +129,9 @@ def find(name: str) -> tuple[Entry, dict[str, Any]]:
     mae = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", plain)  # facebook's names for MAE
     if mae and f"mae_{mae[1]}" in MODELS and MODELS[f"mae_{mae[1]}"].config.patch_size == int(mae[2]):
         return MODELS[f"mae_{mae[1]}"], {}
+    swin = re.fullmatch(r"swin_(tiny|small|base|large)_patch4_window(\d+)_(\d+)", plain)
+    if swin:
+        return MODELS[f"swin_{swin[1]}"], {"window": int(swin[2]), "image_size": int(swin[3])}
     near = get_close_matches(plain, list(ALIASES), n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     raise ValueError(f"there is no model named {name!r}.{hint} `vitlab models` lists all names.")

@@ -31,10 +31,10 @@ class Side:
     """A model of ours."""
 
     def __init__(self, letter: str, model: Any, path: str | None = None):
-        if model.family == "resnet":
+        if hasattr(model.config, "depths"):
             raise ValueError(
-                f"{letter} is a ResNet, and diff follows the steps of a transformer. `vitlab convert --check` compares "
-                "it with transformers' own."
+                f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
+                "compares it with transformers' own."
             )
         self.letter, self.path = letter, path  # path: what to type for it; None for a model given as an object
         self.name = path or type(model).__name__

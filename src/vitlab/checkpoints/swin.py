@@ -1,0 +1,217 @@
+"""Swin by other libraries' names: transformers' folders (read and written), timm's, and the files of its authors.
+
+transformers 5 renamed its keys in memory but still saves the names of version 4: both are read, version 4 is written.
+timm counts merging to the stage after it, the authors and transformers to the one before.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from vitlab.checkpoints import hf, staged
+from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
+from vitlab.checkpoints.keymap import write as rename
+from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.layers.positions import relative_index
+from vitlab.models.swin import SwinConfig
+
+
+def _hf_block(stage: int) -> tuple[Rule, ...]:
+    ours, theirs = f"stages.{stage}.{{i}}.", f"{{p}}encoder.layers.{stage}.blocks.{{i}}."
+    table = ours + "attention.relative.table"
+    return (
+        Rule(ours + "norm1.*", theirs + "layernorm_before.*"),
+        Rule(ours + "norm2.*", theirs + "layernorm_after.*"),
+        Rule(
+            ours + "attention.qkv.*",
+            tuple(f"{theirs}attention.self.{part}.*" for part in ("query", "key", "value")),
+            JOIN,
+        ),
+        Rule(table, theirs + "attention.self.relative_position_bias_table"),
+        Rule(ours + "attention.proj.*", theirs + "attention.output.dense.*"),
+        Rule(ours + "mlp.fc1.*", theirs + "intermediate.dense.*"),
+        Rule(ours + "mlp.fc2.*", theirs + "output.dense.*"),
+        # version 5, in memory
+        Rule(ours + "attention.qkv.*", tuple(f"{theirs}attention.{part}_proj.*" for part in "qkv"), JOIN),
+        Rule(table, theirs + "attention.relative_position_bias.relative_position_bias_table"),
+        Rule(ours + "attention.proj.*", theirs + "attention.o_proj.*"),
+        Rule(ours + "mlp.fc1.*", theirs + "mlp.fc1.*"),
+        Rule(ours + "mlp.fc2.*", theirs + "mlp.fc2.*"),
+    )
+
+
+def _timm_block(stage: int) -> tuple[Rule, ...]:
+    ours, theirs = f"stages.{stage}.{{i}}.", f"layers.{stage}.blocks.{{i}}."
+    return (
+        *(Rule(f"{ours}{part}.*", f"{theirs}{part}.*") for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+        *(Rule(f"{ours}attention.{part}.*", f"{theirs}attn.{part}.*") for part in ("qkv", "proj")),
+        Rule(ours + "attention.relative.table", theirs + "attn.relative_position_bias_table"),
+    )
+
+
+def _merging(theirs: str, later: int) -> tuple[Rule, ...]:
+    """`later`: how many stages after the one whose number their key has."""
+    return tuple(
+        rule
+        for stage in range(1, STAGES)
+        for rule in (
+            Rule(f"embeds.{stage}.norm.*", f"{theirs.format(stage - later)}downsample.norm.*"),
+            Rule(f"embeds.{stage}.reduction.weight", f"{theirs.format(stage - later)}downsample.reduction.weight"),
+        )
+    )
+
+
+HF = Dialect(
+    name="hf",
+    rules=(
+        Rule("embeds.0.proj.*", "{p}embeddings.patch_embeddings.projection.*"),
+        Rule("embeds.0.norm.*", "{p}embeddings.norm.*"),
+        *(rule for stage in range(STAGES) for rule in _hf_block(stage)),
+        *_merging("{{p}}encoder.layers.{}.", later=1),
+        Rule("norm.*", "{p}layernorm.*"),
+        Rule("head.*", "classifier.*"),
+    ),
+    recognise=lambda keys: any(key.endswith("encoder.layers.0.blocks.0.layernorm_before.weight") for key in keys),
+    assumed={"eps": 1e-5, "activation": "gelu"},
+    preprocess=IMAGENET,
+    options={"shift_axes": "together"},
+    prefixes=("", "swin."),
+    ignored={
+        r".*relative_position_index": "computed from the window",
+        r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
+    },
+)
+AROUND = (
+    Rule("embeds.0.proj.*", "patch_embed.proj.*"),
+    Rule("embeds.0.norm.*", "patch_embed.norm.*"),
+    *(rule for stage in range(STAGES) for rule in _timm_block(stage)),
+    Rule("norm.*", "norm.*"),
+    Rule("head.*", "head.fc.*"),
+    Rule("head.*", "head.*"),  # before timm 0.9, and the authors
+)
+TABLE, FIRST = "layers.0.blocks.0.attn.relative_position_bias_table", "layers.0.downsample.reduction.weight"
+UNREAD = {r".*relative_position_index|.*attn_mask": "computed from the window"}
+TIMM = Dialect(
+    name="timm",
+    rules=(*AROUND, *_merging("layers.{}.", later=0)),
+    recognise=lambda keys: TABLE in keys and FIRST not in keys,
+    assumed={"eps": 1e-5, "activation": "gelu"},
+    preprocess=IMAGENET,
+    options={"shift_axes": "each"},
+    ignored=UNREAD,
+)
+AUTHORS = Dialect(
+    name="microsoft",
+    rules=(*AROUND, *_merging("layers.{}.", later=1)),
+    recognise=lambda keys: {TABLE, FIRST} <= keys,
+    assumed={"eps": 1e-5, "activation": "gelu"},
+    preprocess=IMAGENET,
+    options={"shift_axes": "together"},
+    ignored=UNREAD,
+)
+
+
+def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
+    state = renamed.tensors
+    found = staged.common_options(state)
+    found["patch_size"] = found.pop("kernel")
+    widths = staged.widths_of(state, found["depths"])
+    if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
+        raise ValueError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
+    tables = [staged.shape(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
+    rows = {rows for rows, _ in tables}
+    side = math.isqrt(min(rows))
+    if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
+        raise ValueError(
+            f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
+            "windows of M x M."
+        )
+    found |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
+    found["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
+    if "mlp_ratio" not in told:
+        found["mlp_ratio"] = staged.mlp_ratio(state, 0, widths[0])
+    return found
+
+
+def hf_options(config: dict[str, Any]) -> dict[str, Any]:
+    """transformers' config.json -> options; what they leave out has transformers' own default."""
+    staged.check_type(config, "swin")
+    if config.get("use_absolute_embeddings", False):
+        raise ValueError("config.json has use_absolute_embeddings, which is not known here.")
+    return {
+        "image_size": config.get("image_size", 224),
+        "patch_size": config.get("patch_size", 4),
+        "channels": config.get("num_channels", 3),
+        "width": config.get("embed_dim", 96),
+        "depths": tuple(config.get("depths", (2, 2, 6, 2))),
+        "heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
+        "window": config.get("window_size", 7),
+        "mlp_ratio": float(config.get("mlp_ratio", 4.0)),
+        "qkv_bias": config.get("qkv_bias", True),
+        "activation": staged.activation_of(config),
+        "eps": config.get("layer_norm_eps", 1e-5),
+        "dropout": float(config.get("hidden_dropout_prob", 0.0)),
+        "attention_dropout": float(config.get("attention_probs_dropout_prob", 0.0)),
+        "stochastic_depth": float(config.get("drop_path_rate", 0.1)),
+    }
+
+
+def timm_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The weights tell the sizes; model_args may only repeat them."""
+    known = ("window_size", "patch_size", "embed_dim", "depths", "num_heads", "mlp_ratio", "qkv_bias")
+    staged.check_arguments(config, known)
+    return {"eps": 1e-5, "activation": "gelu"}
+
+
+FAMILY = Family(
+    "swin",
+    SwinConfig,
+    (HF, TIMM, AUTHORS),
+    infer_options,
+    hf_options,
+    timm_options,
+    tellable=("eps", "activation", "image_size", "shift_axes"),
+)
+
+
+def config_for(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
+    """config.json for transformers."""
+    if c.merge_eps != 1e-5:
+        raise ValueError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+    square = c.image_size[0] == c.image_size[1]
+    config: dict[str, Any] = {
+        "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
+        "model_type": "swin",
+        "image_size": c.image_size[0] if square else list(c.image_size),
+        "patch_size": c.patch_size,
+        "num_channels": c.channels,
+        "embed_dim": c.width,
+        "depths": list(c.depths),
+        "num_heads": list(c.heads),
+        "window_size": c.window,
+        "mlp_ratio": c.mlp_ratio,
+        "qkv_bias": c.qkv_bias,
+        "hidden_act": staged.theirs_of_activation(c.activation),
+        "layer_norm_eps": c.eps,
+        "hidden_dropout_prob": c.dropout,
+        "attention_probs_dropout_prob": c.attention_dropout,
+        "drop_path_rate": c.stochastic_depth,
+        "use_absolute_embeddings": False,
+        "dtype": "float32",
+    }
+    return config | hf.named_classes(c.classes, labels)
+
+
+def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+    """Tensors and config.json as transformers has them."""
+    if to != "hf":
+        raise ValueError(f"a Swin is not written as {to}: use --to hf or native.")
+    config = config_for(model.config, model.labels)
+    prefix = "swin." if model.config.classes else ""
+    found = rename("transformers", HF.rules, state, prefix=prefix, heads=1)
+    index = relative_index((model.config.window,) * 2, prefix=0, device=torch.device("cpu"))
+    tables = [key for key in found if key.endswith("relative_position_bias_table")]
+    return found | {key.replace("bias_table", "index"): index.clone() for key in tables}, config  # version 4 has it

@@ -1,0 +1,192 @@
+"""Attention inside windows: a grid of tokens is cut into windows, perhaps shifted, and put together again.
+
+Swin (arXiv:2103.14030, sec. 3.2) shifts every second layer; Twins (arXiv:2104.13840) has windows without shift.
+`Windows` says where every token goes; the same object tells `explain` where it came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from vitlab.layers.attention import Heads, Path, head_width
+from vitlab.layers.positions import RelativeBias
+from vitlab.layers.trace import LayerTrace, mark
+
+APART = -100.0  # added to the score of tokens that only a shift made neighbours; the released weights know this number
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a grid of tokens is cut: filled up with zeros at the right and bottom to whole windows, rolled up and left by
+    `shift`, cut row by row. n = window rows x window columns.
+    """
+
+    grid: tuple[int, int]  # rows, columns of tokens
+    window: tuple[int, int]
+    shift: tuple[int, int] = (0, 0)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        (rows, columns), (high, wide) = self.grid, self.window
+        return -(-rows // high) * high, -(-columns // wide) * wide
+
+    @property
+    def count(self) -> int:
+        """Windows of an image."""
+        return self.padded[0] // self.window[0] * (self.padded[1] // self.window[1])
+
+    def cut(self, x: Tensor) -> Tensor:
+        """(B, N, D), row by row -> (B * count, n, D)."""
+        (rows, columns), (high, wide) = self.grid, self.padded
+        if self.padded != self.grid:
+            x = F.pad(x.unflatten(1, self.grid), (0, 0, 0, wide - columns, 0, high - rows)).flatten(1, 2)
+        if self.padded != self.window:  # with one window the order is the same
+            x = Reorder.apply(x, *self.orders(x.device))  # (B, count * n, D)
+        return x.reshape(-1, self.window[0] * self.window[1], x.shape[-1])
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `cut`; what stands on padding is dropped."""
+        x = x.reshape(-1, self.padded[0] * self.padded[1], x.shape[-1])
+        if self.padded != self.window:
+            x = Reorder.apply(x, *reversed(self.orders(x.device)))
+        if self.padded != self.grid:
+            x = x.unflatten(1, self.padded)[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
+        return x  # (B, N, D)
+
+    def orders(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The order in which tokens of the padded grid stand in windows, and the way back."""
+        return kept("orders", device, self.grid, self.window, self.shift)
+
+    def mask(self, device: torch.device) -> Tensor | None:
+        """(count, 1, n, n): 0, and APART between tokens that the roll brought together from two ends of the grid
+        (fig. 4); None where nothing is shifted.
+        """
+        return None if self.shift == (0, 0) else kept("mask", device, self.grid, self.window, self.shift)[0]
+
+    def places(self) -> np.ndarray:
+        """(count, n): which token of the grid, row by row, stands in each place of each window; -1 on padding."""
+        row, column = np.divmod(_orders(self.grid, self.window, self.shift)[0], self.padded[1])
+        inside = (row < self.grid[0]) & (column < self.grid[1])
+        return np.where(inside, row * self.grid[1] + column, -1).reshape(self.count, -1)
+
+
+class Reorder(torch.autograd.Function):
+    """Tokens in another order. torch's own backward of indexing adds up, which takes several times as long."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.orders = (back, order)
+        return x.index_select(1, order)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return Reorder.apply(grad, *ctx.orders), None, None
+
+
+def _orders(*about: tuple[int, int]) -> list[np.ndarray]:
+    w = Windows(*about)
+    (down, right), (high, wide) = w.shift, w.padded
+    order = _cut(w, np.roll(np.arange(high * wide).reshape(high, wide), (-down, -right), axis=(0, 1))).reshape(-1)
+    return [order, np.argsort(order)]
+
+
+def _mask(*about: tuple[int, int]) -> list[np.ndarray]:
+    w = Windows(*about)
+    down, right = (np.arange(size) >= size - shift for size, shift in zip(w.padded, w.shift, strict=True))
+    region = _cut(w, down[:, None] * 2 + right)  # after the roll: what came from the other end
+    apart = region[:, :, None] != region[:, None, :]  # (count, n, n)
+    return [np.where(apart, np.float32(APART), np.float32(0))[:, None]]
+
+
+def _cut(w: Windows, values: np.ndarray) -> np.ndarray:
+    """(padded rows, padded columns) -> (count, n)."""
+    (high, wide), (tall, broad) = w.padded, w.window
+    return values.reshape(high // tall, tall, wide // broad, broad).swapaxes(1, 2).reshape(w.count, -1)
+
+
+def _offsets(window: tuple[int, int], table: tuple[int, int]) -> list[np.ndarray]:
+    """(n, n): which entry of a bias table made for windows of size `table` each pair in a window, not larger, reads."""
+    row, column = np.divmod(np.arange(window[0] * window[1]), window[1])
+    down = row[:, None] - row[None, :] + table[0] - 1  # 0 .. 2 rows - 2
+    right = column[:, None] - column[None, :] + table[1] - 1
+    return [down * (2 * table[1] - 1) + right]
+
+
+@torch.compiler.assume_constant_result  # or torch.compile would follow how it is made
+def kept(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
+    return _kept(what, device, *about)
+
+
+@lru_cache(maxsize=512)
+def _kept(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+    found = {"orders": _orders, "mask": _mask, "offsets": _offsets}[what](*about)
+    with torch.inference_mode(False), unset_fake_temporarily():  # this pass may be one for inference, or to count
+        return tuple(torch.from_numpy(np.ascontiguousarray(values)).to(device) for values in found)
+
+
+class WindowAttention(Heads):
+    """Every token looks at those of its window. With `relative`, SoftMax(Q K^T / sqrt(d) + B) V, eq. 4 of Swin."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        qkv_bias: bool = True,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        path: Path = "auto",
+        relative: RelativeBias | None = None,
+    ):
+        super().__init__(heads, head_width(width, heads), attention_dropout, path)
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.relative = relative
+        self.proj = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, at: Windows, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
+        qkv = mark(trace, "qkv", self.qkv(at.cut(x)))  # (B * count, n, 3D)
+        parts = qkv.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)  # each (B * count, n, h, d)
+        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B * count, h, n, d)
+        inside = trace.in_windows(at.count) if trace is not None else None
+        x = self.attend(q, k, v, self.bias(at), inside)  # (B * count, h, n, d)
+        x = mark(trace, "heads", at.join(x.transpose(1, 2).flatten(2)))  # (B, N, D), heads side by side
+        return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
+
+    def bias(self, at: Windows) -> Tensor | None:
+        """B and the mask of shifted windows: (1 or count, h, n, n)."""
+        device = self.proj.weight.device
+        mask = at.mask(device)
+        if self.relative is None:
+            return None if mask is None else mask.to(self.proj.weight.dtype)
+        (index,) = kept("offsets", device, at.window, self.relative.grid)
+        bias = self.relative(index, self.relative.grid).contiguous()  # (1, h, n, n)
+        return bias if mask is None else bias + mask.to(bias.dtype)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        learns = torch.is_grad_enabled() and self.path == "auto"
+        if bias is None or not bias.requires_grad or not learns:
+            return super().fused(q, k, v, _for_all(bias, q))
+        q, k, v = (part.unflatten(0, (-1, len(bias))) for part in (q, k, v))  # (B, count, h, n, d)
+        scores = (q * self.scale) @ k.transpose(-2, -1)
+        scores += bias  # torch's kernel cannot learn a bias, and its way around copies more
+        weights = F.dropout(scores.softmax(dim=-1), self.attention_dropout, self.training)
+        return (weights @ v).flatten(0, 1)
+
+    def weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        return super().weights(q, k, _for_all(bias, q))
+
+
+def _for_all(bias: Tensor | None, q: Tensor) -> Tensor | None:
+    """(1 or count, h, n, n) -> (1 or B * count, h, n, n)."""
+    if bias is None or len(bias) in (1, len(q)):
+        return bias
+    return bias.expand(len(q) // len(bias), *bias.shape).flatten(0, 1)
