@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("name", help="what follows bundled:")
     parser.add_argument("--into", type=Path, default=FOLDER, help="another folder than the package's, to try it out")
+    parser.add_argument("--machine", default="two CPU cores", help="where the run was made, for the card")
     args = parser.parse_args()
     recipe = read_recipe(args.run / "recipe.toml")
     result = json.loads((args.run / "result.json").read_text(encoding="utf-8"))
@@ -46,9 +47,8 @@ def main() -> None:
         vitlab.save(model, folder)
         rounded, _ = load_with_report(folder)
     metrics = {**measure(rounded, recipe, data, args.run), "seed": recipe.run.seed}
-    took = f"{result['epochs']} epochs, {result['seconds']:.0f} s on two CPU cores"
-    if result["stopped_early"]:  # by run.minutes
-        took = f"{result['steps']} steps, {result['seconds']:.0f} s on two CPU cores"
+    length = f"{result['steps']} steps" if result["stopped_early"] else f"{result['epochs']} epochs"  # by run.minutes
+    took = f"{length}, {result['seconds']:.0f} s on {args.machine}"
     source = f"vitlab train recipe.toml (the file beside this one), on {data.name}: {took}"
     model.card = Card(recipe.model.name, source, LICENCE, metrics)
     target = args.into / args.name
