@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
     from vitlab.explain.segmentation import attention_masks
+    from vitlab.explain.sentences import ask
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _WHERE = {
+    "ask": "sentences",
     "attention_distance": "distance",
     "attention_entropy": "distance",
     "attention_maps": "attention_maps",
@@ -49,6 +51,7 @@ _WHERE = {
     "token_norms": "weights",
 }
 __all__ = [
+    "ask",
     "attention_distance",
     "attention_entropy",
     "attention_maps",

@@ -107,6 +107,8 @@ def check_model(model: Any) -> None:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
         raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
+    if hasattr(model, "encode_text"):
+        raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
     if hasattr(model, "encoder"):
         raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
     if not hasattr(model, "layout"):

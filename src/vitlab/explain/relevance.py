@@ -123,7 +123,7 @@ def check_classes(model: Any) -> None:
     if not model.config.classes:
         raise ValueError(
             "this model has no classes (classes=0), so nothing speaks for one. attention_maps, rollout and pca_rgb "
-            "need none; or load it with a head: classes=N."
+            "need none; or load it with a head: classes=N. A CLIP is asked in words: --text 'a dog', explain.ask."
         )
 
 

@@ -35,6 +35,10 @@ Batch = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", 
 Target = Annotated[
     str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each picture's top class.")
 ]
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="SENTENCE", help="What a CLIP is asked for; again for another sentence."),
+]
 Methods = Annotated[str | None, typer.Option("--methods", metavar="A,B", help="Ways to rate patches, by name.")]
 
 
@@ -94,17 +98,18 @@ def relevance(
         str, typer.Option(metavar="relevance|grad_cam|gradient_x_input", help="How it is measured.")
     ] = "relevance",
     target: Target = None,
+    text: Text = None,
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
     batch_size: Batch = 8,
     json: Json = False,
 ) -> None:
-    """Which patches speak for a class."""
+    """Which patches speak for a class, or for a sentence."""
     from vitlab.cli.explain import maps
     from vitlab.cli.explain.job import Options
 
-    options = Options("relevance", checkpoint, images, out, html, image_size, batch_size, json)
+    options = Options("relevance", checkpoint, images, out, html, image_size, batch_size, json, tuple(text or ()))
     maps.relevance(options, method, target)
 
 
@@ -117,6 +122,7 @@ def compare(
     ] = None,
     methods: Methods = None,
     target: Target = None,
+    text: Text = None,
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
@@ -130,7 +136,7 @@ def compare(
     from vitlab.cli.explain import maps
     from vitlab.cli.explain.job import Options
 
-    options = Options("compare", checkpoint, images, out, html, image_size, batch_size, json)
+    options = Options("compare", checkpoint, images, out, html, image_size, batch_size, json, tuple(text or ()))
     maps.compare(options, other, methods, target)
 
 
@@ -196,6 +202,7 @@ def faithfulness(
     ] = "deletion,insertion,road",
     steps: Annotated[int, typer.Option(help="Steps of the curves.", min=1)] = 16,
     target: Target = None,
+    text: Text = None,
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
@@ -206,7 +213,7 @@ def faithfulness(
     from vitlab.cli.explain import figures
     from vitlab.cli.explain.job import Options
 
-    options = Options("faithfulness", checkpoint, images, out, html, image_size, batch_size, json)
+    options = Options("faithfulness", checkpoint, images, out, html, image_size, batch_size, json, tuple(text or ()))
     figures.faithfulness(options, methods, kinds, steps, target)
 
 

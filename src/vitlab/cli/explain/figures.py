@@ -96,6 +96,11 @@ def neighbours(options: Options, folder: Path, k: int) -> None:
 def faithfulness(options: Options, methods: str | None, kinds: str, steps: int, target: str | None) -> None:
     named = parse_list(methods, "--methods", list(METHODS)) if methods else None
     asked: Any = parse_list(kinds, "--kinds", get_args(Kind))
+    if len(set(options.texts)) == 1:
+        raise ValueError(
+            "--text: one sentence alone always has the probability 1. Give a second one to tell it from: "
+            f'--text "{options.texts[0]}" --text "something else".'
+        )
     job = start(options)
     rows = compare_methods(job.model, job.images, named, asked, target, steps, batch_size=job.many)
     title = f"Faithfulness, {job.name}"

@@ -17,6 +17,7 @@ from vitlab.cli.console import out as console
 from vitlab.cli.console import parse_size, print_json, say
 from vitlab.explain import draw
 from vitlab.explain.inputs import Batch, as_batch
+from vitlab.explain.sentences import ask
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 
@@ -33,6 +34,7 @@ class Options:
     size: str | None
     batch_size: int
     json: bool
+    texts: tuple[str, ...] = ()  # sentences that a CLIP is asked for
 
 
 @dataclass
@@ -68,7 +70,7 @@ def start(options: Options, *, keep: bool = False, whole: bool = False) -> Job:
     whole: of MAE and DINO all of the model, not its encoder alone.
     """
     target = check_out(options)
-    job = Job(options, open_model(options.checkpoint, options.size, whole=whole), target)
+    job = Job(options, open_model(options.checkpoint, options.size, whole=whole, texts=options.texts), target)
     for text in options.images:
         try:
             picture = open_sample(text).picture if is_sample(text) else read_image(text)
@@ -86,14 +88,15 @@ def start(options: Options, *, keep: bool = False, whole: bool = False) -> Job:
     return job
 
 
-def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False) -> Any:
+def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False, texts: Sequence[str] = ()) -> Any:
+    """`texts`: the model is a CLIP, and each sentence is a class."""
     told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load(checkpoint, encoder=not whole, **told)  # of MAE and DINO
+        model = load(checkpoint, encoder=not (whole or texts), **told)  # of MAE, DINO and CLIP
     for note in caught:
         say(f"note: {note.message}")
-    return model
+    return ask(model, texts) if texts else model
 
 
 def lay(

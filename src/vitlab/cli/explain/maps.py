@@ -72,7 +72,12 @@ def rollout(options: Options, discard: float) -> None:
 def relevance(options: Options, method: str, target: str | None) -> None:
     if method not in GRADIENTS:
         raise ValueError(f"--method: there is no {method!r}. There are: {', '.join(GRADIENTS)}.")
+    if options.texts and target is not None:
+        raise ValueError("--target names one of a model's classes; with --text the sentences are what is asked for.")
     job = start(options)
+    if options.texts:
+        _sentences(job, method)
+        return
     classes = _classes(job, target)
     maps = METHODS[method](job.model, job.images, classes)
     names = [_label(job.model, n) for n in classes]
@@ -89,7 +94,7 @@ def compare(options: Options, other: str | None, methods: str | None, target: st
     job = start(options, keep=other is not None)
     pairs = [(job.model, job.images, job.views)]
     if other is not None:
-        model = open_model(other, options.size)
+        model = open_model(other, options.size, texts=options.texts)
         before = set(job.failed)
         batch, views = lay(model, job.pictures, job.failed, job.many)
         if set(job.failed) - before or batch is None:
@@ -161,6 +166,20 @@ def _one_map(job: Job, name: str, maps: torch.Tensor, title: str, note: str, mor
     figure = lambda: draw.heat(job.views, columns, title=title, note=note, signed=signed)
     page = lambda _: draw.maps_page(job.views, columns, title=title, signed=signed)
     finish(job, figure, {"maps": heat, **more}, page, more)
+
+
+def _sentences(job: Job, method: str) -> None:
+    """A map for every picture and sentence, with their cosine below it."""
+    names = job.model.labels
+    columns = {name: METHODS[method](job.model, job.images, number).numpy() for number, name in enumerate(names)}
+    cosines = job.model.cosines(job.images, batch_size=job.many).cpu()  # (B, T)
+    captions = [[f"cosine {value:.3f}" for value in row] for row in cosines.tolist()]
+    title = f"{_title(method)} for a sentence" if len(names) == 1 else f"{_title(method)} for {len(names)} sentences"
+    signed = names if method == SIGNED else []
+    figure = lambda: draw.heat(job.views, columns, title=title, captions=captions, signed=signed)
+    page = lambda _: draw.maps_page(job.views, columns, title=title, signed=signed)
+    numbers = {"maps": np.stack(list(columns.values()), axis=1), "sentences": names, "cosine": cosines.numpy()}
+    finish(job, figure, numbers, page, {"sentences": names, "cosine": cosines.tolist()})
 
 
 def _classes(job: Job, target: str | None) -> list[int]:

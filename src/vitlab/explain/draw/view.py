@@ -91,8 +91,8 @@ def views(model: Any, images: Images, names: Sequence[str] | None = None, *, bat
 
 @torch.no_grad()
 def answers_of(model: Any, batch: Batch, *, batch_size: int = 8) -> list[tuple[str | None, float | None]]:
-    """Each image's top class and its probability; (None, None) for a model without classes."""
-    if not model.config.classes:
+    """Each image's top class and its probability; (None, None) for a model without classes, or with one to choose."""
+    if model.config.classes < 2:
         return [(None, None)] * len(batch)
     with evaluating(model):
         logits = torch.cat([wide(model(part.images)) for part in batch.split(batch_size)])  # (B, classes)

@@ -1,0 +1,68 @@
+"""A CLIP that is asked in sentences, as a model with classes: whatever explains a class explains a sentence.
+
+    asked = ask(clip, ["a dog", "a cat"])
+    relevance(asked, "photo.jpg", target="a dog")          # (B, grid_h, grid_w): which patches speak for the sentence
+    asked.cosines(images)                                  # (B, sentences)
+
+The logit of a sentence is CLIP's own: the scale times the cosine of picture and sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.explain.inputs import evaluating
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+
+
+class Asked(nn.Module):
+    """The image tower, with a sentence for each class; everything else is the tower's own."""
+
+    def __init__(self, clip: Any, sentences: Sequence[str]):
+        super().__init__()
+        self.clip = clip
+        self.labels = list(dict.fromkeys(sentences))
+        self.config = replace(clip.config.image, classes=len(self.labels))
+        ids = clip.tokenizer(self.labels).to(clip.log_scale.device)
+        with torch.no_grad(), evaluating(clip):
+            self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("clip").image, name)
+
+    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """(B, C, H, W) -> (B, sentences)."""
+        features = self.clip.encode_image(images, trace=trace, reducer=reducer)  # (B, E)
+        return self.clip.logits(features, self.sentences)
+
+    @torch.no_grad()
+    def cosines(self, images: Tensor, *, batch_size: int = 8) -> Tensor:
+        """(B, sentences): 1 where picture and sentence point the same way."""
+        with evaluating(self):
+            return torch.cat([self.clip.encode_image(part) @ self.sentences.mT for part in images.split(batch_size)])
+
+
+def ask(model: Any, sentences: str | Sequence[str]) -> Asked:
+    """A CLIP and one sentence or several, for relevance, grad_cam, curves and everything else that asks for a class."""
+    if not hasattr(model, "encode_text"):
+        raise ValueError(
+            f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
+        )
+    if model.tokenizer is None:
+        raise ValueError(
+            "the model has no tokenizer, so it cannot read sentences: model.tokenizer = "
+            "vitlab.text.tokenizer.Tokenizer.read(FOLDER), with its tokenizer.json, or vocab.json and merges.txt."
+        )
+    sentences = [sentences] if isinstance(sentences, str) else list(sentences)
+    if not sentences:
+        raise ValueError("there is no sentence to ask for: give at least one.")
+    return Asked(model, sentences)
