@@ -310,15 +310,18 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds from request to answer.", min=0.001)] = 30.0,
     max_upload_mb: Annotated[float, typer.Option(help="Size of a request.", min=0.001)] = 20.0,
     max_megapixels: Annotated[float, typer.Option(help="Size of a picture.", min=0.001)] = 50.0,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Training runs that the page at / follows.")] = Path(
+        "runs"
+    ),
     threads: Annotated[int | None, typer.Option(help="Threads of each model.", min=1)] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="A line for each request.")] = False,
 ) -> None:
-    """Answer over HTTP: predict, explain, embed, zeroshot. SIGTERM or Ctrl-C ends it when all is answered."""
+    """A page at / that shows a model at work, and predict, explain, embed, zeroshot over HTTP. Ctrl-C ends it."""
     from vitlab.cli import serve as verb
 
     options = {"host": host, "token": token, "hosts": tuple(allow_host or ()), "origins": tuple(allow_origin or ())}
     options |= {"max_batch": max_batch, "max_wait": max_wait_ms / 1e3, "queue": queue, "timeout": timeout}
-    options |= {"max_upload": round(max_upload_mb * 1e6), "max_pixels": round(max_megapixels * 1e6)}
+    options |= {"runs": str(runs), "max_upload": round(max_upload_mb * 1e6), "max_pixels": round(max_megapixels * 1e6)}
     verb.run(models or [], port, access_log, threads, options)
 
 

@@ -34,6 +34,6 @@ def run(models: list[str], port: int, access_log: bool, threads: int | None, opt
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
         for one in served:
             say(f"{one.name}: {', '.join(one.verbs)}")
-        say(f"vitlab: http://{place}/docs tells how to ask; Ctrl-C ends.")
+        say(f"vitlab: open http://{place}/ in a browser; http://{place}/docs tells how to ask. Ctrl-C ends.")
         serve(create_app(served, settings), listening, access_log=access_log)
     say("vitlab: all that was accepted is answered.")

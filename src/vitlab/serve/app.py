@@ -1,6 +1,6 @@
 """All of the server as one ASGI application.
 
-Further routes (a page at /) are one more router in `create_app`; what they need is in app.state.desk.
+Further routes are one more router in `create_app`; what they need is in app.state.desk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from vitlab.serve import docs, status, verbs
+from vitlab.serve import docs, glassbox, status, verbs
 from vitlab.serve.asking import Desk
 from vitlab.serve.errors import handle_errors
 from vitlab.serve.guard import Guard
@@ -52,7 +52,7 @@ def create_app(models: Iterable[Served], settings: Settings | None = None) -> Fa
     )
     app.state.house, app.state.metrics = house, metrics
     handle_errors(app)
-    for part in (verbs, status, docs):
+    for part in (verbs, status, docs, glassbox):
         app.include_router(part.router)
     known = {*app.openapi()["paths"], "/docs", "/openapi.json"}
 

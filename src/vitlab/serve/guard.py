@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vitlab.serve.errors import RefusedError, response
 from vitlab.serve.settings import Settings
 
-OPEN = ("/health", "/ready")  # to whom a token is not asked: what starts and stops servers
+OPEN = ("/health", "/ready", "/")  # where no token is asked for: by what starts and stops servers; the page asks for it
+FILES = "/page/files/"  # nor for what the page itself is made of
 
 
 class Guard:
@@ -71,7 +72,8 @@ class Guard:
                 f"pages of {origin[:200]!r} may not ask this server.",
                 "Ask from a page of this server, or start it with --allow-origin ORIGIN.",
             )
-        if self.settings.token is not None and scope["path"] not in OPEN and not self._knows_token(headers):
+        secret = scope["path"] not in OPEN and not scope["path"].startswith(FILES)
+        if self.settings.token is not None and secret and not self._knows_token(headers):
             return RefusedError(
                 401,
                 "the token is missing or wrong.",

@@ -27,6 +27,7 @@ class Settings:
     max_pixels: int = 50_000_000
     max_labels: int = 100
     uploads: int = 256  # requests that are being received
+    runs: str = "runs"  # the folder of training runs that the page follows
     decoders: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))  # threads
 
     def __post_init__(self) -> None:
