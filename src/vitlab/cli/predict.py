@@ -20,6 +20,14 @@ def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: s
 
 
 def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:
+    """A checkpoint, or a file that vitlab export has written."""
+    if Path(checkpoint).suffix.lower() in (".onnx", ".pt2"):
+        from vitlab.export.opened import open_export
+
+        if heads is not None:
+            raise ValueError(f"{checkpoint} is an exported network, whose heads are what they are: leave --heads out.")
+        shipped, asked = open_export(checkpoint), parse_size(size)
+        return shipped if asked is None else shipped.with_size(asked)
     options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
