@@ -40,6 +40,7 @@ def test_preprocess_labels_and_provenance_travel_in_the_file(digits, shipped):
     assert about["preprocess"]["mean"] == list(digits.preprocess.mean)
     assert about["labels"] == digits.labels
     assert about["card"]["name"] == digits.card.name
+    assert b".py" not in shipped.read_bytes()  # no step tells which line of whose file it comes from
     assert about["config"] == json.loads(json.dumps(digits.config.to_dict()))
 
 

@@ -120,24 +120,8 @@ def test_optimize_refuses_what_it_does_not_know(tiny):
 
 
 def test_bench_command(capsys, monkeypatch):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "vitlab",
-            "bench",
-            "bundled:digits",
-            "--ways",
-            "folded",
-            "--reducer",
-            "none",
-            "--rounds",
-            "3",
-            "--images",
-            "8",
-            "--json",
-        ],
-    )
+    asked = ["--ways", "folded", "--reducer", "none", "--rounds", "3", "--images", "8", "--json"]
+    monkeypatch.setattr(sys, "argv", ["vitlab", "bench", "bundled:digits", *asked])
     with pytest.raises(SystemExit) as stopped:
         vitlab.cli.main.run()
     found = json.loads(capsys.readouterr().out)

@@ -49,7 +49,7 @@ def export_model(
     force: bool = False,
 ) -> Verdict:
     """Write model.onnx or model.pt2, by its name. `source`: the pictures to compare on (and calibrate with); without
-    it parts of photographs. What differs raises RefusedError, and what was at `path` before stays; `force` keeps it anyway.
+    it parts of photographs. What differs raises RefusedError, and what was at `path` before stays; `force` keeps it.
     """
     path = Path(path).expanduser()
     _check(path, int8, dynamic_size, text)
