@@ -1,7 +1,7 @@
 """How fast a ViT runs here without and with a change of its answers, against eager transformers with the same weights.
 
     python benchmarks/shipping.py [--models S/16,B/16] [--small Ti/16] [--batches 1,8] [--rounds 21] [--json FILE]
-    python benchmarks/shipping.py --models "" --small "" --checkpoint runs/cifar10_56px/best [--data cifar10] [--path DIR]
+    python benchmarks/shipping.py --models "" --small "" --checkpoint runs/cifar10_56px/best [--data cifar10] [--path D]
 
 The first prints, for every model and batch: transformers and plain ONNX Runtime, what vitlab.optimize(goal="exact")
 chose, and int8; ratios of medians to transformers, the share of the machine's matrix-product rate, and the largest
