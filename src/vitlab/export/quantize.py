@@ -1,9 +1,10 @@
 """int8 by ONNX Runtime's own quantiser: a quarter of the size, and faster where matrix products are what takes time.
 
 dynamic   weights are rounded now, activations anew for every batch: nothing to prepare, and the safer one for a ViT
-static    activations have a fixed scale, found by looking at real pictures; convolutions become int8 too
+static    activations have a fixed scale, found by looking at real pictures; the only way for convolutions
 
-The last layer stays in float32. Weights have 7 bits and a scale for each output: with 8 the sums of two products
+The last layer stays in float32, and so do the first convolutions of a network whose work is matrix products: there
+int8 costs much and saves little. Weights have 7 bits and a scale for each output: with 8 the sums of two products
 overflow 16 bits, quietly, on CPUs that lack VNNI.
 """
 
@@ -21,7 +22,6 @@ from vitlab.export.onnx import need
 from vitlab.export.quiet import quiet
 
 WAYS = ("dynamic", "static")
-PRODUCTS = {"dynamic": ["MatMul"], "static": ["MatMul", "Conv"]}  # Gemm: what stands last, on one row per picture
 INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QuantizeLinear", "ConvInteger", "QLinearConv")
 
 
@@ -33,9 +33,9 @@ def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = N
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     common: dict[str, Any] = dict(per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
-    common |= dict(op_types_to_quantize=PRODUCTS[way], extra_options={"MatMulConstBOnly": True})
     with quiet(), tempfile.TemporaryDirectory() as folder:
         plain = _without_types(source, Path(folder) / "plain.onnx")
+        common |= dict(op_types_to_quantize=_products(plain, way), extra_options={"MatMulConstBOnly": True})
         if way == "dynamic":
             quantize_dynamic(plain, target, **common)
         else:
@@ -56,6 +56,14 @@ def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = N
             + ("convolutions need --int8 static." if way == "dynamic" else "export it without --int8.")
         )
     return steps
+
+
+def _products(path: Path, way: str) -> list[str]:
+    """What becomes integers. Not Gemm: it stands last, on one row per picture."""
+    import onnx
+
+    steps = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+    return ["Conv"] if way == "static" and "MatMul" not in steps else ["MatMul"]
 
 
 def integer_steps(path: Path) -> int:

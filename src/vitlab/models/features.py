@@ -14,7 +14,7 @@ def features_of(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
         return lambda images: model.encode_image(images, **options)
     encoder = getattr(model, "encoder", model)
     if not hasattr(encoder, "forward_head"):
-        raise ValueError("this gives no features of pictures: take the model itself, or export it once more with --features.")
+        raise ValueError("this gives no features of pictures: take the model itself, or export it with --features.")
 
     def look(images: Tensor) -> Tensor:
         if not hasattr(encoder, "encode"):  # a network of stages, or of convolutions
