@@ -74,7 +74,9 @@ def models(
 
 @app.command()
 def predict(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.")
+    ],
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")],
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
@@ -134,6 +136,72 @@ def convert(
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
     verb.run(source, target, to, check, map, image_size, told, force, json)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or hf-hub:owner/name.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+    int8: Annotated[
+        str | None, typer.Option("--int8", metavar="dynamic|static", help="Integers: smaller, and often faster.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on, and to calibrate with.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=8)] = 128,
+    image_size: Size = None,
+    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False,
+    reducer: Annotated[
+        str | None, typer.Option("--reducer", metavar="tome:r=8|evit:keep=0.7", help="Fewer tokens, inside the file.")
+    ] = None,
+    features: Annotated[bool, typer.Option("--features", help="Give features instead of classes.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Of a CLIP, the tower that reads text.")] = False,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
+    agreement: Annotated[float, typer.Option(help="Share of pictures that must get the same answer.")] = 0.99,
+    force: Annotated[bool, typer.Option("--force", help="Keep the file although it differs.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model as ONNX or torch.export, with its preprocess and labels, and compare both on real pictures.
+
+    A file that answers otherwise than the model is not kept (exit code 1).
+    """
+    from vitlab.cli import export as verb
+
+    asked = dict(int8=int8, source=data, data_path=path, images=images, dynamic_size=dynamic_size, reducer=reducer)
+    asked |= dict(features=features, text=text, tolerance=tolerance, agreement=agreement, force=force)
+    verb.run(checkpoint, out, image_size, asked, json)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a model's name.")],
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="transformers,onnxruntime", help="Other libraries, same weights.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Pictures in a batch that is timed.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that each way is timed, in turns.", min=3)] = 15,
+    ways: Annotated[
+        str | None, typer.Option("--ways", metavar="eager,compiled,...", help="Try these, not the usual ones.")
+    ] = None,
+    reducer: Annotated[
+        list[str] | None, typer.Option("--reducer", metavar="tome:r=8|none", help="Fewer tokens; none: only all.")
+    ] = None,
+    agreement: Annotated[float, typer.Option(help="Share of equal answers asked; 1: equal to rounding.")] = 0.99,
+    data: Annotated[str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on.")] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=1)] = 64,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Time a model run in every way: eager, compiled, ONNX Runtime, int8, fewer tokens; and pick the best.
+
+    The fastest that agrees with the eager model as often as asked is picked. Run nothing else meanwhile.
+    """
+    from vitlab.cli import bench as verb
+
+    asked = dict(batch=batch, rounds=rounds, agreement=agreement, source=data, path=path, images=images)
+    verb.run(what, image_size, ways, reducer, against, asked, json)
 
 
 @app.command()
