@@ -423,6 +423,28 @@ def runs(
     verb.run(folder, format, plot, sort, json)
 
 
+@app.command()
+def learn(
+    exercise: Annotated[
+        str | None,
+        typer.Argument(metavar="[EXERCISE]", help="patch-embed, attention, mlp, block or vit; without one: the list."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Your file, to be checked; without one: a file to begin with."),
+    ] = None,
+    lang: Annotated[str | None, typer.Option("--lang", metavar="en|zh", help="Default: the locale's.")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="Show ours.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the file to begin with instead of writing it.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time for your code; then it is stopped.")] = 20.0,
+    json: Json = False,
+) -> None:
+    """Write a ViT yourself, in five exercises that check themselves (exit code 1: not yet right)."""
+    from vitlab.cli import learn as verb
+
+    verb.run(exercise, file, lang, solution, show, seconds, json)
+
+
 app.add_typer(explain, name="explain")
 
 studies = typer.Typer(help="Answer a question by many training runs: one table, one plot.", no_args_is_help=True)
