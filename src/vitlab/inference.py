@@ -49,6 +49,21 @@ def predict(
 
     `progress` is called with the number of pictures done, after each batch.
     """
+    check_predicts(model)
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1.")
+    labels = class_labels(model)
+    results: list[Prediction] = []
+    for names, tensors, errors in _batches(model, images, batch_size):
+        chances = iter(class_probabilities(model, tensors)) if tensors else iter(())
+        results += _predictions(names, errors, chances, labels, top)
+        if progress is not None:
+            progress(len(names))
+    return results
+
+
+def check_predicts(model: Any) -> None:
+    """Whether it knows classes; if not, the error says what it can do instead."""
     _check_model(model, "predict")
     if reads_text(model):
         raise ValueError(
@@ -64,16 +79,11 @@ def predict(
         raise ValueError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
         )
-    if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
-    labels = [label_of(model, index) for index in range(model.config.classes)]
-    results: list[Prediction] = []
-    for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(_run(model, model, tensors).softmax(dim=-1)) if tensors else iter(())
-        results += _predictions(names, errors, chances, labels, top)
-        if progress is not None:
-            progress(len(names))
-    return results
+
+
+def class_probabilities(model: Any, tensors: list[Tensor]) -> Tensor:
+    """Prepared pictures, each (C, H, W) -> (B, classes)."""
+    return _run(model, model, tensors).softmax(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -114,12 +124,16 @@ def zero_shot(
     known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        found = _run(model, model.encode_image, tensors) if tensors else torch.zeros(0, known.weights.shape[1])
-        chances = iter((model.scale.item() * found @ known.weights.T).softmax(dim=1))  # (B, K)
+        chances = iter(among(model, image_features(model, tensors), known)) if tensors else iter(())
         results += _predictions(names, errors, chances, known.names, top)
         if progress is not None:
             progress(len(names))
     return results
+
+
+def among(model: Any, found: Tensor, known: Labels) -> Tensor:
+    """A CLIP's features (B, E) of pictures -> their probabilities (B, K) among the labels."""
+    return (model.scale.item() * found @ known.weights.T).softmax(dim=1)
 
 
 def _predictions(
@@ -131,10 +145,18 @@ def _predictions(
         if error is not None:
             results.append(Prediction(name, error=error))
             continue
-        values, indices = next(chances).topk(min(top, len(labels)))
-        scores = [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
-        results.append(Prediction(name, scores))
+        results.append(Prediction(name, ranked(next(chances), labels, top)))
     return results
+
+
+def ranked(chances: Tensor, labels: list[str], top: int) -> list[tuple[str, float]]:
+    """(K,) -> the best labels first, each with its probability."""
+    values, indices = chances.topk(min(top, len(labels)))
+    return [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+
+
+def class_labels(model: Any) -> list[str]:
+    return [label_of(model, index) for index in range(model.config.classes)]
 
 
 def label_of(model: Any, index: int) -> str:
@@ -168,7 +190,7 @@ def embed(
     _check_model(model, "embed")
     results: list[Embedding] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        vectors = iter(F.normalize(_run(model, _look(model), tensors), dim=1).numpy()) if tensors else iter(())
+        vectors = iter(image_vectors(model, tensors).numpy()) if tensors else iter(())
         for name, error in zip(names, errors, strict=True):
             vector = next(vectors) if error is None else None
             if vector is not None and not np.isfinite(vector).all():
@@ -177,6 +199,16 @@ def embed(
         if progress is not None:
             progress(len(names))
     return results
+
+
+def image_vectors(model: Any, tensors: list[Tensor]) -> Tensor:
+    """Prepared pictures, each (C, H, W) -> (B, E), rows of length 1."""
+    return F.normalize(image_features(model, tensors), dim=1)
+
+
+def image_features(model: Any, tensors: list[Tensor]) -> Tensor:
+    """The same, as long as the model makes them; a CLIP's are of length 1 already."""
+    return _run(model, _look(model), tensors)
 
 
 def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:

@@ -286,6 +286,43 @@ def search(
 
 
 @app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHECKPOINT|EXPORT]...", help="What to serve, or NAME=CHECKPOINT. Default: the bundled models."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="VITLAB_TOKEN", help="Whoever asks must know it (Authorization: Bearer).")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another name of this server.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Pictures run together.", min=1)] = 8,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more.", min=0)] = 5.0,
+    queue: Annotated[int, typer.Option(help="Requests a model holds; more are told to come back (503).", min=1)] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds from request to answer.", min=0.001)] = 30.0,
+    max_upload_mb: Annotated[float, typer.Option(help="Size of a request.", min=0.001)] = 20.0,
+    max_megapixels: Annotated[float, typer.Option(help="Size of a picture.", min=0.001)] = 50.0,
+    threads: Annotated[int | None, typer.Option(help="Threads of each model.", min=1)] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="A line for each request.")] = False,
+) -> None:
+    """Answer over HTTP: predict, explain, embed, zeroshot. SIGTERM or Ctrl-C ends it when all is answered."""
+    from vitlab.cli import serve as verb
+
+    options = {"host": host, "token": token, "hosts": tuple(allow_host or ()), "origins": tuple(allow_origin or ())}
+    options |= {"max_batch": max_batch, "max_wait": max_wait_ms / 1e3, "queue": queue, "timeout": timeout}
+    options |= {"max_upload": round(max_upload_mb * 1e6), "max_pixels": round(max_megapixels * 1e6)}
+    verb.run(models or [], port, access_log, threads, options)
+
+
+@app.command()
 def doctor(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without one: the installation.")
