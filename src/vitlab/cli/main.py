@@ -488,17 +488,21 @@ def ssl(
     few: Annotated[
         list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change what learns from the few labels.")
     ] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", metavar="METHOD=CHECKPOINT", help="Judge this encoder; do not pre-train one."),
+    ] = None,
     dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/ssl-<data>.")] = None,
     json: Json = False,
 ) -> None:
     """Does learning without labels pay? Pre-train, judge, fine-tune on few labels, and learn from scratch.
 
-    Fine-tuned and from scratch are the same network with the same steps on the same pictures. The same command again
-    goes on where it was stopped.
+    Fine-tuned and from scratch are the same network with the same steps on the same pictures. --pretrained
+    mae=bundled:mae judges an encoder that is there. The same command again goes on where it was stopped.
     """
     from vitlab.cli import study as verb
 
-    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], dir, json)
+    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], pretrained or [], dir, json)
 
 
 @studies.command()
