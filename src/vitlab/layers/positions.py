@@ -15,6 +15,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
 
     bicubic            transformers' ViT, DeiT and DINOv2
     bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
+    bilinear           PVT
     bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
     """
     if old == new:
@@ -25,7 +26,8 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
         scale = [(n + 0.1) / o for n, o in zip(new, old, strict=True)]  # 0.1 keeps floor(old * scale) from losing a row
         x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
     else:
-        x = F.interpolate(x, size=new, mode="bicubic", align_corners=False, antialias=rule == "bicubic_antialias")
+        mode = rule.split("_")[0]
+        x = F.interpolate(x, size=new, mode=mode, align_corners=False, antialias=rule == "bicubic_antialias")
     return x.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], D).to(values.dtype)
 
 
