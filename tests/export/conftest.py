@@ -14,7 +14,7 @@ from vitlab.checkpoints.native import on_meta
 from vitlab.models import registry
 from vitlab.text.tokenizer import Tokenizer
 
-TINY: dict[str, Any] = dict(image_size=(24, 32), patch_size=8, width=24, depth=2, heads=3, classes=5)
+TINY: dict[str, Any] = dict(image_size=(24, 32), patch_size=8, width=24, depth=1, heads=3, classes=5)
 
 
 def smallest(family: str) -> str:
@@ -28,7 +28,9 @@ def smallest(family: str) -> str:
 
 def _grown(name: str, **options: Any) -> Any:
     torch.manual_seed(1)
-    name = smallest(name) if name in registry.FAMILIES else name
+    if name in registry.FAMILIES:
+        name = smallest(name)
+        options = {**_shallow(registry.MODELS[name].config), **options}
     tokenizer = None
     if registry.find(name)[0].family == "clip":
         tokenizer = Tokenizer.train(["a photo of a cat", "a dog on a beach", "two boats"], vocab=600, context=16)
@@ -47,6 +49,15 @@ def _grown(name: str, **options: Any) -> Any:
     if model.config.classes:
         model.labels = [f"kind {n}" for n in range(model.config.classes)]
     return model
+
+
+def _shallow(config: Any) -> dict[str, Any]:
+    """Few blocks: export takes time for each."""
+    if hasattr(config, "text"):
+        return {"image.depth": 2, "text.depth": 1}
+    if hasattr(config, "depths"):
+        return {"depths": (2, *(1 for _ in config.depths[1:]))}
+    return {"depth": 2}
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from vitlab.export import export_model, open_export
 from vitlab.layers.positions import cubic_weights, resize_grid
 from vitlab.models import registry
 from vitlab.models.features import features_of
+from vitlab.models.hierarchy import StagedConfig
 from vitlab.reduce import reducer_of
 
 
@@ -32,14 +33,20 @@ def check(path: Path, look: Any, *shapes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("family", registry.FAMILIES)
 def test_family(family, grown, tmp_path):
-    """Classes where there are some, otherwise the encoder's features, which are those of vitlab.embed."""
+    """Classes where there are some, otherwise the encoder's features, which are those of vitlab.embed; for any image
+    size, unless the network is laid out for one.
+    """
     model = grown(family)
-    path = tmp_path / "model.onnx"
-    verdict = export_model(model, path, images=12)
-    assert verdict.passed and verdict.agreement == 1.0
     c = model.config
-    look = model if c.classes else features_of(model)
-    check(path, look, (1, c.channels, *c.image_size), (5, c.channels, *c.image_size))
+    dynamic = not isinstance(c, StagedConfig)
+    path = tmp_path / "model.onnx"
+    verdict = export_model(model, path, images=12, dynamic_size=dynamic)
+    assert verdict.passed and verdict.agreement == 1.0
+    (h, w), step = c.image_size, 2 * getattr(getattr(c, "encoder", c), "patch_size", 8)
+    others = [(5, c.channels, h, w + step), (1, c.channels, h + 2 * step, w), (2, c.channels, h - step, w + step)]
+    check(path, model if c.classes else features_of(model), (1, c.channels, h, w), (3, c.channels, h, w))
+    if dynamic:
+        check(path, model if c.classes else features_of(model), *others)
     shipped = open_export(path)
     assert (shipped.family, shipped.labels, shipped.preprocess) == (model.family, model.labels, model.preprocess)
 
@@ -71,20 +78,12 @@ def test_fewer_tokens_inside_the_file(name, reducer, grown, tmp_path):
     assert (by_onnx_runtime(path, x) - model(x)).abs().max() > 1e-3  # it is not the whole network
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("vit_base", dict(patch_size=8, width=24, depth=2, heads=3, resize_rule="bicubic_antialias", registers=2)),
-        ("vit_base", dict(patch_size=8, width=24, depth=1, heads=3, positions="relative")),
-        ("resnet_cifar", dict()),
-    ],
-)
-def test_image_sizes_not_seen_at_export(name, options, grown, tmp_path):
-    """Larger, smaller, of another aspect, and the model's own."""
-    model = grown(name, image_size=(24, 40), classes=5, **options)
+def test_relative_positions_at_sizes_not_seen_at_export(tiny, tmp_path):
+    """Learned and sin-cos ones stand in the families' test; here a table of offsets is resized in the graph."""
+    model = tiny(positions="relative", registers=2)
     path = tmp_path / "model.onnx"
     assert export_model(model, path, dynamic_size=True, images=12).passed
-    check(path, model, (3, 3, 24, 40), (1, 3, 40, 24), (2, 3, 64, 16))
+    check(path, model, (3, 3, 24, 32), (1, 3, 40, 24), (2, 3, 64, 16))
 
 
 def test_windows_are_laid_out_for_one_size(grown, tmp_path):

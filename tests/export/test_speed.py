@@ -10,7 +10,7 @@ import torch
 
 import vitlab
 import vitlab.cli.main
-from vitlab.export.bench import Row, fastest, run_bench
+from vitlab.export.bench import Row, default_reducers, fastest, run_bench
 from vitlab.export.fold import folded
 from vitlab.export.runners import Workshop
 from vitlab.reduce import reducer_of
@@ -57,22 +57,13 @@ def test_bench_compares_with_eager_and_picks(tiny):
         rounds=3,
         images=5,
         ways=("folded", "onnx", "int8"),
-        reducers=["tome:r=2"],
+        reducers=[],
         against=["transformers"],
     )
     assert not bench.notes
     rows = {row.title: row for row in bench.rows}
     exact = ["eager", "folded", "onnx", "transformers"]
-    assert list(rows) == [
-        "eager",
-        "folded",
-        "onnx",
-        "int8",
-        "folded + tome:r=2",
-        "onnx + tome:r=2",
-        "int8 + tome:r=2",
-        "transformers",
-    ]
+    assert list(rows) == ["eager", "folded", "onnx", "int8", "transformers"]
     for title, row in rows.items():
         assert row.within == (title in exact), title
         assert len(row.seconds) == 3 and row.bytes > 0
@@ -117,6 +108,13 @@ def test_optimize(goal, tiny, monkeypatch):
 def test_optimize_refuses_what_it_does_not_know(tiny):
     with pytest.raises(ValueError, match="exact, fast, small"):
         vitlab.optimize(tiny(), torch.randn(1, 3, 24, 32), "faster")  # type: ignore[arg-type]
+
+
+def test_bench_with_fewer_tokens(tiny):
+    bench = run_bench(tiny(patch_size=4), batch=2, rounds=3, images=5, ways=("eager", "folded"), reducers=["tome:r=9"])
+    assert [row.title for row in bench.rows] == ["eager", "folded", "eager + tome:r=9", "folded + tome:r=9"]
+    assert [row.within for row in bench.rows] == [True, True, False, False]
+    assert default_reducers(tiny(patch_size=4)) == ["tome:r=24"]  # half of 48 patches, in one layer
 
 
 def test_bench_command(capsys, monkeypatch):

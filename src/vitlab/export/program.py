@@ -14,25 +14,24 @@ from torch.export import Dim, ExportedProgram
 
 from vitlab.export.about import KEY, About
 from vitlab.export.quiet import quiet
-from vitlab.export.tower import Tower
+from vitlab.export.tower import Sides, Tower
 
 NAME = f"{KEY}.json"
-SIDES = (2, 512)  # the least and the most, in strides
 
 
-def to_program(tower: Tower, example: Tensor, *, stride: int | None = None) -> ExportedProgram:
-    """The batch is left open; with `stride`, height and width too, as multiples of it."""
+def to_program(tower: Tower, example: Tensor, sides: Sides | None = None) -> ExportedProgram:
+    """The batch is left open; with `sides`, height and width too."""
     shape: dict[int, Any] = {0: Dim("batch", min=1, max=2**16)}
-    if stride is not None:
-        least, most = SIDES
-        rows, columns = (Dim(name, min=least, max=most) for name in ("rows", "columns"))
-        shape |= {2: stride * rows, 3: stride * columns} if stride > 1 else {2: rows, 3: columns}
+    if sides is not None:
+        n = sides.stride
+        rows, columns = (Dim(name, min=sides.least // n, max=sides.most // n) for name in ("rows", "columns"))
+        shape |= {2: n * rows, 3: n * columns} if n > 1 else {2: rows, 3: columns}
     tower = tower.eval()
     try:
         with torch.no_grad(), quiet():
             return torch.export.export(tower, (example,), dynamic_shapes=(shape,), strict=False)
     except Exception as error:  # torch raises many kinds here
-        open_sizes = " for all image sizes: leave --dynamic-size out" if stride is not None else ""
+        open_sizes = " for all image sizes: leave --dynamic-size out" if sides is not None else ""
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"this network cannot be exported{open_sizes}. torch.export says: {first}") from error
 

@@ -18,7 +18,7 @@ from vitlab.export.opened import ENDINGS, open_export
 from vitlab.export.pictures import pictures, prepared
 from vitlab.export.program import save_program, to_program
 from vitlab.export.quantize import WAYS, to_int8
-from vitlab.export.tower import Tower, example, stride_of, what_it_gives
+from vitlab.export.tower import Tower, example, open_sides, what_it_gives
 from vitlab.export.verify import AGREEMENT, TOLERANCE, Verdict, verify
 
 CALIBRATION = 64  # pictures
@@ -54,14 +54,15 @@ def export_model(
     path = Path(path).expanduser()
     _check(path, int8, dynamic_size, text)
     gives = what_it_gives(model, features=features, text=text)
-    stride = stride_of(model) if dynamic_size else None
-    about = about_model(model, gives, dynamic_size=dynamic_size, stride=stride or 1, reducer=reducer)
+    sides = open_sides(model) if dynamic_size else None
+    stride = 1 if sides is None else sides.stride
+    about = about_model(model, gives, dynamic_size=dynamic_size, stride=stride, reducer=reducer)
     channels = model.config.channels
     judged = pictures(images, channels=channels, source=source, path=data_path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
-        program = to_program(Tower(folded(model), gives, reducer), example(model, gives), stride=stride)
+        program = to_program(Tower(folded(model), gives, reducer), example(model, gives), sides)
         if path.suffix == ".pt2":
             save_program(program, made, about)
         else:

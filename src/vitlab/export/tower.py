@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,14 +62,23 @@ def example(model: Any, gives: Gives, size: tuple[int, int] | None = None, batch
     return torch.zeros(batch, model.config.channels, *(size or model.config.image_size))
 
 
-def stride_of(model: Any) -> int:
-    """What the sides of an image must be multiples of where they are left open."""
+@dataclass(frozen=True)
+class Sides:
+    """What a side of an image may be where it is left open: a multiple of `stride`, `least` pixels or more."""
+
+    stride: int
+    least: int
+    most: int = 2**13
+
+
+def open_sides(model: Any) -> Sides:
     config = getattr(model.config, "encoder", model.config)
     if isinstance(config, StagedConfig):
         raise ValueError(
             f"a {model.family} lays out its windows for one image size, so it cannot be exported for all: leave "
             "--dynamic-size out, and give --image-size for another than its own."
         )
-    if not hasattr(config, "stem") or not hasattr(config, "patch_size"):
-        return 1  # convolutions take any
-    return config.patch_size
+    if not hasattr(config, "patch_size"):  # convolutions take any, as long as more than one place is left at the end
+        halved = 2 ** (len(config.depths) - 1 + 2 * (config.stem == "imagenet"))
+        return Sides(1, halved + 1)
+    return Sides(config.patch_size, 2 * config.patch_size)
