@@ -3,11 +3,12 @@
 The learner's code runs in this process here; tests/learn/test_process.py runs it as the command does.
 """
 
+# ruff: noqa: E501  one learner, one line
+
 from itertools import combinations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
@@ -220,16 +221,11 @@ def test_two_mistakes_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "last", "first"),
     [
-        (
-            "attention",
-            [(SCALE, " / d**0.5 + 0.1 * q.sum(-1, keepdim=True).sin() * k.sum(-1)[:, :, None]")],
-            "v",
-            "scores",
-        ),
+        ("attention", [(SCALE, " / d**0.5 - q.sum(-1, keepdim=True)"), ("/ d**0.5 -", "/ d**0.3 -")], "v", "scores"),
         ("attention", [("weights @ v", "weights @ (v * v)")], "weights", "heads"),
         ("attention", [("self.qkv(x)", "self.qkv(x * x)")], None, "qkv"),
         ("attention", [("self.proj(x)", "self.proj(x) + x.mean()")], "proj", None),
-        ("mlp", [(GELU, "F.gelu(x) ** 2")], "fc1", "activation"),
+        ("mlp", [(GELU, "F.gelu(1.1 * x)")], "fc1", "activation"),
         ("block", [("self.mlp(self.norm2(z))", "self.mlp(self.norm2(z)).sin()")], "mlp", "eq. 3"),
         ("patch-embed", [("self.proj(x)", "self.proj(x.flip(-1))")], "patches", "tokens"),
     ],
@@ -265,7 +261,7 @@ def test_scale_order_and_axes_are_told_apart(tmp_path):
     assert turned.keys[1] == "axes" and "(B, D, N) = (2, 15, 7)" in turned.lines("en")[1]
     short = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x)[:, :, :4]")))
     assert short.keys[1] == "shape" and "(2, 7, 4)" in short.lines("zh")[1]
-    halved = verdict(tmp_path, "attention", changed("attention", (SCALE, " / d**0.5 * 0.5")))
+    halved = verdict(tmp_path, "attention", changed("attention", (SCALE, " / (2 * d**0.5)")))
     assert any(r.key == "step scaled" and r.said["factor"] == pytest.approx(0.5) for r in halved.remarks)
 
 
@@ -311,4 +307,3 @@ def test_letters_of_shapes():
     for exercise in EXERCISES.values():
         lengths = [n for letter, n in exercise.cases[0].items() if letter != "L"]
         assert len(set(lengths)) == len(lengths) or exercise.name == "vit"
-    assert F.gelu is not None

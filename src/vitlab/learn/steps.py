@@ -22,8 +22,8 @@ class Parting:
 
 
 def distance(theirs: Tensor, ours: Tensor) -> float:
-    """Largest difference as a share of our largest value; infinite where shapes differ or a number is none."""
-    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
+    """Largest difference as a share of our largest value; infinite where shapes differ or a value is no number."""
+    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all() and torch.isfinite(ours).all()):
         return float("inf")
     if ours.numel() == 0:
         return 0.0
@@ -43,8 +43,8 @@ def part(ours: dict[str, Tensor], theirs: list[Tensor]) -> Parting:
     if last == len(names) - 1:
         return Parting(before, None)
     missing = ours[names[last + 1]]
-    factor = next((f for t in theirs if (f := times(t, missing)) is not None), None)
-    shuffled = next((tuple(t.shape) for t in theirs if same_numbers(t, missing)), None)
+    factor = next((f for t in reversed(theirs) if (f := times(t, missing)) is not None), None)
+    shuffled = next((tuple(t.shape) for t in reversed(theirs) if same_numbers(t, missing)), None)
     return Parting(before, names[last + 1], factor, shuffled)
 
 
