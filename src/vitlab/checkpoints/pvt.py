@@ -15,7 +15,7 @@ from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
 from vitlab.models.pvt import PVTConfig, PVTv2Config
 
-HEADS = {widths: (1, 2, 5, 8) for widths in ((32, 64, 160, 256), (64, 128, 320, 512))}  # of the published ones
+HEADS = dict.fromkeys([(32, 64, 160, 256), (64, 128, 320, 512)], (1, 2, 5, 8))  # of the published widths
 ASSUMED = {"eps": 1e-6, "merge_eps": 1e-6, "reduction_eps": 1e-6, "activation": "gelu"}
 
 
@@ -183,8 +183,8 @@ def hf_options_v2(config: dict[str, Any]) -> dict[str, Any]:
     patches, strides = list(config.get("patch_sizes", (7, 3, 3, 3))), list(config.get("strides", (4, 2, 2, 2)))
     if patches != [2 * stride - 1 for stride in strides] or any(stride != 2 for stride in strides[1:]):
         raise ValueError(
-            f"config.json has patch_sizes {patches} and strides {strides}: known are patches of 2S - 1 by strides of S, "
-            "2 after the first."
+            f"config.json has patch_sizes {patches} and strides {strides}: known are patches of 2S - 1 by strides of "
+            "S, 2 after the first."
         )
     widths, size = tuple(config.get("hidden_sizes", (32, 64, 160, 256))), config.get("image_size", 224)
     if isinstance(size, dict):
@@ -227,7 +227,7 @@ def config_for(c: PVTConfig, labels: list[str] | None) -> dict[str, Any]:
         "patch_sizes": [merge.kernel for merge in c.merges],
         "strides": [merge.stride for merge in c.merges],
         "sr_ratios" if second else "sequence_reduction_ratios": list(c.reductions),
-        **({"linear_attention": c.linear} if isinstance(c, PVTv2Config) else {}),
+        **({"linear_attention": c.linear} if isinstance(c, PVTv2Config) else {"num_labels": c.classes}),
     }
     config: dict[str, Any] = {
         "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],

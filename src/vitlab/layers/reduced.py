@@ -1,4 +1,4 @@
-"""Attention to fewer keys: every token asks, but keys and values stand on a coarser grid, each made of a block of tokens.
+"""Attention to fewer keys: every token asks, but keys stand on a coarser grid, each made of a block of tokens.
 
 Spatial-reduction attention of PVT (arXiv:2102.12122, sec. 3.3), which PVT v2 and Twins have too. `Reduced` says where
 queries and keys stand; the same object tells `explain` which tokens a key holds.
@@ -74,7 +74,7 @@ class Reduced:
 
 
 class ReducedAttention(Heads):
-    """SRA, eqs. 1-4 of PVT: softmax(Q K^T / sqrt(d)) V, with K and V of SR(x) = Norm(what a convolution of R x R makes).
+    """SRA, eqs. 1-4 of PVT: softmax(Q K^T / sqrt(d)) V, with K and V of SR(x), a convolution of R x R and a norm.
 
     With a Pool it is the linear attention of PVT v2 (sec. 3.1): the mean of each share, a matrix, norm and GELU.
     """

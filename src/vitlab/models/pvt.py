@@ -150,8 +150,8 @@ def conv_embeds(c: PVTConfig) -> nn.ModuleList:
 
 
 class ConvMLP(nn.Module):
-    """D -> hidden -> D with a 3 x 3 convolution of each hidden channel between, which tells tokens their neighbours and,
-    by the zeros around the map, where they stand (PVT v2, sec. 3.3).
+    """D -> hidden -> D with a 3 x 3 convolution of each hidden channel between, which tells tokens of their neighbours
+    and, by the zeros around the map, where they stand (PVT v2, sec. 3.3).
     """
 
     def __init__(self, width: int, hidden: int, *, activation: Activation, dropout: float, relu: bool):
