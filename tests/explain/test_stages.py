@@ -17,8 +17,8 @@ import vitlab
 from vitlab.explain import attention_maps, grad_cam, relevance, rollout
 from vitlab.explain.stages import Stages
 
-CONFIG = dict(embed_dim=12, depths=[2, 2, 2], num_heads=[2, 2, 4], window_size=4, image_size=64, patch_size=4)
-SIZES = {"whole windows": (64, 128), "filled up everywhere": (75, 101), "one window wide": (96, 41)}
+CONFIG = dict(embed_dim=12, depths=[2, 2, 2], num_heads=[2, 2, 4], window_size=3, image_size=48, patch_size=4)
+SIZES = {"whole windows": (48, 96), "filled up everywhere": (53, 77), "one window wide": (84, 12)}
 
 
 # -------------------------------------------------------------------------------------------------- transformers' Swin
@@ -34,7 +34,7 @@ class Pair:
     norm1: tuple[np.ndarray, np.ndarray]  # of the last block, and its slope: (B, N, D)
 
 
-def numbered_windows(grid: tuple[int, int], shifted: bool, window: int = 4) -> Tensor:
+def numbered_windows(grid: tuple[int, int], shifted: bool, window: int = 3) -> Tensor:
     """(windows, n): the token in each place, by the roll that the paper's code makes; -1 on padding."""
     window_h = window_w = window
     if min(grid) <= window:

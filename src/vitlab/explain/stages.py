@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import wide
+from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
-from vitlab.models.hierarchy import Grid, Hierarchy, Merge
+from vitlab.models.hierarchy import Hierarchy
 
 Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): what part of a coarse place is in a fine one
 
@@ -201,20 +202,18 @@ def spread(values: Tensor, axes: Axes) -> Tensor:
     return down.mT @ values @ across
 
 
-def shares(merge: Merge, length: int) -> np.ndarray:
-    """(coarse, fine), rows sum to 1: equal parts for all that a merging reads along one axis."""
-    found = np.zeros((merge.size(length), length))
-    for place, row in enumerate(found):
-        first = place * merge.stride - merge.padding
-        row[max(first, 0) : first + merge.kernel] = 1
-    return found / found.sum(1, keepdims=True)
+def _axes(grid: Grid, merge: Merge | Pool) -> Axes:
+    """Equal parts for all that a place is made of."""
+    found = []
+    for length in grid:
+        axis = torch.zeros(merge.size(length), length, dtype=torch.float64)
+        for place, (first, end) in enumerate(merge.spans(length)):
+            axis[place, first:end] = 1 / (end - first)
+        found.append(axis)
+    return found[0], found[1]
 
 
-def _axes(grid: Grid, merge: Merge) -> Axes:
-    return torch.from_numpy(shares(merge, grid[0])), torch.from_numpy(shares(merge, grid[1]))
-
-
-def _layer(at: Any, stage: int, device: torch.device) -> Layer:
+def _layer(at: Windows | Reduced, stage: int, device: torch.device) -> Layer:
     if isinstance(at, Windows):
         places = torch.from_numpy(at.places()).to(device)  # (windows, n)
         mask = at.mask(device)
