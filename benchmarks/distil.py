@@ -2,10 +2,12 @@
 
     python benchmarks/distil.py --data cifar-10-binary.tar.gz
     python benchmarks/distil.py --data cifar-10-binary.tar.gz --fraction 0.1 --seeds 3 objective.distillation=soft
+    python benchmarks/distil.py --data cifar-10-binary.tar.gz --fraction 0.1 --checkpoint bundled:cifar10
 
 A ResNet learns first (recipe resnet_cifar10), then a ViT three times with the same pictures, steps and rates (recipe
 deit_cifar10): from the labels and the teacher, with DeiT's distillation token; from the labels alone, with that token;
-and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe, --teacher KEY=VALUE the teacher's.
+and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe, --teacher KEY=VALUE the teacher's;
+--checkpoint takes a teacher that has learned before.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--data", help="where CIFAR-10's files lie; otherwise they are looked for, or downloaded")
     parser.add_argument("--fraction", type=float, help="of the training pictures, for teacher and students")
     parser.add_argument("--teacher", action="append", default=[], metavar="KEY=VALUE", help="of the teacher's recipe")
+    parser.add_argument("--checkpoint", help="a trained teacher, instead of training one")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--runs", type=Path, help="folder for the runs; otherwise they are thrown away")
     args = parser.parse_intermixed_args()
@@ -38,12 +41,15 @@ def main() -> None:
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as thrown_away:
         runs = (args.runs or Path(thrown_away)).resolve()
-        teacher = with_settings(find_recipe("resnet_cifar10")[1], [*data, *args.teacher])
-        learned = fit_or_go_on(teacher, runs / "teacher")
-        took = duration(learned["seconds"])
-        print(f"\nteacher: {learned['top1']:.2%}, {learned['params']:,} parameters, {took}\n", flush=True)
+        teacher = args.checkpoint
+        if teacher is None:
+            recipe = with_settings(find_recipe("resnet_cifar10")[1], [*data, *args.teacher])
+            learned = fit_or_go_on(recipe, runs / "teacher")
+            took = duration(learned["seconds"])
+            print(f"\nteacher: {learned['top1']:.2%}, {learned['params']:,} parameters, {took}\n", flush=True)
+            teacher = runs / "teacher" / "best"
         ways = {
-            "with the teacher": [f"objective.teacher={runs / 'teacher' / 'best'}"],
+            "with the teacher": [f"objective.teacher={teacher}"],
             "without": ALONE,
             "without, plain ViT": [*ALONE, "model.distill_token=false"],
         }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -15,8 +13,25 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.read import ImageError, Source
+from vitlab.models.evaluating import evaluating
+from vitlab.models.features import features_of
 from vitlab.text.templates import class_embeddings, read_templates
+
+__all__ = [
+    "Embedding",
+    "Labels",
+    "Prediction",
+    "embed",
+    "embed_labels",
+    "embed_text",
+    "fingerprint",
+    "label_of",
+    "predict",
+    "reads_text",
+    "zero_shot",
+]
 
 
 @dataclass
@@ -49,6 +64,21 @@ def predict(
 
     `progress` is called with the number of pictures done, after each batch.
     """
+    check_predicts(model)
+    if top < 1:
+        raise ValueError(f"top={top} must be at least 1.")
+    labels = class_labels(model)
+    results: list[Prediction] = []
+    for names, tensors, errors in _batches(model, images, batch_size):
+        chances = iter(class_probabilities(model, tensors)) if tensors else iter(())
+        results += _predictions(names, errors, chances, labels, top)
+        if progress is not None:
+            progress(len(names))
+    return results
+
+
+def check_predicts(model: Any) -> None:
+    """Whether it knows classes; if not, the error says what it can do instead."""
     _check_model(model, "predict")
     if reads_text(model):
         raise ValueError(
@@ -64,16 +94,11 @@ def predict(
         raise ValueError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
         )
-    if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
-    labels = [label_of(model, index) for index in range(model.config.classes)]
-    results: list[Prediction] = []
-    for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(_run(model, model, tensors).softmax(dim=-1)) if tensors else iter(())
-        results += _predictions(names, errors, chances, labels, top)
-        if progress is not None:
-            progress(len(names))
-    return results
+
+
+def class_probabilities(model: Any, tensors: list[Tensor]) -> Tensor:
+    """Prepared pictures, each (C, H, W) -> (B, classes)."""
+    return _run(model, model, tensors).softmax(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -114,12 +139,16 @@ def zero_shot(
     known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        found = _run(model, model.encode_image, tensors) if tensors else torch.zeros(0, known.weights.shape[1])
-        chances = iter((model.scale.item() * found @ known.weights.T).softmax(dim=1))  # (B, K)
+        chances = iter(among(model, image_features(model, tensors), known)) if tensors else iter(())
         results += _predictions(names, errors, chances, known.names, top)
         if progress is not None:
             progress(len(names))
     return results
+
+
+def among(model: Any, found: Tensor, known: Labels) -> Tensor:
+    """A CLIP's features (B, E) of pictures -> their probabilities (B, K) among the labels."""
+    return (model.scale.item() * found @ known.weights.T).softmax(dim=1)
 
 
 def _predictions(
@@ -131,10 +160,18 @@ def _predictions(
         if error is not None:
             results.append(Prediction(name, error=error))
             continue
-        values, indices = next(chances).topk(min(top, len(labels)))
-        scores = [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
-        results.append(Prediction(name, scores))
+        results.append(Prediction(name, ranked(next(chances), labels, top)))
     return results
+
+
+def ranked(chances: Tensor, labels: list[str], top: int) -> list[tuple[str, float]]:
+    """(K,) -> the best labels first, each with its probability."""
+    values, indices = chances.topk(min(top, len(labels)))
+    return [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
+
+
+def class_labels(model: Any) -> list[str]:
+    return [label_of(model, index) for index in range(model.config.classes)]
 
 
 def label_of(model: Any, index: int) -> str:
@@ -168,7 +205,7 @@ def embed(
     _check_model(model, "embed")
     results: list[Embedding] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        vectors = iter(F.normalize(_run(model, _look(model), tensors), dim=1).numpy()) if tensors else iter(())
+        vectors = iter(image_vectors(model, tensors).numpy()) if tensors else iter(())
         for name, error in zip(names, errors, strict=True):
             vector = next(vectors) if error is None else None
             if vector is not None and not np.isfinite(vector).all():
@@ -177,6 +214,16 @@ def embed(
         if progress is not None:
             progress(len(names))
     return results
+
+
+def image_vectors(model: Any, tensors: list[Tensor]) -> Tensor:
+    """Prepared pictures, each (C, H, W) -> (B, E), rows of length 1."""
+    return F.normalize(image_features(model, tensors), dim=1)
+
+
+def image_features(model: Any, tensors: list[Tensor]) -> Tensor:
+    """The same, as long as the model makes them; a CLIP's are of length 1 already."""
+    return _run(model, features_of(model), tensors)
 
 
 def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
@@ -193,31 +240,12 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
             "model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH), then vitlab.save(model, FOLDER)."
         )
     ids = model.tokenizer([texts] if isinstance(texts, str) else list(texts))  # (T, N)
-    return _evaluate(model, lambda: model.encode_text(ids.to(next(model.parameters()).device))).numpy()
+    like = next(model.parameters(), ids)
+    return _evaluate(model, lambda: model.encode_text(ids.to(like.device))).numpy()
 
 
 def reads_text(model: Any) -> bool:
     return hasattr(model, "encode_text")
-
-
-def fingerprint(model: Any) -> str:
-    """Equal for models that make the same of every picture and text: their network, preprocess, words and weights."""
-    about = [model.family, model.config.to_dict(), None if model.preprocess is None else model.preprocess.to_dict()]
-    tokenizer = getattr(model, "tokenizer", None)
-    about.append(None if tokenizer is None else tokenizer.to_json())
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
-    for key, value in sorted(model.state_dict().items()):
-        digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
-    return digest.hexdigest()
-
-
-def _look(model: Any) -> Callable[[Tensor], Tensor]:
-    """(B, C, H, W) -> (B, E)."""
-    if hasattr(model, "encode_image"):
-        return model.encode_image
-    encoder = getattr(model, "encoder", model)
-    return lambda images: encoder.forward_head(encoder.forward_features(images), pre_logits=True)
 
 
 def _check_model(model: Any, function: str, what: str = "images") -> None:
@@ -227,19 +255,15 @@ def _check_model(model: Any, function: str, what: str = "images") -> None:
 
 
 def _run(model: Any, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
-    like = next(model.parameters())
-    return _evaluate(model, lambda: look(torch.stack(tensors).to(like.device, like.dtype)))
+    like = next(model.parameters(), None)  # an exported model has none: it takes float32 from the CPU
+    images = torch.stack(tensors)
+    images = images if like is None else images.to(like.device, like.dtype)
+    return _evaluate(model, lambda: look(images))
 
 
 def _evaluate(model: Any, work: Callable[[], Tensor]) -> Tensor:
-    was_training = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
-    model.eval()
-    try:
-        with torch.inference_mode():
-            return work().float().cpu()
-    finally:
-        for module, training in was_training:
-            module.training = training
+    with evaluating(model):
+        return work().float().cpu()
 
 
 def _batches(

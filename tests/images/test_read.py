@@ -380,3 +380,26 @@ def test_reading_a_file_closes_it(tmp_path):
     file.unlink()
     assert np.array_equal(np.asarray(image), NOISE)
     assert not [p for p in Path("/proc/self/fd").iterdir() if p.is_symlink() and str(file) in str(p.readlink())]
+
+
+def test_threads_read_at_the_same_time(recwarn):
+    """Pictures that make Pillow warn, beside others; the filters of warnings are afterwards as they were for others."""
+    import warnings
+    from concurrent.futures import ThreadPoolExecutor
+
+    buffer = io.BytesIO()
+    picture = Image.new("P", (9, 7))
+    picture.putpalette([1, 2, 3] * 256)
+    picture.save(buffer, "PNG", transparency=b"\x10" * 200)
+    files = [buffer.getvalue()]
+    for number in range(4):
+        buffer = io.BytesIO()
+        Image.new("RGB", (30 + number, 20), (number, 0, 0)).save(buffer, "JPEG")
+        files.append(buffer.getvalue())
+    alone = [np.asarray(read_image(file)) for file in files]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: np.asarray(read_image(files[number % 5])), range(400)))
+    for number, pixels in enumerate(found):
+        np.testing.assert_array_equal(pixels, alone[number % 5])
+    warnings.warn("still heard", stacklevel=1)
+    assert [str(w.message) for w in recwarn] == ["still heard"]

@@ -156,6 +156,20 @@ def test_a_locked_image_tower_stays_as_it_was(tmp_path):
     assert vitlab.load(tmp_path / "run" / "best").preprocess == vitlab.load("bundled:digits").preprocess
 
 
+def test_a_tower_of_another_checkpoint_is_taken_as_it_is_or_at_another_size(tmp_path):
+    """Grey digits of 8 px for a ViT that has read colour at 32: its own preprocess sees to that."""
+    recipe = replace_model(find_recipe("clip_digits")[1], [*TINY[2:4], "model.init_image=bundled:cifar10"])
+    job = prepare(recipe, tmp_path / "as it is")
+    tower = vitlab.load("bundled:cifar10", classes=0)
+    for key, value in job.model.image.state_dict().items():
+        assert torch.equal(value, tower.state_dict()[key]), key
+    assert job.steps[0, 0].images.shape[1:] == (3, 32, 32) and job.model.preprocess == tower.preprocess
+    job = prepare(with_settings(recipe, ["model.image_size=48"]), tmp_path / "larger")
+    larger = vitlab.load("bundled:cifar10", classes=0, image_size=48)
+    torch.testing.assert_close(job.model.image.positions.table, larger.positions.table)
+    assert job.model.preprocess.size == (48, 48) and any("resized from" in note for note in job.notes)
+
+
 def replace_model(recipe, settings: list[str]):
     """Of the model only what the settings say; its own options are those of another network."""
     from dataclasses import replace
@@ -177,7 +191,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
     with torch.no_grad():
         found, _ = job.objective.loss(job.forward, inputs)
         images, texts = job.forward(inputs["images"], inputs["ids"])
-    scale, labels, n = float(job.model.scale), batch.labels.tolist(), len(batch.labels)
+    scale, labels, n = job.model.scale.item(), batch.labels.tolist(), len(batch.labels)
     assert len(set(labels)) < n
     total = 0.0
     for i in range(n):
@@ -191,7 +205,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
                 whole = math.log(sum(math.exp(scale * x) for x in (mine, *others)))
                 total += (whole - scale * mine) / (2 * n)
         else:
-            bias = float(job.model.bias)
+            bias = job.model.bias.item()
             total += math.log1p(math.exp(-(scale * mine + bias))) / n
             total += sum(math.log1p(math.exp(scale * float(images[i] @ texts[j]) + bias)) for j in rivals) / n
     assert float(found) == pytest.approx(total, rel=1e-4)
@@ -326,7 +340,10 @@ WRONG = {
     "clip_digits text.vocab=100": "too small",
     "clip_digits model.init_image=a model.init_from=b": "leave out model.init_image",
     "clip_digits model.init_from=bundled:digits": "of the family clip",
-    "clip_digits model.init_image=bundled:cifar10": "channels",
+    "clip_digits model.init_image=bundled:mae": "the weights have stem=patch",
+    "clip_digits model.init_image=bundled:digits model.image.width=32": "vitlab train clip_lit",
+    "clip_digits model.init_image=nowhere": "no such file or folder",
+    "clip_digits model.freeze=encoder": "model.init_image=bundled:cifar10",
     "clip_digits run.sharding=fsdp": "not yet for clip",
     "digits model.init_image=bundled:digits": "objective.name=clip",
     "digits model.name=clip_digits": "objective.name=clip",
@@ -335,7 +352,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("settings", "says"), WRONG.items())
 def test_what_does_not_belong_together_is_told(settings, says, command, tmp_path):
-    assert says in command("train", *settings.split(), f"run.dir={tmp_path / 'run'}", code=2).stderr
+    short = ["run.epochs=1", "data.per_class=2"]  # should one of them begin to train
+    said = command("train", *settings.split(), *short, f"run.dir={tmp_path / 'run'}", code=2).stderr
+    assert says in " ".join(said.split())
     assert not (tmp_path / "run").exists()
 
 

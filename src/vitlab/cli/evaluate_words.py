@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import native
+from vitlab.checkpoints.load import locate
 from vitlab.cli.console import out
 from vitlab.cli.progress import counting
 from vitlab.images.datasets import Captioned, Data
@@ -13,16 +13,23 @@ from vitlab.text.templates import LISTS, read_templates
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.processes import pick_device
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import Recipe, read_recipe
 from vitlab.training.retrieval import AT, evaluate_retrieval
 
+NAME = "recipe.toml"
 WAYS = {"image_to_text": "picture -> caption", "text_to_image": "caption -> picture"}
 
 
 def is_clip(checkpoint: str) -> bool:
     """A CLIP in a folder of our own; what else there is opens without a look at its family."""
-    folder = Path(checkpoint).expanduser()
+    folder = locate(checkpoint)
     return (folder / native.CARD).is_file() and native.read_card(folder)["family"] == "clip"
+
+
+def recipe_of(checkpoint: str) -> Recipe | None:
+    """What it was trained by: beside the folder in a run, in it where it is bundled; None where that is not known."""
+    folder = locate(checkpoint).absolute()
+    return next((read_recipe(p) for p in (folder.parent / NAME, folder / NAME) if p.is_file()), None)
 
 
 def judge_by_words(
@@ -62,11 +69,11 @@ def judge_by_words(
 
 def _learned(checkpoint: str, sentences: list[str]) -> int | None:
     """How many of them the run has learned from; None: it is not known."""
-    saved = Path(checkpoint).expanduser().absolute().parent / "recipe.toml"
-    if not saved.is_file():
+    saved = recipe_of(checkpoint)
+    if saved is None:
         return None
     try:
-        known = read_templates(read_recipe(saved).objective.templates)
+        known = read_templates(saved.objective.templates)
     except ValueError:  # a file that is gone
         return None
     return len(set(sentences) & set(known))

@@ -74,7 +74,9 @@ def models(
 
 @app.command()
 def predict(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.")
+    ],
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")],
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
@@ -134,6 +136,72 @@ def convert(
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
     verb.run(source, target, to, check, map, image_size, told, force, json)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or hf-hub:owner/name.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+    int8: Annotated[
+        str | None, typer.Option("--int8", metavar="dynamic|static", help="Integers: smaller, and often faster.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on, and to calibrate with.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=8)] = 128,
+    image_size: Size = None,
+    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False,
+    reducer: Annotated[
+        str | None, typer.Option("--reducer", metavar="tome:r=8|evit:keep=0.7", help="Fewer tokens, inside the file.")
+    ] = None,
+    features: Annotated[bool, typer.Option("--features", help="Give features instead of classes.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Of a CLIP, the tower that reads text.")] = False,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
+    agreement: Annotated[float, typer.Option(help="Share of pictures that must get the same answer.")] = 0.99,
+    force: Annotated[bool, typer.Option("--force", help="Keep the file although it differs.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model as ONNX or torch.export, with its preprocess and labels, and compare both on real pictures.
+
+    A file that answers otherwise than the model is not kept (exit code 1).
+    """
+    from vitlab.cli import export as verb
+
+    asked = dict(int8=int8, source=data, data_path=path, images=images, dynamic_size=dynamic_size, reducer=reducer)
+    asked |= dict(features=features, text=text, tolerance=tolerance, agreement=agreement, force=force)
+    verb.run(checkpoint, out, image_size, asked, json)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a model's name.")],
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="transformers,onnxruntime", help="Other libraries, same weights.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Pictures in a batch that is timed.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that each way is timed, in turns.", min=3)] = 15,
+    ways: Annotated[
+        str | None, typer.Option("--ways", metavar="eager,compiled,...", help="Try these, not the usual ones.")
+    ] = None,
+    reducer: Annotated[
+        list[str] | None, typer.Option("--reducer", metavar="tome:r=8|none", help="Fewer tokens; none: only all.")
+    ] = None,
+    agreement: Annotated[float, typer.Option(help="Share of equal answers asked; 1: equal to rounding.")] = 0.99,
+    data: Annotated[str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on.")] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=1)] = 64,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Time a model run in every way: eager, compiled, ONNX Runtime, int8, fewer tokens; and pick the best.
+
+    The fastest that agrees with the eager model as often as asked is picked. Run nothing else meanwhile.
+    """
+    from vitlab.cli import bench as verb
+
+    asked = dict(batch=batch, rounds=rounds, agreement=agreement, source=data, path=path, images=images)
+    verb.run(what, image_size, ways, reducer, against, asked, json)
 
 
 @app.command()
@@ -286,6 +354,46 @@ def search(
 
 
 @app.command()
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CHECKPOINT|EXPORT]...", help="What to serve, or NAME=CHECKPOINT. Default: the bundled models."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="VITLAB_TOKEN", help="Whoever asks must know it (Authorization: Bearer).")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another name of this server.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option("--allow-origin", metavar="ORIGIN", help="A site whose pages may ask.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Pictures run together.", min=1)] = 8,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more.", min=0)] = 5.0,
+    queue: Annotated[int, typer.Option(help="Requests a model holds; more are told to come back (503).", min=1)] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds from request to answer.", min=0.001)] = 30.0,
+    max_upload_mb: Annotated[float, typer.Option(help="Size of a request.", min=0.001)] = 20.0,
+    max_megapixels: Annotated[float, typer.Option(help="Size of a picture.", min=0.001)] = 50.0,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Training runs that the page at / follows.")] = Path(
+        "runs"
+    ),
+    threads: Annotated[int | None, typer.Option(help="Threads of each model.", min=1)] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="A line for each request.")] = False,
+) -> None:
+    """A page at / that shows a model at work, and predict, explain, embed, zeroshot over HTTP. Ctrl-C ends it."""
+    from vitlab.cli import serve as verb
+
+    options = {"host": host, "token": token, "hosts": tuple(allow_host or ()), "origins": tuple(allow_origin or ())}
+    options |= {"max_batch": max_batch, "max_wait": max_wait_ms / 1e3, "queue": queue, "timeout": timeout}
+    options |= {"runs": str(runs), "max_upload": round(max_upload_mb * 1e6), "max_pixels": round(max_megapixels * 1e6)}
+    verb.run(models or [], port, access_log, threads, options)
+
+
+@app.command()
 def doctor(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without one: the installation.")
@@ -380,17 +488,21 @@ def ssl(
     few: Annotated[
         list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change what learns from the few labels.")
     ] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", metavar="METHOD=CHECKPOINT", help="Judge this encoder; do not pre-train one."),
+    ] = None,
     dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/ssl-<data>.")] = None,
     json: Json = False,
 ) -> None:
     """Does learning without labels pay? Pre-train, judge, fine-tune on few labels, and learn from scratch.
 
-    Fine-tuned and from scratch are the same network with the same steps on the same pictures. The same command again
-    goes on where it was stopped.
+    Fine-tuned and from scratch are the same network with the same steps on the same pictures. --pretrained
+    mae=bundled:mae judges an encoder that is there. The same command again goes on where it was stopped.
     """
     from vitlab.cli import study as verb
 
-    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], dir, json)
+    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], pretrained or [], dir, json)
 
 
 @studies.command()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitlab.explain.rollout import rollout
     from vitlab.explain.segmentation import attention_masks
     from vitlab.explain.sentences import ask
+    from vitlab.explain.walk import walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _WHERE = {
@@ -49,6 +50,7 @@ _WHERE = {
     "rollout": "rollout",
     "stem_filters": "weights",
     "token_norms": "weights",
+    "walk_through": "walk",
 }
 __all__ = [
     "ask",
@@ -74,6 +76,7 @@ __all__ = [
     "rollout",
     "stem_filters",
     "token_norms",
+    "walk_through",
 ]
 
 

@@ -51,11 +51,13 @@ def reconstruct(
     *,
     mask_ratio: float | None = None,
     seed: int = 0,
+    mask: Tensor | None = None,
     batch_size: int = 8,
 ) -> Reconstruction:
     """Hide patches, encode the rest, paint. Which are hidden is a function of the seed and the picture's number.
 
     mask_ratio   another share than the model's own
+    mask         or which ones, the same in every picture: (grid_h, grid_w), True where hidden
     """
     check_decoder(model)
     parts: list[Reconstruction] = []
@@ -64,6 +66,8 @@ def reconstruct(
         x = batch.images
         rows, columns = model.encoder.layout(*x.shape[-2:]).grid
         noise = torch.from_numpy(uniform(seed, first + np.arange(len(x)), count=rows * columns))  # (B, N)
+        if mask is not None:
+            mask_ratio, noise = _chosen(mask, (rows, columns), len(x))
         with evaluating(model):
             out = model(x, noise, mask_ratio=mask_ratio)
         error = (wide(out.prediction) - wide(model.target(x))).square().mean(-1)  # (B, N)
@@ -75,6 +79,17 @@ def reconstruct(
         first += len(x)
     names = ("images", "mask", "prediction", "painted", "error")
     return Reconstruction(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def _chosen(mask: Tensor, grid: tuple[int, int], images: int) -> tuple[float, Tensor]:
+    """The ratio and the noise by which the model hides just these patches: it keeps those of the lowest noise."""
+    if tuple(mask.shape) != grid:
+        raise ValueError(f"mask is {tuple(mask.shape)} but the patches are {grid[0]} x {grid[1]}.")
+    hidden = int(mask.sum())
+    if not 0 < hidden < mask.numel():
+        raise ValueError(f"mask hides {hidden} of {mask.numel()} patches: hide at least one, and leave at least one.")
+    visible = mask.numel() - hidden
+    return 1 - (visible + 0.5) / mask.numel(), mask.flatten().float().expand(images, -1)
 
 
 def check_decoder(model: Any) -> None:

@@ -63,6 +63,6 @@ def ask(model: Any, sentences: str | Sequence[str]) -> Asked:
             "vitlab.text.tokenizer.Tokenizer.read(FOLDER), with its tokenizer.json, or vocab.json and merges.txt."
         )
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
-    if not sentences:
-        raise ValueError("there is no sentence to ask for: give at least one.")
+    if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):
+        raise ValueError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")
     return Asked(model, sentences)

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.images.read import MAX_PIXELS, ImageError, Source, called, read_image
+from vitlab.images.read import MAX_PIXELS, Source, TooLargeError, called, read_image
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -103,9 +103,10 @@ class Preprocess:
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
         if g.resized[0] * g.resized[1] > MAX_PIXELS:
-            raise ImageError(
+            raise TooLargeError(
                 f"{name}: {image.width} x {image.height} pixels are too long and thin: resized for the crop they would "
-                f"be {g.resized[1]} x {g.resized[0]}. Cut the picture first."
+                f"be {g.resized[1]} x {g.resized[0]}.",
+                "Cut the picture first.",
             )
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from os import PathLike, fspath
@@ -33,19 +34,58 @@ TURNS = {  # EXIF orientation -> what sets it right
 
 
 class ImageError(ValueError):
-    """A file that cannot be used as a picture; the message names it and says why."""
+    """A file that cannot be used as a picture; the message names it and says why, and then what to do, if anything."""
+
+    def __init__(self, why: str, remedy: str = ""):
+        super().__init__(why, remedy)  # both, so that it pickles
+        self.why, self.remedy = why, remedy
+
+    def __str__(self) -> str:
+        return f"{self.why} {self.remedy}".rstrip()
 
 
-def read_image(source: Source, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """An upright RGB picture. `name` is what messages call the source; a path is called by its path."""
+class NotAPictureError(ImageError):
+    """The contents are of no kind that is read here."""
+
+
+class TooLargeError(ImageError):
+    """More pixels than are allowed."""
+
+
+def read_image(
+    source: Source,
+    *,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = FORMATS,
+) -> Image.Image:
+    """An upright RGB picture. `name` is what messages call the source; a path is called by its path.
+
+    Its size is known from the file's first bytes, so one that is too large is refused before it is decoded. Threads
+    may read at the same time.
+    """
     try:
         if isinstance(source, np.ndarray):
             return to_rgb(_from_array(source))
-        with _open(source) as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large sizes and odd metadata; our own limit decides
-            return _decode(stream, max_pixels)
+        with _open(source) as stream:
+            _silence()
+            return _decode(stream, max_pixels, tuple(formats))
     except ImageError as error:
-        raise ImageError(f"{name or called(source)}: {error}") from None
+        raise type(error)(f"{name or called(source)}: {error.why}", error.remedy) from None
+
+
+def _silence() -> None:
+    """Pillow warns of large sizes and odd metadata; our own limit decides.
+
+    warnings.catch_warnings would give all threads the filters that one of them has found: this one is put in and stays.
+    """
+    global _quiet
+    if _quiet not in warnings.filters:
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        _quiet = warnings.filters[0]
+
+
+_quiet: Any = None  # the filter, once it is there
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -72,10 +112,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 @cache
-def _formats() -> list[str]:
-    """Those of FORMATS that this Pillow was built with."""
+def _readable(formats: tuple[str, ...]) -> list[str]:
+    """Those that this Pillow was built with."""
     Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
+    return [name for name in formats if name in Image.OPEN]
 
 
 def called(source: Source) -> str:
@@ -99,22 +139,22 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
             raise IsADirectoryError
         return path.open("rb")
     except IsADirectoryError:
-        raise ImageError("is a folder. Name the picture files in it.") from None
+        raise ImageError("is a folder.", "Name the picture files in it.") from None
     except FileNotFoundError:
         raise ImageError("no such file.") from None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror}).") from None
 
 
-def _decode(stream: Any, max_pixels: int) -> Image.Image:
+def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Image:
     try:
         image = stream
         if not isinstance(stream, Image.Image):
-            image = Image.open(stream, formats=_formats())
+            image = Image.open(stream, formats=_readable(formats))
             if image.width * image.height > max_pixels:
-                raise ImageError(
-                    f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}. "
-                    "Shrink the picture first, or pass a larger max_pixels."
+                raise TooLargeError(
+                    f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}.",
+                    "Shrink the picture first, or pass a larger max_pixels.",
                 )
         image.load()
         return to_rgb(upright(image))
@@ -122,11 +162,11 @@ def _decode(stream: Any, max_pixels: int) -> Image.Image:
         raise
     except UnidentifiedImageError:
         known = ", ".join(e[1:] for e in EXTENSIONS)
-        raise ImageError(f"not a picture that can be read. Expected one of {known}.") from None
+        raise NotAPictureError("not a picture that can be read.", f"Expected one of {known}.") from None
     except Image.DecompressionBombError as error:  # Pillow's own limit, of 179 million pixels
-        raise ImageError(f"{error} Shrink the picture first.") from None
+        raise TooLargeError(str(error), "Shrink the picture first.") from None
     except Exception as error:  # damaged bytes raise nearly anything in Pillow's decoders
-        raise ImageError(f"damaged or cut off ({error}). Fetch the file again.") from None
+        raise ImageError(f"damaged or cut off ({error}).", "Fetch the file again.") from None
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

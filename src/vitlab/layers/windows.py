@@ -187,6 +187,6 @@ class WindowAttention(Heads):
 
 def _for_all(bias: Tensor | None, q: Tensor) -> Tensor | None:
     """(1 or count, h, n, n) -> (1 or B * count, h, n, n)."""
-    if bias is None or len(bias) in (1, len(q)):
+    if bias is None or bias.shape[0] == 1:
         return bias
-    return bias.expand(len(q) // len(bias), *bias.shape).flatten(0, 1)
+    return bias.expand(q.shape[0] // bias.shape[0], *bias.shape).flatten(0, 1)  # of shapes: len() would fix a batch

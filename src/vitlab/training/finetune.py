@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import create, load_with_report
+from vitlab.models import registry
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.recipe import ModelRecipe, ObjectiveRecipe
 
@@ -85,19 +87,21 @@ def _with_words(
         if model.tokenizer is None:
             raise ValueError(f"{recipe.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
     else:
+        if registry.find(recipe.name)[0].family != "clip":
+            raise ValueError(f"objective.name=clip teaches a CLIP, not {recipe.name}: model.name=clip_nano, e.g.")
+        if recipe.freeze == "encoder" and recipe.init_image is None:
+            raise ValueError(
+                "model.freeze=encoder would lock an image tower that has learned nothing: name a checkpoint of a ViT, "
+                "model.init_image=bundled:cifar10, e.g."
+            )
         options = {"loss": objective.loss, **({} if tokenizer is None else tokenizer.options), **recipe.options}
         notes, tower = [], None
         if recipe.init_image is None:
             options = {"channels": channels, **options}
         else:
-            tower, report = load_with_report(recipe.init_image, encoder=True, classes=0)
-            if tower.family != "vit":
-                raise ValueError(f"{recipe.init_image} is of the family {tower.family}: an image tower is a ViT.")
+            tower, notes = _image_tower(recipe, recipe.init_image)
             options = {"image": tower.config, **options}
-            notes += [*report.notes, f"the image tower started from {recipe.init_image}."]
         model = create(recipe.name, **options)
-        if model.family != "clip":
-            raise ValueError(f"objective.name=clip teaches a CLIP, not {recipe.name}: model.name=clip_nano, e.g.")
         if tower is not None:
             model.image.load_state_dict(tower.state_dict())
             model.preprocess = tower.preprocess
@@ -107,6 +111,34 @@ def _with_words(
         model.image.requires_grad_(False)
         notes.append("the image tower is locked: the text tower and both projections learn.")
     return model, notes
+
+
+def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
+    """The ViT of any checkpoint, at the size that the recipe asks for; of another shape it would not be that ViT."""
+    tower, report = load_with_report(source, encoder=True, classes=0)
+    if tower.family != "vit":
+        raise ValueError(f"{source} is of the family {tower.family}: an image tower is a ViT.")
+    _, asked = registry.build_config(recipe.name, **{"image": tower.config, **recipe.options})
+    has, wants = _flat(tower.config.to_dict()), _flat(asked.image.to_dict())
+    changed = {name: value for name, value in wants.items() if value != has[name]}
+    if changed:
+        try:
+            tower, report = load_with_report(source, encoder=True, **{"classes": 0, **changed})
+        except CheckpointError as error:
+            raise ValueError(
+                f"{error} The recipe clip_lit leaves the image tower as it is: "
+                f"vitlab train clip_lit model.init_image={source}"
+            ) from None
+    resized = [f"{row.ours} resized {row.note}." for row in report.rows if row.status == "resized"]
+    return tower, [*report.notes, *resized, f"the image tower started from {source}."]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"head": {"pooling": "mean"}} -> {"head.pooling": "mean"}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def _without_labels(recipe: ModelRecipe, method: str, channels: int) -> tuple[Any, list[str]]:

@@ -72,8 +72,8 @@ def examine_dino(lines: Sequence[Line], *, outputs: int, batch: int, settled: in
                 "uniform output",
                 f"the loss stays at {loss:.2f}, and ln K is {ln_k:.2f}: the teacher gives all {outputs} outputs alike, "
                 "so there is nothing to learn from it.",
-                "Make it surer: objective.teacher_temperature=[0.015,0.02] with model.sinkhorn=3. Make the views more alike: "
-                "objective.global_scale=[0.7,1.0] objective.local_scale=[0.3,0.6]. "
+                "Make it surer: objective.teacher_temperature=[0.015,0.02] with model.sinkhorn=3. Make the views more "
+                "alike: objective.global_scale=[0.7,1.0] objective.local_scale=[0.3,0.6]. "
                 "Or start slower: a longer warm-up (optim.warmup_epochs), a third of optim.lr.",
             )
         )
@@ -195,13 +195,15 @@ def clip_numbers(model: Any, images: Tensor, texts: Tensor, same: Tensor) -> dic
         logits = (images.float() @ texts.float().T).masked_fill(others, -math.inf)
         count = (~others).sum(dim=1).float()  # candidates, the own one included
         guessing = count.log() if model.bias is None else count.log() - torch.special.xlogy(count - 1, 1 - 1 / count)
-        return {
+        found = {
             "scale": model.scale.item(),
             "matched": float((logits.argmax(dim=1) == own).float().mean()),
             "guessing": float(guessing.mean()),
-            "image_std": float(images.float().std(dim=0).mean() * images.shape[1] ** 0.5),
-            "text_std": float(texts.float().std(dim=0).mean() * texts.shape[1] ** 0.5),
         }
+        if len(images) > 1:  # one differs from no other
+            found["image_std"] = float(images.float().std(dim=0).mean() * images.shape[1] ** 0.5)
+            found["text_std"] = float(texts.float().std(dim=0).mean() * texts.shape[1] ** 0.5)
+        return found
 
 
 def examine_mask(model: Any, images: Tensor, noise: Tensor) -> list[Finding]:

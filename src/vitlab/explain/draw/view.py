@@ -62,8 +62,13 @@ class View:
 
     def box(self, patch: int) -> Box:
         """Where a patch lies: left, top, right, bottom in pixels of the original; it may reach out of it."""
-        (row, column), P = divmod(patch, self.grid[1]), self.patch_size
-        return self.geometry.to_original((column * P, row * P, (column + 1) * P, (row + 1) * P))
+        row, column = divmod(patch, self.grid[1])
+        return self.box_of((column, row, column + 1, row + 1))
+
+    def box_of(self, patches: Sequence[int]) -> Box:
+        """The same of all patches between left, top, right and bottom, counted in patches."""
+        left, top, right, bottom = (n * self.patch_size for n in patches)
+        return self.geometry.to_original((left, top, right, bottom))
 
     def kept(self, longest: int = LARGEST) -> View:
         """With a smaller copy of a large picture; geometry still speaks of the original."""

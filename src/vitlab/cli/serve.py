@@ -1,0 +1,39 @@
+"""vitlab serve."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from vitlab.cli.console import say
+
+
+def run(models: list[str], port: int, access_log: bool, threads: int | None, options: dict[str, Any]) -> None:
+    try:
+        from vitlab.serve.app import create_app
+        from vitlab.serve.run import listen, serve
+    except ImportError as error:
+        raise ValueError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
+    import torch
+
+    from vitlab.cli.predict import open_model
+    from vitlab.serve.house import open_models
+    from vitlab.serve.settings import Settings
+
+    settings = Settings(**options)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with warnings.catch_warnings():
+        served = open_models(models, lambda source: open_model(source, None))
+    with listen(settings.host, port) as listening:
+        host, port = listening.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if not settings.local and settings.token is None:
+            say(f"note: whoever reaches {place} may ask. Add --token TOKEN, or leave out --host.")
+        logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
+        for one in served:
+            say(f"{one.name}: {', '.join(one.verbs)}")
+        say(f"vitlab: open http://{place}/ in a browser; http://{place}/docs tells how to ask. Ctrl-C ends.")
+        serve(create_app(served, settings), listening, access_log=access_log)
+    say("vitlab: all that was accepted is answered.")

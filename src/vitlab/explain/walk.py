@@ -1,0 +1,125 @@
+"""A forward pass to walk through: each step of one picture with its shape, equation, cost and real numbers, and what
+the model would answer after every block.
+
+    walk = walk_through(model, "cat.jpg")
+    walk.steps[2].name, walk.steps[2].shape, walk.steps[2].lengths     # 'patch_embed', (196, 768), (196,)
+    walk.by_depth                              # (depth, classes): probabilities read out after each block
+
+A read-out puts the tokens of an early block through the last norm and the head, which learned from those of the last
+block: it shows how far the answer has formed, not what that block was trained to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.explain.inputs import Images, as_batch, check_model, evaluating, wide
+from vitlab.explain.inspect import inspect
+from vitlab.layers.patches import patchify
+from vitlab.layers.trace import Trace
+
+EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
+    "picture": "x ∈ R^(H×W×C)",
+    "patches": "x_p ∈ R^(N×(P²·C))",
+    "patch_embed": "x_p E",
+    "prefix": "[x_class; x_p¹E; …; x_pᴺE]",
+    "positions": "z₀ = [x_class; x_p E] + E_pos",
+    "norm_pre": "z₀ ← LN(z₀)",
+    "blocks": "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ",
+    "norm": "LN(z_L)",
+    "pool": "y = LN(z_L⁰)",
+    "pre_logits": "tanh(y W)",
+    "head": "y W + b",
+    "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
+}
+MEAN = "y = mean of LN(z_L) over the patches"
+POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z'ₗ)"
+
+
+@dataclass(frozen=True)
+class WalkStep:
+    name: str  # picture, patches, patch_embed, prefix, positions, blocks.0, ..., norm, pool, head, softmax
+    shape: tuple[int, ...]  # of one picture
+    equation: str
+    parameters: int = 0
+    macs: int = 0
+    lengths: Tensor | None = None  # (N,), how long each token is after this step
+
+
+@dataclass(frozen=True)
+class Walk:
+    steps: list[WalkStep]
+    prefix: tuple[str, ...]  # tokens before the patches
+    grid: tuple[int, int]
+    by_depth: Tensor | None  # (depth, classes), probabilities; None without classes
+
+
+@torch.no_grad()
+def walk_through(model: Any, image: Images) -> Walk:
+    """Of a plain ViT and one picture, or a normalised tensor (1, C, H, W)."""
+    check_model(model)
+    if hasattr(model, "stages"):
+        raise ValueError(
+            f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
+        )
+    batch = as_batch(model, image)
+    if len(batch) != 1:
+        raise ValueError(f"a walk is through one picture, found {len(batch)}.")
+    x = batch.images
+    kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
+    trace = Trace(*kinds)
+    with evaluating(model):
+        logits = model(x, trace=trace)
+        read = [_read_out(model, trace["tokens", layer]) for layer in trace.layers] if model.config.classes else []
+    layout = model.layout(*x.shape[-2:])
+    costs = {s.name: s for s in inspect(model, image_size=(x.shape[-2], x.shape[-1])).at_depth(2)}
+    patches = patchify(x, model.config.patch_size)  # (1, N, P*P*C)
+    steps = [_step("picture", x[0], model), _step("patches", patches[0], model)]
+    for (kind, layer), value in trace.items():
+        name = kind if layer is None else f"blocks.{layer}"
+        steps.append(_step(name, value[0], model, costs.get(name)))
+    if model.config.classes:
+        steps.append(_step("softmax", logits[0], model))
+    return Walk(steps, layout.prefix, layout.grid, torch.stack(read) if read else None)
+
+
+def _read_out(model: Any, tokens: Tensor) -> Tensor:
+    """(1, N, D) after some block -> (classes,)."""
+    tokens = tokens if model.norm is None else model.norm(tokens)
+    return wide(model.forward_head(tokens))[0].softmax(-1).cpu()
+
+
+def _step(name: str, value: Tensor, model: Any, cost: Any = None) -> WalkStep:
+    kind = name.partition(".")[0]
+    equation = EQUATIONS[kind]
+    if kind == "pool" and model.config.head.pooling != "class":
+        equation = (
+            MEAN if model.config.head.pooling == "mean" else f"y = {model.config.head.pooling} pooling of LN(z_L)"
+        )
+    if kind == "blocks" and model.config.norm.kind == "post":
+        equation = POST_NORM
+    spent = {} if cost is None else {"parameters": cost.parameters, "macs": cost.macs}
+    lengths = wide(value).norm(dim=-1).cpu() if value.ndim == 2 and kind != "patches" else None
+    return WalkStep(name, tuple(value.shape), equation, **spent, lengths=lengths)
+
+
+def as_numbers(walk: Walk) -> dict[str, Any]:
+    """Plain values, for JSON."""
+    steps = [
+        {
+            "name": s.name,
+            "shape": list(s.shape),
+            "equation": s.equation,
+            "parameters": s.parameters,
+            "macs": s.macs,
+            "lengths": None if s.lengths is None else np.round(s.lengths.double().numpy(), 4).tolist(),
+        }
+        for s in walk.steps
+    ]
+    by_depth = None if walk.by_depth is None else walk.by_depth.tolist()
+    return {"prefix": list(walk.prefix), "grid": list(walk.grid), "steps": steps, "by_depth": by_depth}

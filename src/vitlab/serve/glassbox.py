@@ -1,0 +1,183 @@
+"""GET /: a page that shows a model at work. It is plain HTML, CSS and JavaScript in page/, loads nothing from elsewhere
+and computes nothing itself: its numbers are those of `looking`, asked for under /page/.
+
+    POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the picture stays here for a while
+    GET  /page/look/ID/attention?layer=3
+    GET  /page/samples, /page/models, /page/runs, /page/runs/NAME?after=BYTE
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+from PIL import Image
+from torch import Tensor
+
+from vitlab.images.samples import open_sample
+from vitlab.serve import looking
+from vitlab.serve.asking import Case, answer
+from vitlab.serve.errors import RefusedError
+from vitlab.serve.house import Remembered, Served
+from vitlab.serve.looking import Look
+
+router = APIRouter(include_in_schema=False)
+
+FILES = files("vitlab.serve") / "page"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+KEPT = 64  # pictures that are looked at; the one that was asked for longest ago is forgotten
+LINES = 2_000_000  # bytes of a log that one answer brings
+
+
+@router.get("/")
+async def index() -> Response:
+    return _file("index.html")
+
+
+@router.get("/page/files/{name}")
+async def asset(name: str) -> Response:
+    return _file(name)
+
+
+@router.get("/page/models")
+async def models(request: Request) -> Response:
+    found = [{**served.about(), **looking.about(served.model)} for served in request.app.state.house.models.values()]
+    return JSONResponse(found)
+
+
+@router.get("/page/samples")
+async def samples() -> Response:
+    return JSONResponse(list(_samples()))
+
+
+@router.get("/page/samples/{name}")
+async def sample(name: str) -> Response:
+    if name not in _samples():
+        raise RefusedError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
+    return Response(_samples()[name](), media_type="image/png")
+
+
+@router.post("/page/look")
+async def look(request: Request, model: Annotated[str | None, Query(max_length=200)] = None) -> Response:
+    """Keep a picture to look at; its later questions name it by a number that cannot be guessed."""
+
+    async def work(case: Case) -> dict[str, Any]:
+        found = await case.picture()
+        kept = Look(case.served.name, found.tensor[None])
+        number = secrets.token_urlsafe(12)
+        looks(request).put(number, kept)
+        return {"look": number}
+
+    return await answer(request, "embed", model, work)
+
+
+@router.get("/page/look/{number}/view")
+async def view(request: Request, number: str) -> Response:
+    served, kept = _kept(request, number)
+    picture = io.BytesIO()
+    Image.fromarray(looking.view(served.model, kept)).save(picture, "PNG")
+    return Response(picture.getvalue(), media_type="image/png")
+
+
+@router.get("/page/look/{number}/{part}")
+async def part(request: Request, number: str, part: str) -> Response:
+    served, kept = _kept(request, number)
+    if part not in looking.offers(served.model):
+        there = ", ".join(looking.offers(served.model))
+        raise RefusedError(404, f"{served.name} has no {part[:100]!r}.", f"It has: {there}.")
+    options = dict(request.query_params)
+    case = Case(request.app.state.desk, served, part)
+    with served.place():
+        found = await case.run(kept, lambda items: [looking.PARTS[part](served.model, item, options) for item in items])
+    return JSONResponse(found) if isinstance(found, dict) else _array(found)
+
+
+@router.get("/page/runs")
+async def runs(request: Request) -> Response:
+    """Run folders, the one that was written last first."""
+    folder = Path(request.app.state.house.settings.runs)
+    logs = sorted(folder.glob("*/log.jsonl"), key=lambda path: -path.stat().st_mtime)
+    return JSONResponse([path.parent.name for path in logs])
+
+
+@router.get("/page/runs/{name}")
+async def run(request: Request, name: str, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+    """What the log of a run has gained since byte `after`."""
+    folder = Path(request.app.state.house.settings.runs)
+    path = next((path for path in folder.glob("*/log.jsonl") if path.parent.name == name), None)
+    if path is None:
+        raise RefusedError(404, f"there is no run {name[:100]!r} here.", "GET /page/runs lists them.")
+    with path.open("rb") as log:
+        log.seek(after)
+        text = log.read(LINES)
+    whole = text[: text.rfind(b"\n") + 1]  # a line may be half written
+    lines = [json.loads(line) for line in whole.splitlines() if line.strip()]
+    return JSONResponse({"lines": lines, "after": after + len(whole), "ended": (path.parent / "result.json").is_file()})
+
+
+def looks(request: Request) -> Remembered:
+    """The pictures of this server, made when the first one comes."""
+    state = request.app.state
+    if not hasattr(state, "looks"):
+        state.looks = Remembered(KEPT)
+    return state.looks
+
+
+def _kept(request: Request, number: str) -> tuple[Served, Look]:
+    found: Look | None = looks(request).get(number)
+    if found is None:
+        raise RefusedError(404, "this picture is not here any more.", "Send it again.")
+    return request.app.state.house.models[found.model], found
+
+
+def _file(name: str) -> Response:
+    kind = KINDS.get(Path(name).suffix)
+    there = {entry.name for entry in FILES.iterdir()}
+    if kind is None or name not in there:
+        raise RefusedError(404, f"there is no file {name[:100]!r}.", "GET / is the page.")
+    headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+    return Response((FILES / name).read_bytes(), media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+def _array(values: Tensor | np.ndarray) -> Response:
+    """Little-endian numbers, row by row; their type and shape are in the headers."""
+    array = values.cpu().numpy() if isinstance(values, Tensor) else values
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    headers = {"X-Type": array.dtype.name, "X-Shape": ",".join(map(str, array.shape))}
+    return Response(array.tobytes(), media_type="application/octet-stream", headers=headers)
+
+
+@lru_cache(maxsize=1)
+def _samples() -> dict[str, Callable[[], bytes]]:
+    """Pictures that are on every machine: two photos and some digits, of scikit-learn."""
+    from sklearn.datasets import load_sample_image
+
+    def photo(name: str) -> Callable[[], bytes]:
+        return lambda: _png(Image.fromarray(load_sample_image(name)))
+
+    def digit(number: int) -> Callable[[], bytes]:
+        return lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST))
+
+    found = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
+    return found | {f"digit {number}": digit(number) for number in (0, 1, 2)}
+
+
+def _png(picture: Image.Image) -> bytes:
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return written.getvalue()

@@ -1,0 +1,37 @@
+// 6. The curves of a run, while it trains.
+import { json } from "./net.js";
+import { chart, clear, el } from "./draw.js";
+import { t } from "./text.js";
+
+let timer = null;
+export function stop() { clearTimeout(timer); timer = null; }
+
+export async function show(panel, page, current) {
+  const names = await json("page/runs");
+  if (!current()) return;
+  if (!names.length) { panel.append(el("p", { text: t("noruns") })); return; }
+  const choose = el("select", { id: "run" }, ...names.map((name) => el("option", { value: name, text: name }))), state = el("p", { role: "status", class: "quiet" }), curves = el("div", { class: "cards", id: "curves" });
+  panel.append(el("label", {}, `${t("run")} `, choose), state, curves);
+  let lines = [], after = 0;
+  const follow = async () => {
+    const name = choose.value;
+    await page.guard(async () => {
+      const found = await json(`page/runs/${encodeURIComponent(name)}?after=${after}`);
+      if (!current() || name !== choose.value) return;
+      lines = lines.concat(found.lines);
+      after = found.after;
+      state.textContent = `${name} ${t(found.ended ? "over" : "going")}`;
+      if (found.lines.length || !curves.childElementCount) draw(curves, lines);
+      if (!found.ended || found.lines.length) timer = setTimeout(follow, 2000);
+    });
+  };
+  choose.addEventListener("change", () => { stop(); [lines, after] = [[], 0]; clear(curves); follow(); });
+  await follow();
+}
+
+function draw(box, lines) {
+  const points = (kind, key, times = 1) => lines.filter((l) => l.kind === kind && Number.isFinite(l[key])).map((l) => [l.step, times * l[key]]);
+  clear(box);
+  for (const [title, series, y] of [["c_loss", points("train", "loss"), ""], ["c_val", points("val", "top1", 100), "%"], ["c_lr", points("train", "lr"), ""]])
+    if (series.length) box.append(el("figure", { class: "card" }, el("figcaption", { text: t(title) }), chart([series], { name: t(title), x: t("step"), y })));
+}

@@ -1,0 +1,158 @@
+"""The server as people start it: a process of its own, on a free port, until SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as with_settings
+
+import vitlab
+from vitlab.serve.run import listen
+
+
+class Server:
+    def __init__(self, *args: str):
+        command = [sys.executable, "-m", "vitlab", "serve", *args, "--port", "0", "--threads", "1"]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                return
+        raise AssertionError("".join(self.said))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def end(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGTERM)
+        _, said = self.process.communicate(timeout=120)
+        return self.process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def server():
+    found = Server("bundled:digits", "bundled:mae")
+    deadline = time.monotonic() + 120
+    while httpx.get(f"{found.url}/ready").status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield found
+    if found.process.poll() is None:
+        found.process.kill()
+        found.process.communicate()
+
+
+def test_answers(server, picture):
+    assert any(line.startswith("digits: predict, embed, explain") for line in server.said)
+    (offline,) = vitlab.predict(vitlab.load("bundled:digits"), picture(1))
+    with httpx.Client(base_url=server.url) as client:
+        found = client.post("/predict", files={"image": ("x", picture(1))}).json()
+    assert [s["label"] for s in found["scores"]] == [label for label, _ in offline.scores]
+    assert [s["probability"] for s in found["scores"]] == pytest.approx([p for _, p in offline.scores], abs=1e-5)
+
+
+def test_it_listens_at_this_machine_only_and_the_port_is_taken(server):
+    with socket.socket() as elsewhere, pytest.raises(OSError):
+        elsewhere.settimeout(5)
+        elsewhere.connect(("127.0.0.2", server.port))
+    with pytest.raises(ValueError, match=rf"cannot listen at 127\.0\.0\.1:{server.port} .*--port"):
+        listen("127.0.0.1", server.port)
+
+
+def test_what_is_no_http(server):
+    for bytes_ in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /predict\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(bytes_)
+            assert connection.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_refused_upload_is_told_so_and_the_connection_goes_on(server):
+    """The answer comes before the body was read; the client may send all of it first, and ask again."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        found = client.post("/predict", files={"image": ("x", bytes(21_000_000))})
+        assert found.status_code == 413
+        assert client.get("/health").status_code == 200
+
+
+def test_a_client_that_goes_away_leaves_its_place(server, picture):
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(request(picture(1)))
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(request(picture(1))[:-50])
+    deadline = time.monotonic() + 60
+    while 'vitlab_queue_requests{model="digits"} 0.0' not in httpx.get(f"{server.url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_schemathesis_finds_no_500(server):
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    tried = set()
+    for operation in (result.ok() for result in schema.get_all_operations()):
+
+        @with_settings(
+            max_examples=6, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+        )
+        @given(case=operation.as_strategy())
+        def ask(case):
+            answer = case.call()
+            assert answer.status_code < 500, (case, answer.text)
+
+        ask()
+        tried.add(operation.label)
+    assert {"POST /predict", "POST /embed", "POST /zeroshot", "POST /explain", "GET /models"} <= tried
+
+
+def request(image: bytes, path: str = "/predict?model=digits") -> bytes:
+    form = b'--x\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n' + image + b"\r\n--x--\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(form) + form
+
+
+def test_sigterm_loses_nothing(server, picture):
+    """Forty requests that were sent before the signal, and one whose second half comes after it."""
+    images = [picture(n) for n in range(40)]
+    half = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    half.sendall(request(images[0])[:-300])
+    time.sleep(0.3)  # its beginning has been read
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in images]
+    for connection, image in zip(connections, images, strict=True):
+        connection.sendall(request(image))
+    server.process.send_signal(signal.SIGTERM)
+    half.sendall(request(images[0])[-300:])
+    model = vitlab.load("bundled:digits")
+    expected = vitlab.predict(model, [*images, images[0]])
+    for connection, offline in zip([*connections, half], expected, strict=True):
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+        connection.close()
+        head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        scores = json.loads(body)["scores"]
+        assert [s["label"] for s in scores] == [label for label, _ in offline.scores]
+    code, said = server.end()
+    assert code == 0 and "all that was accepted is answered" in said and "Traceback" not in said
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
