@@ -354,6 +354,24 @@ def search(
 
 
 @app.command()
+def embed(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder of pictures, or a data source.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="CHECKPOINT", help="Any model. Default: bundled:dino.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 64,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Write the vectors of all pictures to a Parquet table. Killed, the same command goes on; torchrun shares it."""
+    from vitlab.cli import embed as verb
+
+    verb.run(data, out, model, path, batch_size, device, json)
+
+
+@app.command()
 def serve(
     models: Annotated[
         list[str] | None,

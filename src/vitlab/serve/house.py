@@ -177,6 +177,7 @@ def refusals(model: Any) -> dict[str, str]:
     """Which verbs a model cannot do, and why."""
     checks = {
         "predict": lambda: check_predicts(model),
+        "embed": lambda: _check_features(model),
         "zeroshot": lambda: _check_words(model),
         "explain": lambda: check_model(model if not hasattr(model, "encoder") else model.encoder),
     }
@@ -187,6 +188,11 @@ def refusals(model: Any) -> dict[str, str]:
         except ValueError as error:
             found[verb] = str(error)
     return found
+
+
+def _check_features(model: Any) -> None:
+    if not hasattr(model, "encode_image") and not hasattr(getattr(model, "encoder", model), "forward_features"):
+        raise ValueError("It is a file that gives classes alone.")
 
 
 def _check_words(model: Any) -> None:
