@@ -87,7 +87,9 @@ def _plain(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: l
 
 def _escaped(line: str) -> str:
     parts = re.split(r"(`[^`]*`)", line)
-    return "".join(f"``{p[1:-1]}``" if p.startswith("`") and len(p) > 2 else re.sub(r"([\\*_|`])", r"\\\1", p) for p in parts)
+    return "".join(
+        f"``{p[1:-1]}``" if p.startswith("`") and len(p) > 2 else re.sub(r"([\\*_|`])", r"\\\1", p) for p in parts
+    )
 
 
 def _language(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
