@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitlab.images.read import ImageError, Source
 from vitlab.text.templates import class_embeddings, read_templates
+from vitlab.text.tokenizer import its_tokenizer
 
 
 @dataclass
@@ -187,12 +188,7 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
             f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
             "picture, or use a CLIP."
         )
-    if model.tokenizer is None:
-        raise ValueError(
-            "the CLIP came without its tokenizer, so it cannot be asked in words: "
-            "model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH), then vitlab.save(model, FOLDER)."
-        )
-    ids = model.tokenizer([texts] if isinstance(texts, str) else list(texts))  # (T, N)
+    ids = its_tokenizer(model)([texts] if isinstance(texts, str) else list(texts))  # (T, N)
     return _evaluate(model, lambda: model.encode_text(ids.to(next(model.parameters()).device))).numpy()
 
 
