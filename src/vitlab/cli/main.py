@@ -127,6 +127,9 @@ def convert(
     activation: Annotated[
         str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Of a CLIP that came without: put it in.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing DST.")] = False,
     json: Json = False,
 ) -> None:
@@ -135,7 +138,7 @@ def convert(
 
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
-    verb.run(source, target, to, check, map, image_size, told, force, json)
+    verb.run(source, target, to, check, map, image_size, tokenizer, told, force, json)
 
 
 @app.command()
@@ -293,8 +296,9 @@ def evaluate(
     draws: Annotated[int, typer.Option(help="How often --few-shot draws its pictures.", min=2)] = 10,
     zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Judge a CLIP by the names of the classes.")] = False,
     templates: Annotated[
-        str, typer.Option("--templates", metavar="LIST", help='Of --zeroshot; train, a file, or "a photo of a {}".')
-    ] = "held_out",
+        str | None,
+        typer.Option("--templates", metavar="LIST", help='Of --zeroshot: held_out, a file, or "a photo of a {}".'),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
@@ -307,7 +311,9 @@ def evaluate(
     """
     from vitlab.cli import evaluate as verb
 
-    words = templates if zeroshot else None
+    if templates is not None and not zeroshot:
+        raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+    words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
     verb.run(checkpoint, data, path, split, *asked, flip, batch_size, device, max_unreadable, json)
 
