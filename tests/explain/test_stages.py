@@ -153,7 +153,9 @@ def test_the_mean_of_all_and_a_pixel(pair):
     assert before.shape == (2, 6, 1, 1)
     whole = tuple(pair.images.shape[-2:]) == SIZES["whole windows"]
     assert bool((before[:, 0].abs() < 1e-6).all()) == whole  # what padding took
-    by_pixel, by_patch = (attention_maps(pair.ours, pair.images, heads=[0], query=q) for q in ((23, 14), 3 * pair.grids[0][1] + 5))
+    by_pixel, by_patch = (
+        attention_maps(pair.ours, pair.images, heads=[0], query=q) for q in ((23, 14), 3 * pair.grids[0][1] + 5)
+    )
     assert torch.equal(by_pixel, by_patch)
 
 
@@ -166,7 +168,9 @@ def merged(number: int, grids: list[tuple[int, int]]) -> np.ndarray:
     return M / M.sum(1, keepdims=True)
 
 
-@pytest.mark.parametrize("case", [{}, dict(discard=0.6), dict(start_layer=3), dict(heads="max"), dict(query=(31, 9))], ids=str)
+@pytest.mark.parametrize(
+    "case", [{}, dict(discard=0.6), dict(start_layer=3), dict(heads="max"), dict(query=(31, 9))], ids=str
+)
 def test_rollout_is_the_product_of_dense_matrices(pair, case):
     found = rollout(pair.ours, pair.images, **case)
     for image in range(2):
@@ -242,7 +246,10 @@ def test_a_pattern_made_by_hand_lands_on_its_pixels(size, step):
         for y, x in ((0, 0), (size[0] - 1, size[1] - 1), (17, 22), (size[0] // 2, size[1] - 9)):
             found = attention_maps(model, torch.zeros(1, 3, *size), [number], query=(x, y))[0, 0, 0]
             row, column = y // pixels, x // pixels
-            window = [[i for i in range(side) if (i - shift) // 4 == (at - shift) // 4] for side, at in zip(grid, (row, column), strict=True)]
+            window = [
+                [i for i in range(side) if (i - shift) // 4 == (at - shift) // 4]
+                for side, at in zip(grid, (row, column), strict=True)
+            ]
             target = (row + step[0], column + step[1])
             if target[0] in window[0] and target[1] in window[1]:
                 seen = [target]

@@ -192,7 +192,9 @@ def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
             for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
         )
-        raise ValueError(f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.')
+        raise ValueError(
+            f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.'
+        )
     return counts.pop() if counts else 0
 
 

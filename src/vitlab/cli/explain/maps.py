@@ -177,7 +177,9 @@ def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
     token = TOKENS.get(query or "") or read_by_the_head(job.model)
     if token == "mean":
         return "all patches (mean)"
-    return f"the {token} token" + (", before its stage all patches (mean)" if query is None and in_stages(job.model) else "")
+    return f"the {token} token" + (
+        ", before its stage all patches (mean)" if query is None and in_stages(job.model) else ""
+    )
 
 
 def _equal_heads(model: Any, layers: Any) -> bool:
