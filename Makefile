@@ -25,7 +25,7 @@ run: setup
 	@echo "Next: $(BIN)/vitlab --help"
 
 test: setup browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .

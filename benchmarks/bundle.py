@@ -2,7 +2,8 @@
 
 python benchmarks/bundle.py RUN NAME        # e.g. runs/cifar10_30min cifar10
 
-A classifier is judged by top-1, MAE and DINO by k-NN on their encoder's features, MAE also by its reconstruction error.
+A classifier is judged by top-1, MAE and DINO by k-NN on their encoder's features, MAE also by its reconstruction error,
+CLIP by the names of the classes in sentences that it has not learned, or by recall where the data have captions.
 Of DINO the teacher's encoder alone is kept: what is evaluated, explained and fine-tuned. Student and heads would make
 it three times as large, and `vitlab.load` says that they are missing.
 """
@@ -20,13 +21,15 @@ import vitlab
 from vitlab.checkpoints.bundled import FOLDER
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import Card
-from vitlab.images.datasets import Data
+from vitlab.images.datasets import Captioned, Data
+from vitlab.text.templates import read_templates
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate, evaluate_knn
+from vitlab.training.evaluate import evaluate, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
 from vitlab.training.objectives import objective_of
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, read_recipe, to_toml, with_value
+from vitlab.training.retrieval import AT, evaluate_retrieval
 
 LICENCE = "Apache-2.0"
 LIMIT = 3e6  # bytes
@@ -49,19 +52,30 @@ def main() -> None:
     metrics = {**measure(rounded, recipe, data, args.run), "seed": recipe.run.seed}
     length = f"{result['steps']} steps" if result["stopped_early"] else f"{result['epochs']} epochs"  # by run.minutes
     took = f"{length}, {result['seconds']:.0f} s on {args.machine}"
-    source = f"vitlab train recipe.toml (the file beside this one), on {data.name}: {took}"
+    told = elsewhere(recipe)
+    source = f"vitlab train recipe.toml (the file beside this one), on {told.data.source}: {took}"
     model.card = Card(recipe.model.name, source, LICENCE, metrics)
     target = args.into / args.name
     shutil.rmtree(target, ignore_errors=True)
     vitlab.save(model, target)
-    for key, plain in (("data.path", "none"), ("run.dir", "")):  # of the machine it was made on
-        recipe = with_value(recipe, key, plain)
-    (target / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+    (target / "recipe.toml").write_text(to_toml(told), encoding="utf-8")
     size = sum(path.stat().st_size for path in target.iterdir())
     judged = f"{result['judged_by']} {result['top1']:.2%}"
     print(f"bundled:{args.name}: {size / 1e6:.2f} MB; the run had {judged}, rounded: {metrics}")
     if size >= LIMIT:
         raise SystemExit(f"{target} is not below {LIMIT / 1e6:g} MB: train a smaller model, and remove this one.")
+
+
+def elsewhere(recipe: Recipe) -> Recipe:
+    """Without the folders of the machine it was made on; of a file that was named, its name."""
+    for key, plain in (("data.path", "none"), ("run.dir", "")):
+        recipe = with_value(recipe, key, plain)
+    named = {"data.source": recipe.data.source, "text.tokenizer": recipe.text.tokenizer}
+    named |= {"model.init_from": recipe.model.init_from, "model.init_image": recipe.model.init_image}
+    for key, value in named.items():
+        if value is not None and Path(value).expanduser().exists():
+            recipe = with_value(recipe, key, Path(value).name)
+    return recipe
 
 
 def kept(model: Any) -> Any:
@@ -72,7 +86,9 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
     """On the test split, or where there is none on val."""
     split = "test" if data.test is not None else "val"
     pictures = Pictures(data.test or data.val, model.preprocess)
-    if model.config.classes:
+    if model.family == "clip":
+        found = by_words(model, recipe, data, pictures)
+    elif model.config.classes:
         found = {"top1": evaluate(model, pictures).top(1)}
         if recipe.augment.flip_at_test:
             found["top1_with_flip"] = evaluate(model, pictures, flip=True).top(1)
@@ -85,6 +101,19 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
             _, numbers = objective_of(recipe, model, data, plan, Processes(), run).rank(scores, model, pictures)
             found |= numbers  # the mean squared error over hidden patches
     return {f"{split}_{name}": value for name, value in found.items()}
+
+
+def by_words(model: Any, recipe: Recipe, data: Data, pictures: Pictures) -> dict[str, float]:
+    """Recall both ways and its chance where there are captions; else zero-shot, by sentences kept for judging."""
+    if isinstance(pictures.data, Captioned):
+        told = evaluate_retrieval(model, pictures, pictures.data.captions).to_dict()
+        ways = [(what, way, k) for what in ("recall", "chance") for way in told[what] for k in AT]
+        return {f"{way}_{what}{k}": told[what][way][str(k)] for what, way, k in ways}
+    sentences = read_templates(recipe.objective.eval_templates)
+    found = {"zeroshot_top1": evaluate_zeroshot(model, pictures, data.classes, sentences).top(1)}
+    if recipe.augment.flip_at_test:
+        found["zeroshot_top1_with_flip"] = evaluate_zeroshot(model, pictures, data.classes, sentences, flip=True).top(1)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Eager float32 forward of our ViT against transformers' with the same weights, in one process, alternating.
+"""Eager float32 forward of our ViT, or Swin, against transformers' with the same weights, in one process, alternating.
 
     python benchmarks/inference.py [--models S/16,B/16] [--batch 8] [--rounds 21] [--json]
+    python benchmarks/inference.py --models swin_tiny
 
 Prints the median and spread of each, the ratio of medians (ours / theirs; 1.03 or less counts as no slower), and how
 much of the machine's own matrix-product rate each reaches.
@@ -12,13 +13,14 @@ import argparse
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from measure import alternate, machine, summary
+from transformers import SwinConfig, SwinForImageClassification, ViTForImageClassification
 from transformers import ViTConfig as HFConfig
-from transformers import ViTForImageClassification
 
-from vitlab.checkpoints import hf, keymap
+from vitlab.checkpoints import hf, keymap, swin
 from vitlab.explain.inspect import size_of
 from vitlab.models.registry import build, find
 
@@ -27,6 +29,8 @@ def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Our model and transformers', with equal weights."""
     entry, _ = find(name)
     ours = build(entry.family, entry.config).eval()
+    if entry.family == "swin":
+        return ours, their_swin(ours)
     rules, prefix = hf.write_rules(ours.config)
     state = keymap.write("transformers", rules, dict(ours.state_dict()), prefix=prefix, heads=ours.config.heads)
     config = {k: v for k, v in hf.config_for(ours.config, None).items() if k not in ("architectures", "dtype")}
@@ -35,6 +39,28 @@ def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     missing = theirs.load_state_dict(in_memory_names(state), strict=True)
     assert not missing.missing_keys
     return ours, theirs
+
+
+def their_swin(ours: Any) -> torch.nn.Module:
+    state, config = swin.write(ours, dict(ours.state_dict()), "hf")
+    assert config["drop_path_rate"] == 0.0  # nothing is left out in training
+    config = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
+    theirs = SwinForImageClassification(SwinConfig(**config, attn_implementation="sdpa")).eval()
+    changes = (
+        ("attention.self.query", "attention.q_proj"),
+        ("attention.self.key", "attention.k_proj"),
+        ("attention.self.value", "attention.v_proj"),
+        (
+            "attention.self.relative_position_bias_table",
+            "attention.relative_position_bias.relative_position_bias_table",
+        ),
+        ("attention.output.dense", "attention.o_proj"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+    )
+    named = _replaced({key: value for key, value in state.items() if "position_index" not in key}, changes)
+    theirs.load_state_dict(named, strict=True)
+    return theirs
 
 
 def in_memory_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -48,6 +74,10 @@ def in_memory_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         ("intermediate.dense", "mlp.fc1"),
         ("output.dense", "mlp.fc2"),
     )
+    return _replaced(state, changes)
+
+
+def _replaced(state: dict[str, torch.Tensor], changes: tuple[tuple[str, str], ...]) -> dict[str, torch.Tensor]:
     found = {}
     for key, value in state.items():
         for old, new in changes:
@@ -69,7 +99,8 @@ def main() -> None:
     rows = []
     for name in args.models.split(","):
         ours, theirs = pair(name)
-        images = torch.randn(args.batch, 3, 224, 224)
+        title = name if name.startswith("swin") else f"ViT-{name}"
+        images = torch.randn(args.batch, 3, *ours.config.image_size)  # type: ignore[union-attr]
         a, b = torch.randn(2, 1536, 1536)
         with torch.inference_mode():
             difference = float((ours(images) - theirs(images).logits).abs().max())
@@ -90,12 +121,12 @@ def main() -> None:
             for who in ("vitlab", "transformers"):
                 t = times[who]
                 print(
-                    f"ViT-{name} batch {args.batch} {who:13s} median {1e3 * t['median']:7.1f} ms, half of the runs in "
+                    f"{title} batch {args.batch} {who:13s} median {1e3 * t['median']:7.1f} ms, half of the runs in "
                     f"{1e3 * t['quarter']:.1f} .. {1e3 * t['three_quarters']:.1f} ms, n={t['n']}, "
                     f"{share[who]:.0%} of the GEMM rate"
                 )
             verdict = "no slower" if ratio <= 1.03 else "SLOWER"
-            print(f"ViT-{name} ratio of medians {ratio:.3f} ({verdict}); largest logit difference {difference:.1e}")
+            print(f"{title} ratio of medians {ratio:.3f} ({verdict}); largest logit difference {difference:.1e}")
     if args.json:
         print(json.dumps(rows, indent=2))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.load import create, load
     from vitlab.checkpoints.native import save
     from vitlab.explain.inspect import inspect
+    from vitlab.export.optimize import optimize
     from vitlab.inference import embed, embed_text, predict, zero_shot
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
@@ -33,6 +34,7 @@ _WHERE = {
     "predict": "vitlab.inference",
     "zero_shot": "vitlab.inference",
     "list_models": "vitlab.models.registry",
+    "optimize": "vitlab.export.optimize",
     "Trace": "vitlab.layers.trace",
 }
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "inspect",
     "list_models",
     "load",
+    "optimize",
     "predict",
     "save",
     "zero_shot",
@@ -53,7 +56,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
-    if name in ("checkpoints", "explain", "images", "layers", "models", "search"):
+    if name in ("checkpoints", "explain", "export", "images", "layers", "models", "search"):
         return import_module(f"vitlab.{name}")
     raise AttributeError(f"module 'vitlab' has no attribute {name!r}; it has {', '.join(__all__)}")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -15,8 +13,26 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.read import ImageError, Source
+from vitlab.models.evaluating import evaluating
+from vitlab.models.features import features_of
 from vitlab.text.templates import class_embeddings, read_templates
+from vitlab.text.tokenizer import its_tokenizer
+
+__all__ = [
+    "Embedding",
+    "Labels",
+    "Prediction",
+    "embed",
+    "embed_labels",
+    "embed_text",
+    "fingerprint",
+    "label_of",
+    "predict",
+    "reads_text",
+    "zero_shot",
+]
 
 
 @dataclass
@@ -208,7 +224,7 @@ def image_vectors(model: Any, tensors: list[Tensor]) -> Tensor:
 
 def image_features(model: Any, tensors: list[Tensor]) -> Tensor:
     """The same, as long as the model makes them; a CLIP's are of length 1 already."""
-    return _run(model, _look(model), tensors)
+    return _run(model, features_of(model), tensors)
 
 
 def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
@@ -219,37 +235,13 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
             f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
             "picture, or use a CLIP."
         )
-    if model.tokenizer is None:
-        raise ValueError(
-            "the CLIP came without its tokenizer, so it cannot be asked in words: "
-            "model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH), then vitlab.save(model, FOLDER)."
-        )
-    ids = model.tokenizer([texts] if isinstance(texts, str) else list(texts))  # (T, N)
-    return _evaluate(model, lambda: model.encode_text(ids.to(next(model.parameters()).device))).numpy()
+    ids = its_tokenizer(model)([texts] if isinstance(texts, str) else list(texts))  # (T, N)
+    like = next(model.parameters(), ids)
+    return _evaluate(model, lambda: model.encode_text(ids.to(like.device))).numpy()
 
 
 def reads_text(model: Any) -> bool:
     return hasattr(model, "encode_text")
-
-
-def fingerprint(model: Any) -> str:
-    """Equal for models that make the same of every picture and text: their network, preprocess, words and weights."""
-    about = [model.family, model.config.to_dict(), None if model.preprocess is None else model.preprocess.to_dict()]
-    tokenizer = getattr(model, "tokenizer", None)
-    about.append(None if tokenizer is None else tokenizer.to_json())
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
-    for key, value in sorted(model.state_dict().items()):
-        digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
-    return digest.hexdigest()
-
-
-def _look(model: Any) -> Callable[[Tensor], Tensor]:
-    """(B, C, H, W) -> (B, E)."""
-    if hasattr(model, "encode_image"):
-        return model.encode_image
-    encoder = getattr(model, "encoder", model)
-    return lambda images: encoder.forward_head(encoder.forward_features(images), pre_logits=True)
 
 
 def _check_model(model: Any, function: str, what: str = "images") -> None:
@@ -259,19 +251,15 @@ def _check_model(model: Any, function: str, what: str = "images") -> None:
 
 
 def _run(model: Any, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
-    like = next(model.parameters())
-    return _evaluate(model, lambda: look(torch.stack(tensors).to(like.device, like.dtype)))
+    like = next(model.parameters(), None)  # an exported model has none: it takes float32 from the CPU
+    images = torch.stack(tensors)
+    images = images if like is None else images.to(like.device, like.dtype)
+    return _evaluate(model, lambda: look(images))
 
 
 def _evaluate(model: Any, work: Callable[[], Tensor]) -> Tensor:
-    was_training = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
-    model.eval()
-    try:
-        with torch.inference_mode():
-            return work().float().cpu()
-    finally:
-        for module, training in was_training:
-            module.training = training
+    with evaluating(model):
+        return work().float().cpu()
 
 
 def _batches(

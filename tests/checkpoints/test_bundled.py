@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.datasets import load_digits
 
 import vitlab
@@ -49,6 +50,16 @@ def test_a_bundled_encoder_tells_digits_from_one_another(name):
     data = open_data("digits", per_class=20)
     knn = knn_accuracy(*(features(encoder, Pictures(split, encoder.preprocess)) for split in (data.train, data.test)))
     assert knn > 0.4  # chance: 0.1
+
+
+def test_a_bundled_clip_is_asked_in_words(tmp_path):
+    """Pictures of one colour are no cats; but every word has its number, and what is asked for has its share."""
+    for name in set(bundled.names()) - set(ENCODERS):
+        model = vitlab.load(f"bundled:{name}")
+        assert model.tokenizer is not None and model.tokenizer.options["vocab"] <= model.config.text.vocab
+        Image.new("RGB", (50, 70), (40, 90, 200)).save(tmp_path / "photo.png")
+        (found,) = vitlab.zero_shot(model, tmp_path / "photo.png", ["cat", "dog", "一只狗"])
+        assert sum(share for _, share in found.scores) == pytest.approx(1)
 
 
 def test_the_digits_model_is_as_good_as_its_card_says():

@@ -52,6 +52,14 @@ def test_help_and_import_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def test_training_imports_neither_the_compiler_nor_what_few_runs_need():
+    """Each of these takes a second or two."""
+    heavy = {"torch._dynamo", "scipy", "sklearn", "matplotlib", "transformers", "wandb", "tensorboard"}
+    code = f"import sys, vitlab.cli.train; sys.exit(', '.join(sys.modules.keys() & {heavy}) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_starting_takes_less_than_a_third_of_a_second():
     """The best of five, so that a busy machine does not count."""
     for command in ([sys.executable, "-c", "import vitlab"], [VITLAB, "--help"]):

@@ -97,3 +97,24 @@ def known(*heads: str | int, grid=(3, 5), depth: int = 3, patch_size: int = 4, *
 @pytest.fixture(name="known")
 def _known():
     return known
+
+
+def relevance_by_loops(attentions, gradients) -> np.ndarray:
+    """Eqs. 5-6 of arXiv:2103.15679, one image and one number at a time: all of R, (B, N, N)."""
+    B, h, N, _ = attentions[0].shape
+    found = np.zeros((B, N, N))
+    for b in range(B):
+        R = np.eye(N)
+        for A, G in zip(attentions, gradients, strict=True):
+            bar = np.zeros((N, N))
+            for i in range(N):
+                for j in range(N):
+                    bar[i, j] = sum(max(G[b, head, i, j] * A[b, head, i, j], 0.0) for head in range(h)) / h
+            R = R + bar @ R
+        found[b] = R
+    return found
+
+
+@pytest.fixture(name="relevance_by_loops")
+def _relevance_by_loops():
+    return relevance_by_loops

@@ -40,23 +40,7 @@ def images(count: int = 3) -> torch.Tensor:
     return torch.randn(count, 3, 32, 48, generator=torch.Generator().manual_seed(1))
 
 
-def relevance_by_loops(attentions, gradients) -> np.ndarray:
-    """Eqs. 5-6 of arXiv:2103.15679, one image and one number at a time: all of R, (B, N, N)."""
-    B, h, N, _ = attentions[0].shape
-    found = np.zeros((B, N, N))
-    for b in range(B):
-        R = np.eye(N)
-        for A, G in zip(attentions, gradients, strict=True):
-            bar = np.zeros((N, N))
-            for i in range(N):
-                for j in range(N):
-                    bar[i, j] = sum(max(G[b, head, i, j] * A[b, head, i, j], 0.0) for head in range(h)) / h
-            R = R + bar @ R
-        found[b] = R
-    return found
-
-
-def test_relevance_equals_the_papers_equations_on_transformers_tensors(pair):
+def test_relevance_equals_the_papers_equations_on_transformers_tensors(pair, relevance_by_loops):
     out = pair.theirs(pair.images, output_attentions=True)
     score = out.logits[0, 3] + out.logits[1, 0]
     gradients = [g.numpy() for g in torch.autograd.grad(score, out.attentions)]
@@ -130,7 +114,7 @@ def whole_relevance(model, x, classes) -> torch.Tensor:
         ({"norm": "post"}, lambda R: R[:, 0, 1:]),
         ({"positions": "relative"}, lambda R: R[:, 0, 1:]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_the_row_that_the_head_reads_without_prefix_tokens(options, row):
     model, x, classes = small(**options).double(), images().double(), [2, 6, 0]

@@ -11,9 +11,12 @@ import os
 import pickle
 import random
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from vitlab.images import datasets
 from vitlab.images.datasets import SOURCES, Data, open_data, stratified_split, subset
 from vitlab.images.read import ImageError
 from vitlab.images.sources import cifar, download, idx
@@ -135,6 +139,22 @@ def test_digits_are_sklearns():
         assert dataset.images.max() == 255 and dataset.images.min() == 0
         np.testing.assert_array_equal(dataset.read(3), dataset.images[3])
     assert sorted(seen) == list(range(1797))  # every digit in one split
+
+
+def test_digits_are_read_without_scipy():
+    """Which takes longer to import than torch."""
+    code = "import sys; from vitlab.images.datasets import open_digits; open_digits(); print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_digits_that_were_moved_or_are_not_installed(tmp_path, monkeypatch):
+    usual = datasets._digits_table()
+    moved = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(datasets, "find_spec", lambda name: moved)
+    np.testing.assert_array_equal(datasets._digits_table(), usual)
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    assert "pip install scikit-learn" in error("digits")
 
 
 def test_digits_split_is_fixed_and_stratified():

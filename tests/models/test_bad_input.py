@@ -133,7 +133,9 @@ class TestPredict:
         with (tmp_path / "a.txt").open() as file, refuses("mode 'rb'"):
             vitlab.predict(small(), file)
 
-    @pytest.mark.parametrize("images", [None, 3, IMAGES, [IMAGES[0]], [None], [Image.new("L", (4, 4)), 7]], ids=repr)
+    @pytest.mark.parametrize(
+        "images", [None, 3, IMAGES, [IMAGES[0]], [None], [Image.new("L", (4, 4)), 7]], ids=lambda _: None
+    )
     def test_what_is_no_picture(self, images):
         with refuses("a picture is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a "):
             vitlab.predict(small(), images)

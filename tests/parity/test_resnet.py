@@ -70,6 +70,11 @@ def test_logits_and_maps_agree_both_ways(name, tmp_path):
     assert out.logits.std() > 0.1  # else equal would mean little
     torch.testing.assert_close(logits, out.logits, atol=1e-5, rtol=0)
     torch.testing.assert_close(trace["stem"], out.hidden_states[0], atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        pyramid = ours.forward_pyramid(images)
+    for level, found, maps in zip(ours.pyramid, pyramid, out.hidden_states[1:], strict=True):
+        torch.testing.assert_close(found, maps, atol=1e-4, rtol=1e-5)
+        assert level.channels == maps.shape[1] and maps.shape[2] == -(-images.shape[2] // level.stride)
     for end, maps in zip(ours.config.stage_ends, out.hidden_states[1:], strict=True):
         torch.testing.assert_close(trace["block", end], maps, atol=1e-5, rtol=0)
 

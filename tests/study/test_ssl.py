@@ -8,11 +8,13 @@ import pytest
 from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitlab.checkpoints.load import load
+from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.native import on_meta, save
 from vitlab.images.datasets import open_data
+from vitlab.study.encoders import encoder_of
 from vitlab.study.ssl import study_ssl
 from vitlab.training.loop import Silent, Stopped
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import ModelRecipe, read_recipe
 
 PRETRAIN = ["run.epochs=2", "run.eval_every=2", "model.width=32", "model.depth=2"]
 FEW = ["run.epochs=2"]
@@ -94,3 +96,59 @@ def test_what_cannot_work_is_refused_before_anything_is_trained(tmp_path, study)
     with pytest.raises(ValueError, match="another recipe"):
         study_ssl("digits", ["mae"], **{**study[1], "pretrain": [*PRETRAIN, "optim.lr=0.1"]})
     assert json.loads((study[0].folder / "study.json").read_text())["study"] == "ssl"
+
+
+@pytest.fixture(scope="module")
+def judged(study, tmp_path_factory):
+    """The encoders of the first study, taken as they are; of DINO the encoder alone, as a folder may hold it."""
+    folder = tmp_path_factory.mktemp("judged")
+    whole = study[0].folder / "dino-pretrained" / "best"
+    save(load(whole, encoder=True), folder / "encoder")
+    there = [f"mae={study[0].folder / 'mae-pretrained' / 'best'}", f"dino={folder / 'encoder'}"]
+    asked = dict(per_class=10, few=FEW, pretrained=there, folder=folder / "ssl")
+    return study_ssl("digits", ["mae", "dino"], **asked), asked
+
+
+def test_an_encoder_that_is_there_is_judged_as_the_one_that_was_trained_here(study, judged):
+    found, asked = judged
+    for ours, theirs, setting in zip(found.rows[1:], study[0].rows[1:], asked["pretrained"], strict=True):
+        assert ours["encoder"] == setting.partition("=")[2] and theirs["encoder"] == "pre-trained here"
+        apart = ("encoder", "pretraining_seconds")
+        assert {k: ours[k] for k in ours if k not in apart} == {k: theirs[k] for k in theirs if k not in apart}
+        assert ours["pretraining_seconds"] is None
+    assert not list(found.folder.glob("*-pretrained"))
+    table = (found.folder / "table.md").read_text(encoding="utf-8")
+    assert f"mae: the encoder is {asked['pretrained'][0].removeprefix('mae=')}" in table
+
+
+def test_judging_again_trains_nothing(judged):
+    found, asked = judged
+    before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
+    assert study_ssl("digits", ["mae", "dino"], **asked).rows == found.rows
+    assert before == {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
+
+
+def test_an_encoder_of_another_method_is_refused(tmp_path, study, judged):
+    def refuse(words, methods, *pretrained, folder=tmp_path / "s", **more):
+        with pytest.raises(ValueError, match=words):
+            study_ssl("digits", methods, pretrained=list(pretrained), folder=folder, per_class=10, few=FEW, **more)
+
+    refuse("bundled:mae was taught by mae, not by dino", ["mae", "dino"], "dino=bundled:mae")
+    refuse("bundled:dino was taught by dino, not by mae", ["mae"], "mae=bundled:dino")
+    refuse(r"taught by labels \(10 classes\), not by mae", ["mae"], "mae=bundled:digits")
+    refuse("dino is not compared here.*--methods mae,dino", ["mae"], "dino=bundled:dino")
+    refuse("METHOD=CHECKPOINT", ["mae"], "bundled:mae")
+    refuse("names mae twice", ["mae"], "mae=bundled:mae", "mae=bundled:mae")
+    refuse("--pretrain changes nothing", ["mae"], "mae=bundled:mae", pretrain=["run.epochs=1"])
+    assert not (tmp_path / "s").exists()
+    refuse("another is asked for", ["mae"], "mae=bundled:mae", folder=study[0].folder)
+    refuse("another is asked for", ["dino"], folder=judged[0].folder)
+
+
+@pytest.mark.parametrize("name", ["mae_tiny", "dino_small_patch16", "mae_cifar"])
+def test_the_network_of_an_encoder_is_that_encoder(name):
+    """Of the models for folders, too, which read pictures otherwise than the ViT of their name."""
+    asked = ModelRecipe(name=name, options={"image_size": [64, 48]})
+    same = encoder_of(asked).network({})
+    ours, theirs = on_meta(lambda: (create(same.name, classes=0, **same.options), create(name, **asked.options)))
+    assert ours.config == theirs.config.encoder and ours.preprocess == theirs.preprocess

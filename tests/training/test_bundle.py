@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
+import vitlab.checkpoints.bundled
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.images.datasets import open_data
+from vitlab.text.templates import LISTS
 from vitlab.training.batches import Pictures
 from vitlab.training.loop import fit
 from vitlab.training.presets import find_recipe
@@ -23,18 +26,26 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bundle.py"
 TINY = ["model.width=32", "model.depth=2", "run.epochs=1", "data.per_class=20", "data.batch_size=32"]
 
 
+WORDS = ["model.image.width=32", "model.image.depth=1", "model.text.width=32", "model.text.depth=1"]
+WORDS += ["model.embed_dim=16", *TINY[2:]]
+
+
 @pytest.fixture(scope="module")
 def into(tmp_path_factory) -> Path:
-    """A folder like the package's, with the models of two tiny runs."""
+    """A folder like the package's, with the models of tiny runs."""
     place = tmp_path_factory.mktemp("bundle")
     torch.set_num_threads(1)
-    for method in ("mae", "dino"):
-        fit(with_settings(find_recipe(f"{method}_digits")[1], TINY), place / "runs" / method)
-        with pytest.MonkeyPatch.context() as patch:
-            run = place / "runs" / method
-            patch.setattr(sys, "argv", ["bundle.py", str(run), method, "--into", str(place / "into")])
-            runpy.run_path(str(SCRIPT), run_name="bundle")["main"]()
+    for method in ("mae", "dino", "clip"):
+        settings = WORDS if method == "clip" else TINY
+        fit(with_settings(find_recipe(f"{method}_digits")[1], settings), place / "runs" / method)
+        bundle(place / "runs" / method, method, place / "into")
     return place / "into"
+
+
+def bundle(run: Path, name: str, into: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bundle.py", str(run), name, "--into", str(into)])
+        runpy.run_path(str(SCRIPT), run_name="bundle")["main"]()
 
 
 def slow_knn(encoder, data) -> float:
@@ -101,3 +112,59 @@ def test_an_encoder_alone_is_judged_explained_and_fine_tuned(into, tmp_path, com
     command("train", "digits", *settings)
     assert vitlab.load(tmp_path / "tuned" / "best").config.classes == 10
     assert "without a decoder" in command("explain", "reconstruct", dino, "digits#0", code=2).stderr
+
+
+# ---- CLIP
+
+
+def test_clip_reads_words_from_what_lies_in_its_folder(into, command, tmp_path, monkeypatch):
+    """As `vitlab zeroshot bundled:clip`, once it stands in the package."""
+    monkeypatch.setattr(vitlab.checkpoints.bundled, "FOLDER", into)
+    assert {path.name for path in (into / "clip").iterdir()} == {
+        *("model.json", "recipe.toml", "tokenizer.json", "weights.safetensors")
+    }
+    digit = open_data("digits").test.read(5)[:, :, 0]
+    Image.fromarray(digit).resize((40, 40)).save(tmp_path / "photo.png")
+    asked = ("zeroshot", "bundled:clip", tmp_path / "photo.png", "--labels", "three,eight,seven")
+    (row,) = json.loads(command(*asked, "--json").stdout)
+    assert sum(one["probability"] for one in row["scores"]) == pytest.approx(1)
+    run = vitlab.load(into.parent / "runs" / "clip" / "best")
+    (expected,) = vitlab.zero_shot(run, tmp_path / "photo.png", ["three", "eight", "seven"], templates="train")
+    found = {one["label"]: one["probability"] for one in row["scores"]}
+    assert found == pytest.approx(dict(expected.scores), abs=0.01)  # rounded to float16
+    told = command("eval", "bundled:clip", "digits", "--zeroshot").stdout
+    assert "7 templates of held_out, none of them learned from" in told  # its recipe lies with it
+    assert command("explain", "relevance", "bundled:clip", tmp_path / "photo.png", "--text", "a three", "-o", "a.png")
+
+
+def test_the_card_of_clip_tells_its_zero_shot_accuracy(into):
+    model = vitlab.load(into / "clip")
+    assert {value.dtype for value in load_file(into / "clip" / "weights.safetensors").values()} == {torch.float16}
+    metrics, recipe = model.card.metrics, read_recipe(into / "clip" / "recipe.toml")
+    assert metrics.keys() == {"seed", "test_zeroshot_top1"} and recipe.run.dir == ""
+    data = open_data("digits", per_class=20)
+    images, _ = Pictures(data.test, model.preprocess).normalised(np.arange(len(data.test)))
+    with torch.no_grad():
+        sentences = [[template.replace("{}", name) for template in LISTS["held_out"]] for name in data.classes]
+        classes = torch.stack([model.encode_text(model.tokenizer(each)).mean(0) for each in sentences])
+        answers = (model.encode_image(images) @ torch.nn.functional.normalize(classes, dim=1).T).argmax(1)
+    assert metrics["test_zeroshot_top1"] == pytest.approx(np.mean(answers.numpy() == data.test.labels), abs=1e-6)
+
+
+def test_of_captions_the_card_tells_recall_and_no_path(tmp_path):
+    for i in range(12):
+        Image.new("RGB", (9, 9), (20 * i, 0, 0)).save(tmp_path / f"{i:02d}.png")
+        (tmp_path / f"{i:02d}.txt").write_text(f"shade {i}")
+    recipe = find_recipe("clip_folder")[1]
+    recipe = with_settings(recipe, [*WORDS[:5], f"data.source={tmp_path}", "data.workers=0", "data.batch_size=4"])
+    recipe = with_settings(
+        recipe, ["model.image_size=16", "model.patch_size=8", "run.epochs=1", "data.val_fraction=0.3"]
+    )
+    fit(recipe, tmp_path / "run")
+    bundle(tmp_path / "run", "words", tmp_path / "into")
+    metrics = vitlab.load(tmp_path / "into" / "words").card.metrics
+    assert {f"val_{way}_recall{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)} < metrics.keys()
+    assert metrics["val_text_to_image_chance1"] == pytest.approx(1 / 4)
+    for file in ("recipe.toml", "model.json"):
+        assert str(tmp_path.parent) not in (tmp_path / "into" / "words" / file).read_text()
+    assert read_recipe(tmp_path / "into" / "words" / "recipe.toml").data.source == tmp_path.name

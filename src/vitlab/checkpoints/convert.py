@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, resnet, swin, timm
+from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, swin, timm, twins
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
 OPENAI_VOCAB = 49408
-STAGED = {"swin": swin.write}  # networks of stages
+STAGED = {"swin": swin.write, "pvt": pvt.write, "pvt_v2": pvt.write, "twins": twins.write}  # networks of stages
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 

@@ -19,10 +19,12 @@ from vitlab.checkpoints import (
     lucidrains,
     mae,
     native,
+    pvt,
     resnet,
     swin,
     timm,
     torchvision,
+    twins,
 )
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
@@ -38,7 +40,7 @@ from vitlab.models.resnet import ResNetConfig
 from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
 
-STAGED = (swin.FAMILY,)
+STAGED = (swin.FAMILY, pvt.PVT, pvt.PVT_V2, twins.FAMILY)
 DIALECTS = (
     *(dialect for family in STAGED for dialect in family.dialects),  # before hf's, whose mark some of them have too
     *(hf.DIALECT, facebook.MAE, facebook.DIALECT, timm.DIALECT),

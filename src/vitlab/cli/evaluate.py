@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.cli.console import out, say
-from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, show_recall, words_of
+from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.images.datasets import Data, open_data
 from vitlab.training.batches import Pictures
@@ -18,7 +18,6 @@ from vitlab.training.evaluate import Features, evaluate, features, knn_accuracy,
 from vitlab.training.fewshot import few_shot_accuracies
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import pick_device
-from vitlab.training.recipe import read_recipe
 from vitlab.training.runlog import to_json
 from vitlab.training.unreadable import check_skipped
 
@@ -99,10 +98,9 @@ def run(
 
 def _split_as_trained(checkpoint: str, source: str) -> dict[str, Any]:
     """Where val was split off train, a run's own model must be judged on what it has not seen: by its run's seed."""
-    saved = Path(checkpoint).expanduser().absolute().parent / "recipe.toml"
-    if not saved.is_file():
+    recipe = recipe_of(checkpoint)
+    if recipe is None:
         return {}
-    recipe = read_recipe(saved)
     places = [Path(name).expanduser() for name in (recipe.data.source, source)]
     same = recipe.data.source == source or (all(p.exists() for p in places) and places[0].samefile(places[1]))
     return {"seed": recipe.run.seed, "val_fraction": recipe.data.val_fraction} if same else {}

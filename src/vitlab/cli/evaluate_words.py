@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import native
+from vitlab.checkpoints.load import locate
 from vitlab.cli.console import out
 from vitlab.cli.progress import counting
 from vitlab.images.datasets import Captioned, Data
 from vitlab.text.templates import LISTS, read_templates
+from vitlab.text.tokenizer import its_tokenizer
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.processes import pick_device
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import Recipe, read_recipe
 from vitlab.training.retrieval import AT, evaluate_retrieval
 
+NAME = "recipe.toml"
 WAYS = {"image_to_text": "picture -> caption", "text_to_image": "caption -> picture"}
 
 
 def is_clip(checkpoint: str) -> bool:
     """A CLIP in a folder of our own; what else there is opens without a look at its family."""
-    folder = Path(checkpoint).expanduser()
+    folder = locate(checkpoint)
     return (folder / native.CARD).is_file() and native.read_card(folder)["family"] == "clip"
+
+
+def recipe_of(checkpoint: str) -> Recipe | None:
+    """What it was trained by: beside the folder in a run, in it where it is bundled; None where that is not known."""
+    folder = locate(checkpoint).absolute()
+    return next((read_recipe(p) for p in (folder.parent / NAME, folder / NAME) if p.is_file()), None)
 
 
 def judge_by_words(
@@ -40,8 +48,7 @@ def judge_by_words(
     if not hasattr(model, "encode_text"):
         why = "--zeroshot judges" if templates is not None else f"{data.name} has captions, which judge"
         raise ValueError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
-    if model.tokenizer is None:
-        raise ValueError(f"{checkpoint}: has no tokenizer.json beside it, so it cannot read words.")
+    its_tokenizer(model)
     if templates is not None and data.captioned:
         raise ValueError(f"{data.name} has captions and no classes: leave out --zeroshot.")
     model.to(pick_device(device))
@@ -62,11 +69,11 @@ def judge_by_words(
 
 def _learned(checkpoint: str, sentences: list[str]) -> int | None:
     """How many of them the run has learned from; None: it is not known."""
-    saved = Path(checkpoint).expanduser().absolute().parent / "recipe.toml"
-    if not saved.is_file():
+    saved = recipe_of(checkpoint)
+    if saved is None:
         return None
     try:
-        known = read_templates(read_recipe(saved).objective.templates)
+        known = read_templates(saved.objective.templates)
     except ValueError:  # a file that is gone
         return None
     return len(set(sentences) & set(known))
@@ -79,7 +86,9 @@ def words_of(found: dict[str, Any]) -> str:
     learned = {None: "", 0: ", none of them learned from"}.get(
         told["learned_from"], f", {told['learned_from']} of them learned from"
     )
-    return f"{'zero-shot':18s} {len(told['sentences'])} templates{of}{learned}: {told['sentences'][0]!r}, ..."
+    first, *more = told["sentences"]
+    count = f"{len(more) + 1} templates" if more else "1 template"
+    return f"{'zero-shot':18s} {count}{of}{learned}: {first!r}{', ...' if more else ''}"
 
 
 def show_recall(found: dict[str, Any]) -> None:

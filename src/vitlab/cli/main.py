@@ -74,7 +74,9 @@ def models(
 
 @app.command()
 def predict(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.")
+    ],
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")],
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
@@ -125,6 +127,9 @@ def convert(
     activation: Annotated[
         str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Of a CLIP that came without: put it in.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing DST.")] = False,
     json: Json = False,
 ) -> None:
@@ -133,7 +138,73 @@ def convert(
 
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
-    verb.run(source, target, to, check, map, image_size, told, force, json)
+    verb.run(source, target, to, check, map, image_size, tokenizer, told, force, json)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or hf-hub:owner/name.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+    int8: Annotated[
+        str | None, typer.Option("--int8", metavar="dynamic|static", help="Integers: smaller, and often faster.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on, and to calibrate with.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=8)] = 128,
+    image_size: Size = None,
+    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False,
+    reducer: Annotated[
+        str | None, typer.Option("--reducer", metavar="tome:r=8|evit:keep=0.7", help="Fewer tokens, inside the file.")
+    ] = None,
+    features: Annotated[bool, typer.Option("--features", help="Give features instead of classes.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Of a CLIP, the tower that reads text.")] = False,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
+    agreement: Annotated[float, typer.Option(help="Share of pictures that must get the same answer.")] = 0.99,
+    force: Annotated[bool, typer.Option("--force", help="Keep the file although it differs.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model as ONNX or torch.export, with its preprocess and labels, and compare both on real pictures.
+
+    A file that answers otherwise than the model is not kept (exit code 1).
+    """
+    from vitlab.cli import export as verb
+
+    asked = dict(int8=int8, source=data, data_path=path, images=images, dynamic_size=dynamic_size, reducer=reducer)
+    asked |= dict(features=features, text=text, tolerance=tolerance, agreement=agreement, force=force)
+    verb.run(checkpoint, out, image_size, asked, json)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(metavar="CHECKPOINT|NAME", help="A checkpoint, or a model's name.")],
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="transformers,onnxruntime", help="Other libraries, same weights.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Pictures in a batch that is timed.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that each way is timed, in turns.", min=3)] = 15,
+    ways: Annotated[
+        str | None, typer.Option("--ways", metavar="eager,compiled,...", help="Try these, not the usual ones.")
+    ] = None,
+    reducer: Annotated[
+        list[str] | None, typer.Option("--reducer", metavar="tome:r=8|none", help="Fewer tokens; none: only all.")
+    ] = None,
+    agreement: Annotated[float, typer.Option(help="Share of equal answers asked; 1: equal to rounding.")] = 0.99,
+    data: Annotated[str | None, typer.Option("--data", metavar="SOURCE", help="Real pictures to compare on.")] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    images: Annotated[int, typer.Option(help="Pictures to compare on.", min=1)] = 64,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Time a model run in every way: eager, compiled, ONNX Runtime, int8, fewer tokens; and pick the best.
+
+    The fastest that agrees with the eager model as often as asked is picked. Run nothing else meanwhile.
+    """
+    from vitlab.cli import bench as verb
+
+    asked = dict(batch=batch, rounds=rounds, agreement=agreement, source=data, path=path, images=images)
+    verb.run(what, image_size, ways, reducer, against, asked, json)
 
 
 @app.command()
@@ -225,8 +296,9 @@ def evaluate(
     draws: Annotated[int, typer.Option(help="How often --few-shot draws its pictures.", min=2)] = 10,
     zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Judge a CLIP by the names of the classes.")] = False,
     templates: Annotated[
-        str, typer.Option("--templates", metavar="LIST", help='Of --zeroshot; train, a file, or "a photo of a {}".')
-    ] = "held_out",
+        str | None,
+        typer.Option("--templates", metavar="LIST", help='Of --zeroshot: held_out, a file, or "a photo of a {}".'),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
@@ -239,7 +311,9 @@ def evaluate(
     """
     from vitlab.cli import evaluate as verb
 
-    words = templates if zeroshot else None
+    if templates is not None and not zeroshot:
+        raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+    words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
     verb.run(checkpoint, data, path, split, *asked, flip, batch_size, device, max_unreadable, json)
 
@@ -373,6 +447,28 @@ def runs(
     verb.run(folder, format, plot, sort, json)
 
 
+@app.command()
+def learn(
+    exercise: Annotated[
+        str | None,
+        typer.Argument(metavar="[EXERCISE]", help="patch-embed, attention, mlp, block or vit; without one: the list."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Your file, to be checked; without one: a file to begin with."),
+    ] = None,
+    lang: Annotated[str | None, typer.Option("--lang", metavar="en|zh", help="Default: the locale's.")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="Show ours.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the file to begin with instead of writing it.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time for your code; then it is stopped.")] = 20.0,
+    json: Json = False,
+) -> None:
+    """Write a ViT yourself, in five exercises that check themselves (exit code 1: not yet right)."""
+    from vitlab.cli import learn as verb
+
+    verb.run(exercise, file, lang, solution, show, seconds, json)
+
+
 app.add_typer(explain, name="explain")
 
 studies = typer.Typer(help="Answer a question by many training runs: one table, one plot.", no_args_is_help=True)
@@ -416,17 +512,21 @@ def ssl(
     few: Annotated[
         list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change what learns from the few labels.")
     ] = None,
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", metavar="METHOD=CHECKPOINT", help="Judge this encoder; do not pre-train one."),
+    ] = None,
     dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/ssl-<data>.")] = None,
     json: Json = False,
 ) -> None:
     """Does learning without labels pay? Pre-train, judge, fine-tune on few labels, and learn from scratch.
 
-    Fine-tuned and from scratch are the same network with the same steps on the same pictures. The same command again
-    goes on where it was stopped.
+    Fine-tuned and from scratch are the same network with the same steps on the same pictures. --pretrained
+    mae=bundled:mae judges an encoder that is there. The same command again goes on where it was stopped.
     """
     from vitlab.cli import study as verb
 
-    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], dir, json)
+    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], pretrained or [], dir, json)
 
 
 @studies.command()

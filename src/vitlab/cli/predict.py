@@ -15,8 +15,20 @@ from vitlab.inference import Prediction, predict
 
 
 def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, json: bool) -> None:
-    model = open_model(checkpoint, size, heads)
+    model = open_any(checkpoint, size, heads)
     report(with_progress(lambda pictures, **more: predict(model, pictures, top=top, **more), images), json)
+
+
+def open_any(source: str, size: str | None, heads: int | None) -> Any:
+    """A checkpoint, or a file that vitlab export has written."""
+    if Path(source).suffix.lower() not in (".onnx", ".pt2"):
+        return open_model(source, size, heads)
+    from vitlab.export.opened import open_export
+
+    if heads is not None:
+        raise ValueError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
+    shipped, asked = open_export(source), parse_size(size)
+    return shipped if asked is None else shipped.with_size(asked)
 
 
 def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:

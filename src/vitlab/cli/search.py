@@ -71,6 +71,8 @@ def search(
 ) -> None:
     if (text is None) == (image is None):
         raise ValueError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
+    if text is not None and not text.strip():
+        raise ValueError('the question is empty: vitlab search INDEX "a dog on a beach".')
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):

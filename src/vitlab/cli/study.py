@@ -53,13 +53,14 @@ def ssl(
     fraction: float | None,
     pretrain: list[str],
     few: list[str],
+    pretrained: list[str],
     folder: Path | None,
     json: bool,
 ) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
     asked = [name.strip() for name in methods.split(",") if name.strip()]
     labels: dict[str, Any] = dict(per_class=per_class, fraction=fraction)
-    settings: dict[str, Any] = dict(pretrain=pretrain, few=few)
+    settings: dict[str, Any] = dict(pretrain=pretrain, few=few, pretrained=pretrained)
     try:
         with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
             study = study_ssl(source, asked, path=path, **labels, **settings, folder=folder, command=command, show=show)
@@ -122,6 +123,8 @@ def _print_ssl(study: SSLStudy) -> None:
         gain = "-" if row["gain"] is None else f"{100 * row['gain']:+.2f}"
         table.add_row(row["method"], *numbers, gain)
     out().print(table)
+    for note in study.notes:
+        say(f"note: {note}")
     for method in study.failed:
         out(markup=False).print(f"{method.name}: {method.note}")
 

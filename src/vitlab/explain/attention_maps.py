@@ -4,7 +4,8 @@
     maps = attention_maps(model, images, heads="mean", query=(100, 60))   # from the patch under pixel x=100, y=60
 
 Values are the softmax weights the network used. What goes to class, distillation and register tokens is not in the map,
-so a map sums to 1 minus their share.
+so a map sums to 1 minus their share. Networks in stages (Swin, PVT, Twins) have windows, other grids and fewer keys;
+all is laid on the grid of the first stage.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.explain.stages import Stages, heads_of, in_stages, row_of
 from vitlab.layers.trace import Trace, check_offered
 
 Query = str | int | Sequence[float] | None
@@ -67,23 +69,30 @@ def attention_maps(
     prefix   also give what goes to the tokens before the patches: (maps, (B, layers, heads, prefix tokens))
 
     From the class token only that row is computed; from others each asked layer's matrix lives for a moment.
+
+    In stages, the one who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
+    reduced key gets is spread evenly over the patches it stands on or holds, so that a map still sums to 1. Padding is
+    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers must
+    have equally many. None is "class" in layers that have that token, "mean" in others.
     """
     check_model(model)
     check_offered(["attention"], model.traceable)
     _check_numbers(layers, heads)
-    grid, before, parts = (0, 0), 0, []
+    rows_of = _rows_in_stages if in_stages(model) else _rows
+    grid, parts = (0, 0), []
     for batch in batches(model, images, batch_size):
-        layout = model.layout(*batch.images.shape[-2:])
-        grid, before = layout.grid, len(layout.prefix)
-        parts.append(_rows(model, batch.images, query_rows(model, batch.images, query), layers, heads))
-    rows = torch.cat(parts)  # (B, L, h, N)
+        grid = model.layout(*batch.images.shape[-2:]).grid
+        parts.append(rows_of(model, batch.images, query, layers, heads))
+    rows = torch.cat(parts)  # (B, L, h, before + patches)
+    before = rows.shape[-1] - grid[0] * grid[1]
     maps = rows[..., before:].unflatten(-1, grid)
     return (maps, rows[..., :before]) if prefix else maps
 
 
 @torch.no_grad()
-def _rows(model: Any, images: Tensor, tokens: slice, layers: str | Sequence[int], heads: str | Sequence[int]) -> Tensor:
+def _rows(model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]) -> Tensor:
     """The rows of these tokens, averaged: (B, L, h, N)."""
+    tokens = query_rows(model, images, query)
     of_class = tokens == slice(0, 1) and "class_attention" in model.traceable
     kind = "class_attention" if of_class else "attention"
 
@@ -97,31 +106,73 @@ def _rows(model: Any, images: Tensor, tokens: slice, layers: str | Sequence[int]
     return trace.stack(kind).transpose(0, 1)
 
 
+@torch.no_grad()
+def _rows_in_stages(
+    model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
+) -> Tensor:
+    """(B, L, h, prefix tokens + padding + patches)."""
+    stages, who = Stages(model, *images.shape[-2:]), asked(model, images, query)
+    if heads == "all":
+        heads_of(model, layers)  # refuses what cannot stand in one tensor
+
+    def reduce(weights: Tensor, number: int | None) -> Tensor:
+        assert number is not None
+        layer = stages.layers[number]
+        A, lost = layer.real(layer.windowed(weights))  # (B, h, windows, n, m)
+        row = row_of(stages, layer, who).to(A)  # (tokens,)
+        found = layer.look(row.expand(*A.shape[:2], -1), A)  # (B, h, tokens)
+        padding = (layer.at_queries(row) * lost).sum((-2, -1))[..., None]  # (B, h, 1)
+        before = found.new_zeros(*found.shape[:2], stages.prefix)
+        before[..., : layer.prefix] = found[..., : layer.prefix]
+        laid = stages.lay(found[..., layer.prefix :], layer.stage).flatten(-2)
+        row = torch.cat([before, padding, laid], dim=-1)
+        return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
+
+    trace = Trace("attention", layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
+    with evaluating(model):
+        model(images, trace=trace)
+    return trace.stack("attention").transpose(0, 1)
+
+
+def read_by_the_head(model: Any) -> str:
+    """Who looks where nobody is named: "class" or "mean"."""
+    if in_stages(model):
+        return "class" if "class" in model.prefix else "mean"
+    return "class" if model.config.head.pooling in ("class", "class_mean") else "mean"
+
+
 def query_rows(model: Any, images: Tensor, query: Query) -> slice:
     """Which tokens of the list look; the rows of several are averaged."""
+    prefix, (rows, columns) = (layout := model.layout(*images.shape[-2:])).prefix, layout.grid
+    who = asked(model, images, query) or read_by_the_head(model)
+    if who == "mean":
+        return slice(len(prefix), len(prefix) + rows * columns)
+    place = prefix.index(who) if isinstance(who, str) else len(prefix) + who
+    return slice(place, place + 1)
+
+
+def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
+    """The name of a token, "mean", or a patch's number; None where nobody is named."""
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
-    prefix, (rows, columns) = layout.prefix, layout.grid
-    if query is None:
-        query = "class" if model.config.head.pooling in ("class", "class_mean") else "mean"
-    if query == "mean":
-        return slice(len(prefix), len(prefix) + rows * columns)
+    if query is None or query == "mean":
+        return query
     if isinstance(query, str):
+        prefix = model.prefix if in_stages(model) else layout.prefix
         named = [name for name in ("class", "distillation") if name in prefix]
         if query not in named:
             raise ValueError(
                 f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*named, 'mean'])} "
                 "(the average over all patches), a patch's number, or a pixel (x, y)."
             )
-        return slice(prefix.index(query), prefix.index(query) + 1)
+        return query
+    rows, columns = layout.grid
     if isinstance(query, Sequence):
-        patch = _patch_under(query, height, width, columns, model.config.patch_size)
-    else:
-        patch = _patch_number(query, rows, columns)
-    return slice(len(prefix) + patch, len(prefix) + patch + 1)
+        return _patch_under(query, height, width, layout.grid, model.config.patch_size)
+    return _patch_number(query, rows, columns)
 
 
-def _patch_under(pixel: Sequence[float], height: int, width: int, columns: int, patch_size: int) -> int:
+def _patch_under(pixel: Sequence[float], height: int, width: int, grid: tuple[int, int], patch_size: int) -> int:
     if len(pixel) != 2 or not all(isinstance(n, int | float) for n in pixel):
         raise ValueError(f"query={pixel!r} must be one pixel (x, y) of the model's input.")
     x, y = pixel
@@ -130,7 +181,8 @@ def _patch_under(pixel: Sequence[float], height: int, width: int, columns: int, 
             f"query=({x}, {y}) lies outside the model's input, which is {width} x {height} pixels: "
             f"x is 0 to {width - 1}, y is 0 to {height - 1}."
         )
-    return int(y // patch_size) * columns + int(x // patch_size)
+    row, column = (min(int(v // patch_size), side - 1) for v, side in zip((y, x), grid, strict=True))
+    return row * grid[1] + column
 
 
 def _patch_number(query: Any, rows: int, columns: int) -> int:

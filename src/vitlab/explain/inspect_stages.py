@@ -8,14 +8,21 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.layers.reduced import Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
 
 MEANINGS: dict[str, str] = {
     "patch_embed": "patches become tokens of {width} numbers{after_embed}",
     "merge": "{merging}: {grid} tokens of {width} numbers",
+    "positions": "+ {positions}",
     "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}{where}",
+    "q": "queries: {heads} heads x {head_dim}",
+    "reduced": "{reducing}: {keys} keys{after_reducing}",
+    "kv": "keys, values: 2 x {heads} heads x {head_dim}",
     "heads": "softmax(q k^T / sqrt({head_dim}){bias}) v{where}; {heads} heads side by side",
     "after_attention": "+ residual",
+    "mlp_conv": "3 x 3 convolution of each channel, {activation}",
+    "stage_norm": "LayerNorm at the end of the stage",
     "tokens": "+ residual",
     "norm": "final LayerNorm",
     "pool": "{pooling}: one vector per image",
@@ -39,11 +46,38 @@ def stage_words(model: Any, size: tuple[int, int], layer: int | None) -> dict[st
         "where": _where(at),
         "bias": " + B" if getattr(block.attention, "relative", None) is not None else "",
         "mlp": f"MLP, {config.activation}",
+        "activation": config.activation,
         "after_embed": ", then LayerNorm",
-        "merging": "2 x 2 tokens become one",
+        "merging": _merging(config.merges[stage]),
+        "positions": _positions(model, stage, (rows, columns)),
+        **_reducing(at),
         "pooling": "the class token" if model.prefix else "mean over all tokens",
         "classes": config.classes,
     }
+
+
+def _merging(merge: Merge) -> str:
+    overlapping = ", overlapping" if merge.kernel > merge.stride else ""
+    return f"{merge.kernel} x {merge.kernel} tokens become one{overlapping}"
+
+
+def _reducing(at: Any) -> dict[str, str]:
+    if not isinstance(at, Reduced):
+        return {}
+    rows, columns = at.keys
+    keys = {"keys": f"{rows} x {columns}"}
+    if isinstance(at.merge, Pool):
+        return {**keys, "reducing": "means of equal shares, by a matrix", "after_reducing": ", then LayerNorm, GELU"}
+    R = at.merge.kernel
+    return {**keys, "reducing": f"{R} x {R} tokens become one", "after_reducing": ", then LayerNorm"}
+
+
+def _positions(model: Any, stage: int, grid: tuple[int, int]) -> str:
+    table = getattr(model.embeds[stage], "positions", None)
+    if table is None:
+        return "3 x 3 convolution of each channel: where a token stands"
+    resized = "" if table.grid == grid else f", resized from {table.grid[0]} x {table.grid[1]}"
+    return f"learned positions{resized}{'; a class token is first' if table.prefix else ''}"
 
 
 def _where(at: Any) -> str:
@@ -51,7 +85,8 @@ def _where(at: Any) -> str:
         (high, wide), (down, right) = at.window, at.shift
         moved = f", shifted by {down}, {right}" if down or right else ""
         return f" in {at.count} window{'s' if at.count > 1 else ''} of {high} x {wide}{moved}"
-    return ""
+    rows, columns = at.keys
+    return f" at {at.prefix + rows * columns} keys"
 
 
 def count_stages(build: Callable[[Any], Any], config: Any) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.explain.stages import Stages, in_stages, row_of
 from vitlab.layers.trace import Trace, check_offered
 
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
@@ -30,10 +31,17 @@ def relevance(model: Any, images: Images, target: Target = None, *, batch_size: 
     Abar = E_h[(dy/dA * A)^+] and R <- R + Abar R, from R = I; the map is the row of R of the token that the head reads:
     the class token's (the mean with the distillation token's where there are two heads), the mean of the patches' rows
     for mean-pooled models, both halves for class_mean. Attention pooling counts as a mean.
+
+    In stages (Swin, PVT, Twins) R <- R + N Abar R, with Abar over the tokens of its stage: windows put back where they
+    were cut, a reduced key's part spread evenly over the tokens that it holds. N is the number of tokens of the stage,
+    for each of them is about 1/N of what the head reads: dy/dA has that share in it once and the row of R again, so
+    without N a layer of 49 tokens would weigh 64 times as much as one of 3136. (A class token is all that the head
+    reads: its row of Abar is taken as it is.) A merging hands each token's relevance on in equal parts to those it was
+    merged from, whatever they hold: what is finer than that comes from the attention of the finer stages.
     """
     check_classes(model)
     check_offered(["attention"], model.traceable)
-    return _maps(model, images, target, batch_size, _relevance)
+    return _maps(model, images, target, batch_size, _relevance_in_stages if in_stages(model) else _relevance)
 
 
 def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8) -> Tensor:
@@ -43,14 +51,19 @@ def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1,
     T is the output of norm1 in block `layer`, where patches still reach the class token: what the last block gives out
     at patches is read by no class-token head, so there the gradient is 0. A post-norm block has no norm1; its input is
     taken, which the block before it has normalised.
+
+    In stages (Swin, PVT, Twins) the tokens of that block stand on a coarser grid; every patch has its token's value.
     """
     check_classes(model)
     kind, at = _tokens_read(model, layer)
 
     def cam(model: Any, x: Tensor, classes: Any) -> Tensor:
-        T, slope = (_patches(model, x, v) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
+        stages = Stages(model, *x.shape[-2:]) if in_stages(model) else None
+        rows, columns = model.layout(*x.shape[-2:]).grid if stages is None else stages.layers[layer].grid
+        T, slope = (wide(v[:, -rows * columns :]) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
         alpha = slope.mean(1, keepdim=True)  # (B, 1, D)
-        return (alpha * T).sum(-1).clamp(min=0)  # (B, N)
+        heat = (alpha * T).sum(-1).clamp(min=0)  # (B, N)
+        return heat if stages is None else stages.paint(heat, stages.layers[layer].stage)
 
     return _maps(model, images, target, batch_size, cam)
 
@@ -194,7 +207,32 @@ def _relevance(model: Any, images: Tensor, target: Target) -> Tensor:
         row = row + (row[:, None] @ Abar)[:, 0]  # eq. 6
         if layer:
             above, slope = below[0], slopes[0]
-    return _patches(model, images, row)
+    rows, columns = model.layout(*images.shape[-2:]).grid
+    return row[:, -rows * columns :]
+
+
+def _relevance_in_stages(model: Any, images: Tensor, target: Target) -> Tensor:
+    """The same walk back, over the grids of all stages: (B, grid_h, grid_w)."""
+    stages, trace = Stages(model, *images.shape[-2:]), Trace("attention", "tokens", gradients=True)
+    above, slope = _score(model, images, target, trace), None
+    layer = stages.layers[-1]
+    row = row_of(stages, layer, None).to(wide(images)).expand(len(images), -1)  # (B, tokens)
+    for number in reversed(range(len(model.blocks))):
+        if stages.layers[number].stage < layer.stage:
+            row = stages.descend(row[:, layer.prefix :], layer.stage)
+        layer = stages.layers[number]
+        A, pick = trace.whole("attention", number)
+        below = [trace["tokens", number - 1]] if number else []
+        slope_A, *slopes = torch.autograd.grad(above, [A, *below], slope)
+        Abar = layer.windowed(pick((wide(slope_A) * wide(A.detach())).clamp(min=0))).mean(
+            1
+        )  # (B, windows, n, m), eq. 5
+        parts = torch.full_like(row, layer.tokens - layer.prefix)  # N
+        parts[:, : layer.prefix] = 1
+        row = row + layer.look(parts * row, Abar)  # eq. 6
+        if number:
+            above, slope = below[0], slopes[0]
+    return stages.lay(row[:, layer.prefix :], layer.stage)
 
 
 def _read_by_the_head(model: Any, images: Tensor) -> Tensor:
@@ -208,9 +246,3 @@ def _read_by_the_head(model: Any, images: Tensor) -> Tensor:
         readers = 1 if model.head_distill is None else 2
         share[:readers] = of_class / readers
     return share.expand(len(images), -1)
-
-
-def _patches(model: Any, images: Tensor, values: Tensor) -> Tensor:
-    """(B, N, ...) without the prefix tokens, in float32 or more."""
-    rows, columns = model.layout(*images.shape[-2:]).grid
-    return wide(values[:, -rows * columns :])

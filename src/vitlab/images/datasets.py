@@ -11,10 +11,12 @@ data.train.read(0), data.train.labels[0]                      # (H, W, C) uint8,
 from __future__ import annotations
 
 import difflib
+import gzip
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -113,17 +115,27 @@ def open_splits(
 
 def open_digits() -> Splits:
     """scikit-learn's 1,797 digits of 8 x 8 (UCI, 1998), values 0..16 spread over 0..255."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError(
-            "digits: come with scikit-learn, which is not installed. Type: pip install scikit-learn"
-        ) from None
-    values, labels = load_digits(return_X_y=True)  # (N, 64), (N,)
+    values, labels = np.split(_digits_table(), [64], axis=1)  # (N, 64), (N, 1)
+    labels = labels[:, 0]
     pixels = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     whole = ArrayDataset(pixels, labels, [str(i) for i in range(10)], "digits")
     train, val, test = (subset(whole, part) for part in stratified_split(labels, DIGITS_SPLIT, DIGITS_SEED))
     return Splits(whole.classes, train, val, test)
+
+
+def _digits_table() -> np.ndarray:
+    """(N, 65): 64 values and the label. From scikit-learn's file itself: its loader imports all of scipy for that."""
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError("digits: come with scikit-learn, which is not installed. Type: pip install scikit-learn")
+    file = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    if not file.is_file():  # moved, in a version to come
+        from sklearn.datasets import load_digits
+
+        values, labels = load_digits(return_X_y=True)
+        return np.column_stack([values, labels]).astype(np.int64)
+    with gzip.open(file, "rt", encoding="ascii") as table:
+        return np.loadtxt(table, delimiter=",", dtype=np.int64)
 
 
 def _open_named(name: str, path: Path | None, download: bool) -> Splits:

@@ -15,30 +15,75 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
 
     bicubic            transformers' ViT, DeiT and DINOv2
     bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
+    bilinear           PVT
     bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
     """
-    if old == new:
+    if same_grid(old, new):
         return values
     D = values.shape[-1]
     x = values.float().reshape(1, *old, D).permute(0, 3, 1, 2)  # (1, D, rows, columns)
-    if rule == "bicubic_offset":
+    if not known(new):
+        rows, columns = cubic_weights(old, new, rule, x.device)
+        x = rows @ x @ columns.mT
+    elif rule == "bicubic_offset":
         scale = [(n + 0.1) / o for n, o in zip(new, old, strict=True)]  # 0.1 keeps floor(old * scale) from losing a row
         x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
     else:
-        x = F.interpolate(x, size=new, mode="bicubic", align_corners=False, antialias=rule == "bicubic_antialias")
+        mode = rule.split("_")[0]
+        x = F.interpolate(x, size=new, mode=mode, align_corners=False, antialias=rule == "bicubic_antialias")
     return x.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], D).to(values.dtype)
+
+
+def known(grid: tuple[int, int]) -> bool:
+    """False in a graph that is exported for any image size: there a side is a symbol, not a number."""
+    return all(isinstance(side, int) for side in grid)
+
+
+def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """A symbol is not asked, or the graph would be for the sizes that gave this answer."""
+    return known(new) and old == new
+
+
+def cubic_weights(old: tuple[int, int], new: tuple[int, int], rule: str, device=None) -> list[Tensor]:
+    """What `resize_grid` does along each axis as a matrix (new, old), in operations that leave `new` open."""
+    places = [torch.arange(n, dtype=torch.float32, device=device) for n in new]  # (new,) each
+    counts = [place[-1:] + 1 for place in places]
+    extra = 0.0
+    if rule == "bicubic_offset":  # a grid of the old size stays as it is
+        extra = 0.1 * ((counts[0] != old[0]) | (counts[1] != old[1]))
+    steps = [o / (count + extra) for o, count in zip(old, counts, strict=True)]
+    return [_along(*axis, rule == "bicubic_antialias") for axis in zip(places, steps, old, strict=True)]
+
+
+def _along(place: Tensor, step: Tensor, old: int, antialias: bool) -> Tensor:
+    """Keys' cubic: a = -0.75 as in F.interpolate, and -0.5 with antialias, where it widens as the grid shrinks."""
+    centre = (place + 0.5) * step - 0.5  # (new,)
+    source = torch.arange(old, dtype=torch.float32, device=place.device)  # (old,)
+    if antialias:  # what would lie outside does not count
+        weights = _cubic((centre[:, None] - source).abs() / step.clamp(min=1), a=-0.5)  # (new, old)
+        return weights / weights.sum(dim=1, keepdim=True)
+    taps = centre.floor()[:, None] + torch.arange(-1.0, 3.0, device=place.device)  # (new, 4)
+    weights = _cubic((centre[:, None] - taps).abs(), a=-0.75)
+    inside = taps.clamp(0, old - 1)  # outside, the edge goes on
+    return (weights[..., None] * (inside[..., None] == source)).sum(dim=1)
+
+
+def _cubic(t: Tensor, a: float) -> Tensor:
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    return torch.where(t <= 1, near, torch.where(t < 2, far, 0.0))
 
 
 def resize_positions(table: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int], rule: str) -> Tensor:
     """Resize (1, prefix + rows*columns, D); the prefix tokens' positions stay."""
-    if old == new:
+    if same_grid(old, new):
         return table
     return torch.cat([table[:, :prefix], resize_grid(table[:, prefix:], old, new, rule)], dim=1)
 
 
 def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """Resize a relative bias table, (offsets + 3, h), made for the old grid; the prefix tokens' entries stay."""
-    if old == new:
+    if same_grid(old, new):
         return table
     before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
     count = before[0] * before[1]

@@ -21,7 +21,8 @@ from torch import Tensor
 
 Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
-    "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom; in windows (B, h, windows, n, n)",
+    "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom; of fewer keys (B, h, N, M), in "
+    "windows (B, h, windows, n, n)",
     "class_attention": "(B, h, N), the class token's row of it, without computing the others",
     "queries": "(B, h, N, d)",
     "keys": "(B, h, N, d)",

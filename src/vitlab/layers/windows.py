@@ -119,10 +119,14 @@ def _offsets(window: tuple[int, int], table: tuple[int, int]) -> list[np.ndarray
     return [down * (2 * table[1] - 1) + right]
 
 
-@torch.compiler.assume_constant_result  # or torch.compile would follow how it is made
 def kept(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
     """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
     return _kept(what, device, *about)
+
+
+# Or torch.compile would follow how it is made. torch.compiler.assume_constant_result says the same, but imports the
+# whole compiler for it, which takes as long as torch itself.
+kept.__dict__["_dynamo_marked_constant"] = True
 
 
 @lru_cache(maxsize=512)
@@ -187,6 +191,6 @@ class WindowAttention(Heads):
 
 def _for_all(bias: Tensor | None, q: Tensor) -> Tensor | None:
     """(1 or count, h, n, n) -> (1 or B * count, h, n, n)."""
-    if bias is None or len(bias) in (1, len(q)):
+    if bias is None or bias.shape[0] == 1:
         return bias
-    return bias.expand(len(q) // len(bias), *bias.shape).flatten(0, 1)
+    return bias.expand(q.shape[0] // bias.shape[0], *bias.shape).flatten(0, 1)  # of shapes: len() would fix a batch

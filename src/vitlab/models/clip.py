@@ -173,7 +173,7 @@ class TextTransformer(nn.Module):
                 z = block(z, None, later, trace.at(layer) if trace is not None else None)  # (B, N, D)
         z = mark(trace, "norm", self.norm(z))
         end = (ids == self.config.end_id).int().argmax(dim=1)  # (B,), the first
-        return mark(trace, "end", z[torch.arange(len(ids), device=z.device), end])  # (B, D)
+        return mark(trace, "end", z[torch.arange(ids.shape[0], device=z.device), end])  # (B, D)
 
 
 class CLIPOutput(NamedTuple):

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,29 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth
 from vitlab.layers.patches import check_images
+from vitlab.layers.reduced import Grid, Merge, Pool, to_map
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, TokenLayout, Trace, mark
 from vitlab.models.config import Config
-
-Grid = tuple[int, int]  # rows, columns of tokens
-
-
-@dataclass(frozen=True)
-class Merge:
-    """How each place of a grid is made of the finer one before it, along one axis: what a convolution reads."""
-
-    kernel: int
-    stride: int
-    padding: int = 0  # at either end
-    fill: bool = False  # zeros at the far end, so that nothing is left over; otherwise the rest is not read
-
-    def size(self, length: int) -> int:
-        if self.fill:
-            return -(-length // self.stride)
-        return (length + 2 * self.padding - self.kernel) // self.stride + 1
-
-    def grid(self, grid: Grid) -> Grid:
-        return self.size(grid[0]), self.size(grid[1])
 
 
 @dataclass(frozen=True)
@@ -78,6 +59,11 @@ class StagedConfig(Config):
     def merges(self) -> tuple[Merge, ...]:
         """How each stage's grid is made, the first one's of pixels."""
 
+    @property
+    def key_merges(self) -> tuple[Merge | Pool, ...]:
+        """How the keys of each stage are made of its tokens; Merge(1, 1): they are its tokens."""
+        return (Merge(1, 1),) * len(self.merges)
+
     def table_grid(self, key: str) -> Grid:
         """The grid that a table of positions, by its name in the weights, is made for."""
         raise NotImplementedError
@@ -88,19 +74,21 @@ class StagedConfig(Config):
         for merge in self.merges:
             grid = merge.grid(grid)
             found.append(grid)
-        if min(min(grid) for grid in found) < 1:
-            least = next(n for n in range(1, 10**4) if _fits(self.merges, n))
+        keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, found, strict=True)]
+        if min(min(grid) for grid in (*found, *keys)) < 1:
+            least = next(n for n in range(1, 10**4) if self._fits(n))
             raise ValueError(
-                f"images of {height} x {width} pixels leave the last stage nothing to look at: each side must have at "
-                f"least {least}."
+                f"images of {height} x {width} pixels leave a stage nothing to look at: each side must have at least "
+                f"{least}."
             )
         return tuple(found)
 
-
-def _fits(merges: Sequence[Merge], length: int) -> bool:
-    for merge in merges:
-        length = merge.size(length)
-    return length >= 1
+    def _fits(self, length: int) -> bool:
+        for merge, keys in zip(self.merges, self.key_merges, strict=True):
+            length = merge.size(length)
+            if length < 1 or keys.size(length) < 1:
+                return False
+        return True
 
 
 def check_stages(c: Any, *names: str) -> None:
@@ -150,6 +138,14 @@ class GridBlock(nn.Module):
         return mark(trace, "tokens", z + self.depth_drop(y))
 
 
+class Step(NamedTuple):
+    """One block of a pass."""
+
+    block: GridBlock
+    place: Any  # where its queries and keys stand
+    at: LayerTrace | None
+
+
 class Hierarchy(nn.Module):
     """A network of stages; what is left to a paper's file is `run` and `places`."""
 
@@ -157,6 +153,7 @@ class Hierarchy(nn.Module):
     stages: nn.ModuleList
     norm: nn.Module | None  # after the last stage, for the classifier
     prefix: tuple[str, ...] = ()  # tokens before the patches in the last stage
+    block_kinds: tuple[str, ...] = BLOCK_KINDS  # what blocks show, and what comes before and after them
 
     def __init__(self, config: Any):
         super().__init__()
@@ -194,7 +191,7 @@ class Hierarchy(nn.Module):
         """What a Trace can ask of this model; its layers are the blocks, counted through all stages."""
         inside = [kind for kind in FROM_HEADS if kind != "class_attention"]
         ends = (*(["norm"] if self.norm is not None else []), "pool", *(["head"] if self.config.classes else []))
-        return ("patch_embed", "merge", *BLOCK_KINDS, *inside, *ends)
+        return ("patch_embed", "merge", *self.block_kinds, *inside, *ends)
 
     def layout(self, height: int, width: int) -> TokenLayout:
         """The first stage's tokens, on whose grid explanations are laid."""
@@ -214,8 +211,7 @@ class Hierarchy(nn.Module):
         """One map of each stage, (B, C, rows, columns), as `pyramid` states them; the classifier's norm is left out."""
         maps = []
         for z, grid in self.start(images, trace):
-            z = z[:, -grid[0] * grid[1] :]  # without prefix tokens
-            maps.append(z.transpose(1, 2).unflatten(2, grid))
+            maps.append(to_map(z[:, -grid[0] * grid[1] :], grid))  # without prefix tokens
         return maps
 
     def start(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
@@ -227,10 +223,22 @@ class Hierarchy(nn.Module):
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout, places=places)
         return self.run(images, trace)
 
-    def run_block(self, block: GridBlock, z: Tensor, at: Any, trace: LayerTrace | None) -> Tensor:
+    def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[Step], Grid]]:
+        """What to run: of each stage its blocks, and its grid."""
+        size, layer = images.shape[-2:], 0
+        places = self.places(*size)
+        for blocks, grid in zip(cast("list[list[GridBlock]]", self.stages), self.config.grids(*size), strict=True):
+            found = []
+            for block in blocks:
+                found.append(Step(block, places[layer], trace.at(layer) if trace is not None else None))
+                layer += 1
+            yield found, grid
+
+    def run_block(self, step: Step, z: Tensor) -> Tensor:
+        block, place, trace = step
         if self.config.gradient_checkpointing and self.training and trace is None:
-            return checkpoint(block, z, at, use_reentrant=False)
-        return block(z, at, trace)
+            return checkpoint(block, z, place, use_reentrant=False)
+        return block(z, place, trace)
 
     def forward_head(self, tokens: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """(B, N, D) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""
@@ -240,8 +248,8 @@ class Hierarchy(nn.Module):
     def intermediate_features(
         self, images: Tensor, layers: Sequence[int] = (-1,), *, norm: bool = True, maps: bool = False
     ) -> list[Tensor]:
-        """Tokens after the given blocks; of the last stage through the final norm unless norm=False. `maps`: each
-        (B, D, rows, columns), without prefix tokens.
+        """Tokens after the given blocks; of the last stage through the final norm, of PVT v2 each through its stage's,
+        unless norm=False. `maps`: each (B, D, rows, columns), without prefix tokens.
         """
         trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
         *_, _ = self.start(images, trace)
@@ -249,13 +257,18 @@ class Hierarchy(nn.Module):
         for layer in layers:
             z = trace["tokens", layer]
             stage = self.config.stage_of(layer % len(self.blocks))
-            if norm and self.norm is not None and stage == len(grids) - 1:
-                z = self.norm(z)
+            after = self.norm_after(stage)
+            if norm and after is not None:
+                z = after(z)
             if maps:
                 rows, columns = grids[stage]
-                z = z[:, -rows * columns :].transpose(1, 2).unflatten(2, grids[stage])
+                z = to_map(z[:, -rows * columns :], grids[stage])
             found.append(z)
         return found
+
+    def norm_after(self, stage: int) -> nn.Module | None:
+        """The norm that the tokens of a stage go through at its end."""
+        return self.norm if stage == len(self.stages) - 1 else None
 
     def reset_classifier(self, classes: int) -> None:
         """A new, untrained head for another number of classes (0: none); everything else stays."""
@@ -269,6 +282,28 @@ def depth_rates(c: Any) -> Iterator[float]:
     """Rates of stochastic depth, one for each block, growing linearly from 0."""
     blocks = sum(c.depths)
     return (c.stochastic_depth * layer / max(blocks - 1, 1) for layer in range(blocks))
+
+
+def mark_embed(stage: int, z: Tensor, trace: Trace | None, steps: list[Step]) -> Tensor:
+    """Show the tokens that a stage begins with: "patch_embed" of the first, "merge" at a later one's first block."""
+    return mark(trace, "patch_embed", z) if stage == 0 else mark(steps[0].at, "merge", z)
+
+
+def init_matrices(module: nn.Module) -> None:
+    """As Swin, PVT and Twins start: matrices by a normal of 0.02, biases at zero."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def init_convolutions(module: nn.Module) -> None:
+    """As PVT v2 and Twins start: by the number of values that each input value goes to; biases at zero."""
+    if isinstance(module, nn.Conv2d):
+        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+        nn.init.normal_(module.weight, std=(2.0 / fan_out) ** 0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 def new_head(width: int, classes: int) -> nn.Module:

@@ -20,10 +20,15 @@ from vitlab.models.dino import MODELS as DINO_MODELS
 from vitlab.models.dinov2 import ENCODERS
 from vitlab.models.mae import MODELS as MAE_MODELS
 from vitlab.models.mae import MAEConfig, MaskedAutoencoder
+from vitlab.models.pvt import MODELS as PVTS
+from vitlab.models.pvt import MODELS_V2 as PVTS_V2
+from vitlab.models.pvt import PVT, PVTConfig, PVTv2, PVTv2Config
 from vitlab.models.resnet import MODELS as RESNETS
 from vitlab.models.resnet import ResNet, ResNetConfig
 from vitlab.models.swin import MODELS as SWINS
 from vitlab.models.swin import Swin, SwinConfig
+from vitlab.models.twins import MODELS as TWINS
+from vitlab.models.twins import Twins, TwinsConfig
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -34,6 +39,9 @@ FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
     "mae": (MAEConfig, MaskedAutoencoder),
     "resnet": (ResNetConfig, ResNet),
     "swin": (SwinConfig, Swin),
+    "pvt": (PVTConfig, PVT),
+    "pvt_v2": (PVTv2Config, PVTv2),
+    "twins": (TwinsConfig, Twins),
 }
 
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -99,7 +107,19 @@ def _entries() -> list[Entry]:
         aliases += (f"Swin-{SIZES[size][0]}", f"swin_{size[0]}") if published and px == 224 else ()  # the paper's
         values = crop if px == 224 else {**crop, "resize": px, "size": (px, px)}
         found.append(Entry(name, "swin", config, values if published else HALF, aliases if published else ()))
+    for family, models in {"pvt": PVTS, "pvt_v2": PVTS_V2, "twins": TWINS}.items():
+        for name, config in models.items():
+            published = config.image_size == (224, 224)
+            aliases = _pyramid_aliases(name) if published else ()
+            found.append(Entry(name, family, config, crop if published else HALF, aliases))
     return found
+
+
+def _pyramid_aliases(name: str) -> tuple[str, ...]:
+    """Of PVT, PVT v2 and Twins: the hub's names and the papers' (PVT-Tiny, PVTv2-B2-Li, Twins-SVT-S)."""
+    *family, size = name.replace("pvt_v2", "pvtv2").replace("b2_li", "b2-li").split("_")
+    paper = "-".join([*family, size[0] if family[0] == "twins" else size])
+    return (paper, f"{name.replace('_', '-')}-224") if family[0] == "pvt" else (paper,)
 
 
 def _clip_aliases(name: str, config: CLIPConfig) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Run `vitlab inspect resnet50` to see every step with its shape, parameters and M
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, Self, cast
@@ -20,6 +21,7 @@ from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
 from vitlab.models.config import Config
+from vitlab.models.hierarchy import Level
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,12 @@ class ResNet(nn.Module):
         return self.config.widths[-1]
 
     @property
+    def pyramid(self) -> tuple[Level, ...]:
+        """What `forward_pyramid` gives; sides round up."""
+        first = 4 if self.config.stem == "imagenet" else 1
+        return tuple(Level(first * 2**stage, width) for stage, width in enumerate(self.config.widths))
+
+    @property
     def traceable(self) -> tuple[str, ...]:
         """What a Trace can ask of this model; its layers are the residual blocks, counted through all stages."""
         convs = ("conv1", "conv2", "conv3")[: 2 if self.config.block == "basic" else 3]
@@ -183,6 +191,15 @@ class ResNet(nn.Module):
 
     def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """The last stage's map: (B, C, H, W) -> (B, D, rows, columns)."""
+        *_, x = self._run(images, trace, reducer)
+        return x
+
+    def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None) -> list[Tensor]:
+        """One map of each stage, (B, D, rows, columns), as `pyramid` states them."""
+        return list(self._run(images, trace))
+
+    def _run(self, images: Tensor, trace: Trace | None, reducer: Reducer | None = None) -> Iterator[Tensor]:
+        """The map that each stage gives."""
         check_images(images, self.config.channels, like=self.stem.conv.weight)
         if reducer is not None:
             raise ValueError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
@@ -196,7 +213,8 @@ class ResNet(nn.Module):
         mark(trace, "stem", x)
         for layer, block in enumerate(self.blocks):
             x = block(x, trace.at(layer) if trace is not None else None)  # (B, widths[stage], ...)
-        return x
+            if layer in self.config.stage_ends:
+                yield x
 
     def forward_head(self, maps: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """(B, D, rows, columns) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,9 +20,20 @@ from vitlab.layers.attention import Path
 from vitlab.layers.block import MLP, Activation
 from vitlab.layers.patches import fit_to_patches
 from vitlab.layers.positions import RelativeBias
-from vitlab.layers.trace import Trace, mark
+from vitlab.layers.trace import Trace
 from vitlab.layers.windows import WindowAttention, Windows
-from vitlab.models.hierarchy import Grid, GridBlock, Hierarchy, Merge, StagedConfig, check_stages, depth_rates, new_head
+from vitlab.models.hierarchy import (
+    Grid,
+    GridBlock,
+    Hierarchy,
+    Merge,
+    StagedConfig,
+    check_stages,
+    depth_rates,
+    init_matrices,
+    mark_embed,
+    new_head,
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ class Swin(Hierarchy):
             for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)
         )
         self.norm = nn.LayerNorm(widths[-1], eps=c.eps)
-        self.apply(init_weights)
+        self.apply(init_matrices)  # the patches as torch starts them
         self.head = new_head(widths[-1], c.classes)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
@@ -155,20 +166,16 @@ class Swin(Hierarchy):
         )
 
     def run(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
-        grids, places = self.config.grids(*images.shape[-2:]), iter(enumerate(self.places(*images.shape[-2:])))
-        z = images
-        for stage, blocks in enumerate(cast("list[list[GridBlock]]", self.stages)):
+        z, before = images, (0, 0)
+        for stage, (steps, grid) in enumerate(self.steps(images, trace)):
             if stage == 0:
-                z = self.dropout(mark(trace, "patch_embed", self.embeds[0](z)))  # (B, N, C)
+                z = self.dropout(mark_embed(stage, self.embeds[0](z), trace, steps))  # (B, N, C)
             else:
-                z = self.embeds[stage](z, grids[stage - 1])  # (B, N/4, 2C)
-            for block in blocks:
-                layer, windows = next(places)
-                at = trace.at(layer) if trace is not None else None
-                if stage and block is blocks[0]:
-                    mark(at, "merge", z)
-                z = self.run_block(block, z, windows, at)  # eq. 3
-            yield z, grids[stage]
+                z = mark_embed(stage, self.embeds[stage](z, before), trace, steps)  # (B, N/4, 2C)
+            for step in steps:
+                z = self.run_block(step, z)  # eq. 3
+            before = grid
+            yield z, grid
 
 
 def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -> GridBlock:
@@ -182,11 +189,3 @@ def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -
     )
     mlp = MLP(width, int(width * c.mlp_ratio), activation=c.activation, dropout=c.dropout)
     return GridBlock(attention, mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)
-
-
-def init_weights(module: nn.Module) -> None:
-    """As the paper's code starts: matrices by a normal of 0.02, biases at zero; the patches as torch has them."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

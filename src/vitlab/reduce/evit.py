@@ -36,7 +36,7 @@ class EViT:
         order = scores.argsort(dim=1, descending=True, stable=True)
         kept = order[:, :keep].sort(dim=1).values + prefix  # (B, keep)
         others = order[:, keep:] + prefix
-        first = torch.arange(prefix, device=tokens.device).expand(len(tokens), prefix)
+        first = torch.arange(prefix, device=tokens.device).expand(tokens.shape[0], prefix)
         stay = torch.cat([first, kept], dim=1)  # (B, prefix + keep)
         assignment = torch.full(tokens.shape[:2], -1, device=tokens.device)
         assignment.scatter_(1, stay, torch.arange(stay.shape[1], device=tokens.device).expand_as(stay))

@@ -50,10 +50,11 @@ def match(keys: Tensor, r: int) -> tuple[Tensor, Tensor]:
 def merge(tokens: Tensor, sizes: Tensor, merged: Tensor, into: Tensor, *, proportional: bool) -> Reduction:
     """Tokens at places `merged` (B, r) join those at `into`; the others keep their order."""
     B, N, D = tokens.shape
+    M = N - merged.shape[1]
     stays = torch.ones(B, N, dtype=torch.bool, device=tokens.device).scatter(1, merged, False)
     place = stays.cumsum(dim=1) - 1  # of those that stay
     target = place.gather(1, into)  # (B, r)
-    kept = stays.nonzero()[:, 1].view(B, N - merged.shape[1])  # (B, M), in order
+    kept = _places_of(stays, place, M)  # (B, M), in order
     old, gone = sizes.gather(1, kept), sizes.gather(1, merged)
     new = old.scatter_add(1, target, gone)  # (B, M)
     x = take_tokens(tokens, kept) * old[..., None]
@@ -61,3 +62,13 @@ def merge(tokens: Tensor, sizes: Tensor, merged: Tensor, into: Tensor, *, propor
     x = x.scatter_add(1, target[..., None].expand(-1, -1, D), joining)
     assignment = place.scatter(1, merged, target)  # (B, N)
     return Reduction(x / new[..., None], assignment, new, new.log() if proportional else None)
+
+
+def _places_of(stays: Tensor, place: Tensor, count: int) -> Tensor:
+    """(B, N) -> (B, count): where those that stay were. Not `nonzero`, whose size only a run can tell: a compiler
+    would have to stop there.
+    """
+    B, N = stays.shape
+    numbers = torch.arange(N, device=stays.device).expand(B, N)
+    found = numbers.new_empty(B, count + 1).scatter(1, torch.where(stays, place, count), numbers)  # others go last
+    return found[:, :count]

@@ -19,7 +19,7 @@ from matplotlib.transforms import ScaledTranslation
 from vitlab.checkpoints.native import write_whole
 from vitlab.images.fonts import families
 from vitlab.study.grid import as_typed, label
-from vitlab.study.ssl import SSLStudy
+from vitlab.study.ssl import HERE, SSLStudy
 from vitlab.study.table import Group
 from vitlab.study.tokens import TokenStudy, Way
 
@@ -65,7 +65,9 @@ def draw_ssl(study: SSLStudy, path: Path) -> Figure:
                     f"{100 * value:.1f}", (x, value), (0, 2), textcoords="offset points", ha="center", fontsize=8
                 )
         names = {"pixels": "pixels themselves", "mae": "MAE", "dino": "DINO"}
-        axes.set_xticks(range(len(study.methods)), [names[method.name] for method in study.methods])
+        places = ["" if m.encoder in ("", HERE) else f"\n{_cut(m.encoder, 28)}" for m in study.methods]
+        labels = [names[m.name] + place for m, place in zip(study.methods, places, strict=True)]
+        axes.set_xticks(range(len(study.methods)), labels)
         axes.set_title(_cut(title), loc="left", fontsize=11)
         axes.set_ylabel("test accuracy")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
@@ -212,5 +214,5 @@ def _is_geometric(values: list[float]) -> bool:
     return max(factors) / min(factors) < max(differences) / min(differences)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+def _cut(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"

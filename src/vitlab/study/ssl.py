@@ -6,6 +6,7 @@ labels come: its features are judged frozen, its encoder is fine-tuned, and the 
     studies/ssl-cifar10/mae-fine-tuned/     mae-from-scratch/ ...
     studies/ssl-cifar10/mae-frozen.json     k-NN and linear probe on the encoder's features
 
+An encoder that is there already (`--pretrained mae=bundled:mae`) is judged in the same way, without the first step.
 Fine-tuning and learning from scratch differ in nothing but the first weights: network, pictures, steps, rates are the
 same. The same command again goes on where it was stopped.
 """
@@ -28,9 +29,10 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import write_together, write_whole
 from vitlab.images.datasets import Data
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import MODELS
+from vitlab.models.config import nearest
+from vitlab.models.registry import find
 from vitlab.study.cells import Outcome, check_cells, run_cells
+from vitlab.study.encoders import Encoder, encoder_of, read_encoders
 from vitlab.study.grid import Cell, file_safe
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
@@ -42,7 +44,8 @@ from vitlab.training.runs import to_csv, to_markdown
 from vitlab.version import __version__
 
 METHODS = ("mae", "dino")
-STEPS = ("pretrained", "fine-tuned", "from-scratch")
+PRETRAINED, TUNED, SCRATCH = "pretrained", "fine-tuned", "from-scratch"
+HERE = "pre-trained here"
 PLOT = "plot.png"
 BY_SOURCE = {"cifar100": "cifar10"}  # whose recipe serves; a folder has its own
 PLAIN = {  # augmentation of the few labelled pictures
@@ -66,6 +69,7 @@ class Method:
     """What came of one method; an accuracy is None until it is measured, or where its run failed."""
 
     name: str
+    encoder: str = ""  # where it comes from
     knn: float | None = None
     probe: float | None = None
     fine_tuned: float | None = None
@@ -81,6 +85,7 @@ class Method:
     def row(self) -> dict[str, Any]:
         return {
             "method": self.name,
+            "encoder": self.encoder,
             "knn": self.knn,
             "linear_probe": self.probe,
             "fine_tuned": self.fine_tuned,
@@ -97,6 +102,7 @@ class SSLStudy:
     source: str
     labels: int  # pictures whose labels are used
     methods: list[Method] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a reader of the table must know
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -116,12 +122,13 @@ def study_ssl(
     fraction: float | None = None,
     pretrain: list[str] | None = None,
     few: list[str] | None = None,
+    pretrained: list[str] | None = None,
     folder: Path | None = None,
     command: str = "",
     show: Show | None = None,
 ) -> SSLStudy:
     """`pretrain` and `few` are settings, as `vitlab train` takes them, of the two parts; few labels are a tenth unless
-    `per_class` or `fraction` says otherwise.
+    `per_class` or `fraction` says otherwise. `pretrained`: METHOD=CHECKPOINT, an encoder that need not be taught.
     """
     show = show or Silent()
     methods = methods or list(METHODS)
@@ -131,26 +138,33 @@ def study_ssl(
     if per_class is not None and fraction is not None:
         raise ValueError("--per-class and --fraction both say how many labels there are: give one of them.")
     folder = folder or Path("studies") / file_safe(f"ssl-{Path(source).name or 'pictures'}")
-    learning = {method: _pretraining(method, source, path, pretrain or []) for method in methods}
+    there = read_encoders(pretrained or [], methods)
+    if pretrain and len(there) == len(methods):
+        raise ValueError("--pretrain changes nothing: every method has its encoder by --pretrained.")
+    learning = {method: _pretraining(method, source, path, pretrain or []) for method in methods if method not in there}
     labelled = {"per_class": per_class, "fraction": (fraction or 0.1) if per_class is None else None}
     asked = _few(source, path, labelled, few or [])
-    cells = {m: _cells(m, folder, learning[m], asked) for m in methods}
-    _keep(folder, {"source": source, "cells": {c.name: c.values for m in methods for c in cells[m]}}, command)
-    for note in check_cells([cells[m][0] for m in methods] + [cells[m][2] for m in methods], folder):
+    cells = {m: _cells(m, folder, there.get(m) or learning[m], asked) for m in methods}
+    taken = {m: str(there[m].checkpoint) if m in there else HERE for m in methods}
+    about = {"source": source, "cells": {c.name: c.values for m in methods for c in cells[m]}, "encoders": taken}
+    _keep(folder, about, command)
+    checkable = [c for m in methods for c in cells[m] if m in there or c.values["step"] != TUNED]
+    for note in check_cells(checkable, folder):
         show.note(note)
     known = data_of(asked)
     study = SSLStudy(folder, source, len(known.train))
-    study.methods.append(_on_pixels(folder, known, _image_size(cells[methods[0]][2]), show))
+    study.notes = [f"{method}: {note}" for method in there for note in there[method].notes()]
+    study.methods.append(_on_pixels(folder, known, _image_size(cells[methods[0]][-1]), show))
     for method in methods:
-        found = Method(method)
+        found = Method(method, taken[method])
         study.methods.append(found)
         for cell in cells[method]:
+            if cell.values["step"] == TUNED:
+                found.knn, found.probe = _frozen(folder, method, str(cell.recipe.model.init_from), known, show)
             outcome = next(iter(run_cells([cell], folder, show)))
             _note(found, outcome)
             if outcome.failed:
                 break
-            if cell is cells[method][0]:
-                found.knn, found.probe = _frozen(folder, method, known, show)
             _write(study)
     _write(study)
     _draw(study, show)
@@ -174,37 +188,21 @@ def _few(source: str, path: str | None, labelled: dict[str, Any], settings: list
     return with_value(recipe, "run.eval_every", recipe.run.epochs)  # nothing is chosen by validation
 
 
-def _cells(method: str, folder: Path, learning: Recipe, few: Recipe) -> list[Cell]:
-    """Pre-training; then the few labels, twice."""
-    best = str(folder / f"{method}-pretrained" / "best")
-    head = few.model.options  # e.g. pooling
-    tuned = replace(few, model=ModelRecipe(name=learning.model.name, init_from=best, options=head))
-    scratch = replace(few, model=_same_network(learning.model, head))
-    found = zip(STEPS, (learning, tuned, scratch), strict=True)
-    return [Cell(f"{method}-{step}", recipe, {"method": method, "step": step}) for step, recipe in found]
-
-
-def _same_network(pretrained: ModelRecipe, head: dict[str, Any]) -> ModelRecipe:
-    """The encoder of a pre-training model as a ViT of its own, by name and options."""
-    entry = MODELS[pretrained.name]
-    encoder: Any = entry.config.with_options(**pretrained.options).encoder  # type: ignore[attr-defined]
-    name = "vit_" + pretrained.name.partition("_")[2]
-    base: Any = MODELS[name].config
-    options: dict[str, Any] = {}
-    for option, (group, key) in option_paths(type(base)).items():
-        if "." in option or key == "" or option in ("classes", "channels"):
-            continue
-        old, new = (getattr(c if group is None else getattr(c, group), key) for c in (base, encoder))
-        if old != new:
-            options[option] = list(new) if isinstance(new, tuple) else new
-    for group in ("positions", "stem", "norm", "attention", "mlp"):
-        if getattr(base, group).kind != getattr(encoder, group).kind:
-            options[group] = getattr(encoder, group).kind
-    return ModelRecipe(name=name, options={**options, **head})
+def _cells(method: str, folder: Path, start: Encoder | Recipe, few: Recipe) -> list[Cell]:
+    """Pre-training, unless an encoder is there; then the few labels, twice."""
+    encoder = start if isinstance(start, Encoder) else encoder_of(start.model)
+    scratch = encoder.network(few.model.options)  # e.g. pooling
+    best = encoder.checkpoint or str(folder / f"{method}-{PRETRAINED}" / "best")
+    tuned = ModelRecipe(name=scratch.name, init_from=best, options=few.model.options)
+    steps = {PRETRAINED: start} if isinstance(start, Recipe) else {}
+    if isinstance(start, Recipe):  # as the run was named before it had a classifier
+        tuned = replace(tuned, name=start.model.name)
+    steps |= {TUNED: replace(few, model=tuned), SCRATCH: replace(few, model=scratch)}
+    return [Cell(f"{method}-{step}", recipe, {"method": method, "step": step}) for step, recipe in steps.items()]
 
 
 def _image_size(scratch: Cell) -> tuple[int, int]:
-    config: Any = MODELS[scratch.recipe.model.name].config
+    config: Any = find(scratch.recipe.model.name)[0].config
     size = scratch.recipe.model.options.get("image_size", config.image_size)
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -213,19 +211,19 @@ def _note(found: Method, outcome: Outcome) -> None:
     step, result = outcome.cell.values["step"], outcome.result
     if outcome.failed:
         found.note = f"{step} failed: {outcome.failed.splitlines()[0]}"
-    elif step == "pretrained":
+    elif step == PRETRAINED:
         found.seconds = result["seconds"]
-    elif step == "fine-tuned":
+    elif step == TUNED:
         found.fine_tuned = result["top1"]
     else:
         found.from_scratch = result["top1"]
 
 
-def _frozen(folder: Path, method: str, known: Data, show: Show) -> tuple[float, float]:
+def _frozen(folder: Path, method: str, checkpoint: str, known: Data, show: Show) -> tuple[float, float]:
     """k-NN and linear probe on the features of the frozen encoder, by the few labels."""
 
     def look() -> tuple[Features, Features]:
-        model, _ = load_with_report(folder / f"{method}-pretrained" / "best", encoder=True)
+        model, _ = load_with_report(checkpoint, encoder=True)
         asked = known.test or known.val
         return tuple(features(model, Pictures(part, model.preprocess)) for part in (known.train, asked))  # type: ignore
 
@@ -272,13 +270,23 @@ def _keep(folder: Path, about: dict[str, Any], command: str) -> None:
         raise ValueError(f"{folder} is there already and holds no study. Take another: --dir studies/NAME.")
     if (folder / "study.json").is_file() and read_json(folder / "study.json").get("study") != "ssl":
         raise ValueError(f"{folder} holds another study. Take another folder: --dir studies/NAME.")
+    old = read_json(folder / "study.json").get("encoders", {}) if (folder / "study.json").is_file() else {}
+    for method, asked in about["encoders"].items():
+        before = old.get(method, HERE if (folder / f"{method}-{PRETRAINED}").exists() else asked)
+        if before != asked:
+            raise ValueError(
+                f"{folder}: the encoder of {method} is there ({before}), and another is asked for ({asked}). "
+                "Take another folder: --dir studies/NAME."
+            )
+    about["encoders"] = {**old, **about["encoders"]}
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"study": "ssl", "command": command, "vitlab": __version__, **about}, indent=2) + "\n"
     write_whole(folder / "study.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _write(study: SSLStudy) -> None:
-    texts = {"results.csv": to_csv(study.rows), "table.md": to_markdown([_for_people(row) for row in study.rows])}
+    table = to_markdown([_for_people(row) for row in study.rows]) + "".join(f"\n{note}\n" for note in study.notes)
+    texts = {"results.csv": to_csv(study.rows), "table.md": table}
     write_together(
         {
             study.folder / name: (lambda path, text=text: path.write_text(text, encoding="utf-8"))

@@ -171,6 +171,8 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
         return found.run.epochs if found is not None else 0
 
     best, larger = trial(models[0], level_for(enough)), None
+    if left(best.speed) <= 0:  # timing alone has taken it all: no more of it
+        raise too_little(best, least_epochs(best, facts, settings), facts, minutes, settings, named)
     for model in models[1:] if best.epochs >= enough else []:
         if (epochs := foretold(best, model)) >= enough:
             tried = trial(model, best.level)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.images.augment import Augment
 from vitlab.images.multicrop import MultiCrop
-from vitlab.images.preprocess import Preprocess
+from vitlab.images.preprocess import RESAMPLING, Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.images.read import ImageError
 
@@ -74,13 +74,18 @@ class Plan:
     def take(self, step: int, micro: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Epoch, sample numbers and repeat numbers of this process's part of a step."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = permutation(self.n, self.seed, ORDER, epoch)
+        order = _order(self.n, self.seed, epoch)
         repeat = np.zeros(self.n, dtype=np.int64)
         if self.repeats > 1:  # each image stands `repeats` times in a row; the epoch stays as long
             repeat = np.tile(np.arange(self.repeats), -(-self.n // self.repeats))[: self.n]
             order = np.repeat(order, self.repeats)[: self.n]
         start = within * self.per_step + (micro * self.world + self.rank) * self.part
-        return epoch, order[start : start + self.part], repeat[start : start + self.part]
+        return epoch, order[start : start + self.part].copy(), repeat[start : start + self.part]
+
+
+@lru_cache(maxsize=2)  # drawn once an epoch: for ImageNet's 1.3 million that takes as long as many a step
+def _order(n: int, seed: int, epoch: int) -> np.ndarray:
+    return permutation(n, seed, ORDER, epoch)
 
 
 @dataclass
@@ -114,7 +119,8 @@ class Pictures:
                 left, top, right, bottom = (int(v) for v in box)
                 picture = picture.crop((left, top, right, bottom))
                 picture = picture.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
-                picture = picture.resize((self.preprocess.size[1], self.preprocess.size[0]), Image.Resampling.BICUBIC)
+                kernel = RESAMPLING[self.preprocess.interpolation]
+                picture = picture.resize((self.preprocess.size[1], self.preprocess.size[0]), kernel)
             else:
                 picture = self.preprocess.view(picture, name=name)
             image = np.asarray(picture)

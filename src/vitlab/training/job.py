@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from vitlab.images.augment import Augment, AugmentOptions
+from vitlab.images.augment import MODES, Augment, AugmentOptions
 from vitlab.images.datasets import Data, open_data
 from vitlab.images.multicrop import MultiCrop, MultiCropOptions
 from vitlab.images.preprocess import Preprocess
@@ -133,7 +133,8 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
 def augment_of(recipe: Recipe, pre: Preprocess) -> Augment:
     names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
     options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
-    return Augment(options, pre.size, pre.mean, pre.std)
+    kernel = pre.interpolation if pre.interpolation in MODES else "bicubic"
+    return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale)
 
 
 def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
@@ -149,7 +150,7 @@ def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
         blur_sigma=(0.1 * side / 224, 2.0 * side / 224),  # the paper's, for its size
         solarize=(0.0, 0.0 if grey else 0.2, 0.0),  # a digit turned inside out is no picture of it
     )
-    return MultiCrop(options, pre.size, pre.mean, pre.std)
+    return MultiCrop(options, pre.size, pre.mean, pre.std, scale=pre.scale)
 
 
 def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:

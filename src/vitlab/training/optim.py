@@ -23,7 +23,8 @@ from vitlab.training.sharding import share_like, whole
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
 BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where there are stages; number within it
-EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|embeds\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
+EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|(?:embeds|positions)\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
+STAGE_NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")  # at the end of a stage
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
 
 
@@ -54,6 +55,8 @@ def layers_of(names: list[str]) -> dict[str, int]:
     def layer(name: str) -> int:
         if match := BLOCK.search(name):
             return sum(depths[stage] for stage in range(int(match[1] or 0))) + int(match[2]) + 1
+        if match := STAGE_NORM.search(name):
+            return sum(depths[stage] for stage in range(int(match[1]) + 1))
         if match := EMBEDDING.search(name):
             before = range(int(match[1] or 0))  # stages that it comes after
             return sum(depths[stage] for stage in before) + (1 if before else 0)

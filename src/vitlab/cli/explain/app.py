@@ -47,7 +47,12 @@ def attention(
     checkpoint: Checkpoint,
     images: Pictures,
     layers: Annotated[str | None, typer.Option(metavar="0,5,-1|all", help="Which layers; -1 is the last.")] = None,
-    heads: Annotated[str, typer.Option(metavar="0,3|mean|all", help="Which heads.")] = "all",
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,3|mean|all", help="Which heads. Default: all, or mean where layers have unlike numbers."
+        ),
+    ] = None,
     query: Annotated[
         str | None,
         typer.Option(metavar="cls|mean|X,Y", help="Who looks: a token, or the patch under pixel X,Y of the picture."),

@@ -12,22 +12,24 @@ from vitlab.cli.console import say
 from vitlab.cli.explain.job import Job, Options, finish, lay, open_model, parse_list, parse_numbers, parse_point, start
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
-from vitlab.explain.attention_maps import attention_maps
+from vitlab.explain.attention_maps import attention_maps, read_by_the_head
 from vitlab.explain.inputs import evaluating
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import check_classes, class_numbers
 from vitlab.explain.rollout import rollout as attention_rollout
+from vitlab.explain.stages import Stages, heads_of, in_stages, sight_of
 
 TOKENS = {"cls": "class", "class": "class", "distillation": "distillation", "mean": "mean"}
 GRADIENTS = ("relevance", "grad_cam", "gradient_x_input")
 SIGNED = "gradient_x_input"  # speaks for a class, and against it
 COMPARED = "attention,rollout,relevance,grad_cam"
 COLUMNS = 12  # layers of a sheet with several pictures
+IN_STAGES = "Blue: the token that looks, of each layer's own grid. White: its window."
 
 
-def attention(options: Options, layers: str | None, heads: str, query: str | None) -> None:
+def attention(options: Options, layers: str | None, heads: str | None, query: str | None) -> None:
     asked_layers = None if layers is None else parse_numbers(layers, "--layers", "all")
-    asked_heads = parse_numbers(heads, "--heads", "all", "mean")
+    asked_heads = parse_numbers(heads or "all", "--heads", "all", "mean")
     point = None if query is None or query in TOKENS else parse_point(query, "--query")
     job = start(options)
     depth = len(job.model.blocks)
@@ -37,13 +39,27 @@ def attention(options: Options, layers: str | None, heads: str, query: str | Non
             say(f"note: {COLUMNS} of {depth} layers are drawn; --layers all draws every one.")
     _check_token(job, query)
     patches = [None if point is None else view.patch_under(*point) for view in job.views]
+    staged = in_stages(job.model)
+    if staged and heads is None and not _equal_heads(job.model, asked_layers):
+        asked_heads = "mean"  # they have unlike numbers of them
     maps, before = _attention(job, asked_layers, asked_heads, TOKENS.get(query or ""), patches)
     numbers = list(range(depth)) if isinstance(asked_layers, str) else [n % depth for n in asked_layers]
-    count = job.model.config.heads
-    which = list(range(count)) if isinstance(asked_heads, str) else [n % count for n in asked_heads]
+    if isinstance(asked_heads, str):
+        which = [] if asked_heads == "mean" else list(range(maps.shape[2]))
+    else:
+        which = asked_heads if staged else [n % job.model.config.heads for n in asked_heads]
     who = _who(job, query, point)
     found = {"maps": maps, "prefix": before, "layers": numbers, "query": who}
-    found["heads"] = ["mean"] if asked_heads == "mean" else which
+    found["heads"] = which or ["mean"]
+    sights = None
+    if staged:
+        stages = Stages(job.model, *job.views[0].size)
+        layers_of = [stages.layers[n] for n in numbers]
+        found |= {"padding": before[..., -1], "prefix": before[..., :-1], "stage": [at.stage for at in layers_of]}
+        if point is not None:
+            sights = [[sight_of(stages, at, patch or 0) for at in layers_of] for patch in patches]
+            found["query_box"] = [[one.who for one in row] for row in sights]
+            found["query_window"] = [[one.window or (0, 0, *stages.grids[0][::-1]) for one in row] for row in sights]
     if point is not None:
         found["query_patch"] = patches
 
@@ -55,8 +71,11 @@ def attention(options: Options, layers: str | None, heads: str, query: str | Non
             say(f"note: {note}")
         return text
 
-    title = f"Attention of {who}" + (f", head {which[0]}" if len(which) == 1 and count > 1 else "")
-    figure = lambda: draw.attention(job.views, maps, layers=numbers, heads=which, title=title, patches=patches)
+    single = len(which) == 1 and np.max(job.model.config.heads) > 1
+    title = f"Attention of {who}" + (f", head {which[0]}" if single else "")
+    told = IN_STAGES if sights is not None else ""
+    drawn: dict[str, Any] = dict(layers=numbers, heads=which or None, patches=patches, sights=sights, note=told)
+    figure = lambda: draw.attention(job.views, maps, title=title, **drawn)
     finish(job, figure, found, page, {"query": who, "layers": numbers})
 
 
@@ -143,8 +162,9 @@ def _attention(
 
 def _check_token(job: Job, query: str | None) -> None:
     layout = job.model.layout(*job.views[0].size)
-    if TOKENS.get(query or "") in {"class", "distillation"} - set(layout.prefix):
-        have = [word for word, token in (("cls", "class"), ("distillation",) * 2) if token in layout.prefix]
+    prefix = job.model.prefix if in_stages(job.model) else layout.prefix
+    if TOKENS.get(query or "") in {"class", "distillation"} - set(prefix):
+        have = [word for word, token in (("cls", "class"), ("distillation",) * 2) if token in prefix]
         raise ValueError(
             f"--query {query}: this model has {layout}. Ask for {', '.join([*have, 'mean'])} (the average over all "
             "patches), or the patch under a pixel: X,Y."
@@ -154,10 +174,19 @@ def _check_token(job: Job, query: str | None) -> None:
 def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
     if point is not None:
         return f"the patch at {point[0]:g}, {point[1]:g}"
-    token = TOKENS.get(query or "")
-    if token is None:
-        token = "class" if job.model.config.head.pooling in ("class", "class_mean") else "mean"
-    return "all patches (mean)" if token == "mean" else f"the {token} token"
+    token = TOKENS.get(query or "") or read_by_the_head(job.model)
+    if token == "mean":
+        return "all patches (mean)"
+    return f"the {token} token" + (
+        ", before its stage all patches (mean)" if query is None and in_stages(job.model) else ""
+    )
+
+
+def _equal_heads(model: Any, layers: Any) -> bool:
+    try:
+        return heads_of(model, layers) > 0
+    except ValueError:
+        return False
 
 
 def _one_map(job: Job, name: str, maps: torch.Tensor, title: str, note: str, more: dict[str, Any]) -> None:

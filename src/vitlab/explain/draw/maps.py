@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.draw.sheet import Cell, Heading, Row, cut, grid_of_pictures, mark_of
+from vitlab.explain.draw.sheet import Cell, Heading, Mark, Row, cut, grid_of_pictures, mark_of
 from vitlab.explain.draw.view import View, cut_out, drawn, overlay, painted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitlab.explain.features import Neighbour
+    from vitlab.explain.stages import Sight
 
 ROWS = 100  # pictures that one sheet shows
 SCALE = ("each map's lowest value", "its highest")
@@ -29,34 +31,39 @@ def attention(
     heads: Sequence[int] | None = None,
     title: str = "Attention",
     patches: Sequence[int | None] | None = None,
+    sights: Sequence[Sequence[Sight]] | None = None,
+    note: str = "",
 ) -> Figure:
     """`maps` as attention_maps gives them, (B, layers, heads, grid_h, grid_w).
 
     One picture: a row for each layer, a column for each head, and before them their mean. Several: a row for each
     picture, a column for each layer, mean over heads. `layers` and `heads` are their numbers, where not 0, 1, ...;
-    `patches` are outlined, one for each picture: who looks.
+    `patches` are outlined, one for each picture: who looks. Of networks in stages, `sights` gives for each picture and
+    layer who looks, and the window that it is in.
     """
     maps = np.asarray(maps)
     _check(views, maps, 5)
     B, L, h = maps.shape[:3]
     depths = [f"layer {n}" for n in (layers if layers is not None else range(L))]
     marks = [[] if p is None else [mark_of(v, p)] for v, p in zip(views, patches or [None] * B, strict=True)]
+    own = None if sights is None else [[_marked(v, s) for s in row] for v, row in zip(views, sights, strict=True)]
     if B > 1 or h == 1:
         columns = {name: maps[:, i].mean(1) for i, name in enumerate(depths)}
-        return heat(views, columns, title=title, marks=marks, note="Mean over heads." if h > 1 else "")
+        note = " ".join(filter(None, [note, "Mean over heads." if h > 1 else ""]))
+        return heat(views, columns, title=title, marks=marks, own_marks=own, note=note)
     side = 320 if L * h <= 36 else 200
     view, found = views[0], maps[0]
 
-    def cell(values: np.ndarray) -> Cell:
-        return Cell(overlay(values, view, side=side), marks[0])
+    def cells(layer: np.ndarray, number: int) -> list[Cell]:
+        at = (marks[0], ()) if own is None else own[0][number]
+        pixels = (overlay(values, view, side=side) for values in (layer.mean(0), *layer))
+        return [Cell(one, at[0], frames=at[1]) for one in pixels]
 
-    rows = [
-        Row([cell(layer.mean(0)), *(cell(one) for one in layer)], label=name)
-        for name, layer in zip(depths, found, strict=True)
-    ]
+    rows = [Row(cells(layer, i), label=name) for i, (name, layer) in enumerate(zip(depths, found, strict=True))]
     names = ["mean", *(f"head {n}" for n in (heads if heads is not None else range(h)))]
     size = 190 if h <= 4 else 150 if h <= 7 else 122 if h <= 12 else 104
-    heading = Heading(title, _about(view), view.said, Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
+    lines = [*_about(view), *([note] if note else [])]
+    heading = Heading(title, lines, view.said, Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
     return grid_of_pictures(rows, names, heading, cell=size, apart=1)
 
 
@@ -66,7 +73,8 @@ def heat(
     *,
     title: str,
     note: str = "",
-    marks: Sequence[Sequence[tuple[float, float, float, float]]] | None = None,
+    marks: Sequence[Sequence[Mark]] | None = None,
+    own_marks: Sequence[Sequence[tuple[Sequence[Mark], Sequence[Mark]]]] | None = None,
     captions: Sequence[Sequence[str]] | None = None,
     signed: Sequence[str] = (),
     smooth: bool = True,
@@ -75,16 +83,23 @@ def heat(
 
     One picture: it stands above, its maps side by side. Several: a row for each, the picture first. `captions` are
     lines below the maps, for each picture and map; `signed` names maps in which 0 is neither high nor low. A value of
-    `columns` may bring its own views: (views, maps).
+    `columns` may bring its own views: (views, maps). `marks` are outlined in all maps of a picture; `own_marks` has for
+    each picture and map what to outline, and what to frame.
     """
     columns = with_views(views, columns)
     few = len(views) * len(columns) <= 24
     side = 448 if few else 240
     shown = range(min(len(views), ROWS))
     marks = marks or [()] * len(views)
+    at = own_marks or [[(m, ())] * len(columns) for m in marks]
     cells = [
         [
-            Cell(_laid(found[i], own[i], smooth, name in signed, side), marks[i], captions[i][j] if captions else "")
+            Cell(
+                _laid(found[i], own[i], smooth, name in signed, side),
+                at[i][j][0],
+                captions[i][j] if captions else "",
+                at[i][j][1],
+            )
             for j, (name, (own, found)) in enumerate(columns.items())
         ]
         for i in shown
@@ -103,7 +118,7 @@ def heat(
             return grid_of_pictures([Row([picture, *cells[0]])], ["", *names], heading, cell=size)
         if len(names) <= WRAP:
             return grid_of_pictures([Row(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
-        named = [Cell(c.pixels, c.marks, c.caption or name) for c, name in zip(cells[0], names, strict=True)]
+        named = [replace(c, caption=c.caption or name) for c, name in zip(cells[0], names, strict=True)]
         rows = [Row(list(named[i : i + WRAP])) for i in range(0, len(named), WRAP)]
         return grid_of_pictures(rows, [], heading, cell=190)
     left = len(views) - len(shown)
@@ -139,6 +154,10 @@ def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, 
 def short_name(name: str) -> str:
     """The file's name without its folders."""
     return Path(name).name or name
+
+
+def _marked(view: View, sight: Sight) -> tuple[list[Mark], list[Mark]]:
+    return [mark_of(view, sight.who)], [] if sight.window is None else [mark_of(view, sight.window)]
 
 
 def _about(view: View, *others: View) -> list[str]:

@@ -242,7 +242,7 @@ def _eight_bits(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _item(view: View, picture: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
     values, low, high, before = rows
-    (H, W), (h, w) = view.geometry.original, view.size
+    (H, W), (h, w) = view.geometry.original, view.read
     tall, wide = view.grid[0] * view.patch_size, view.grid[1] * view.patch_size
     shares = np.array([W, H, W, H])
     return {

@@ -80,14 +80,18 @@ class Sheet:
         self.text(left + width + 8, y, words[1], 6.5, SOFT)
 
 
+Mark = tuple[float, float, float, float]
+
+
 @dataclass
 class Cell:
-    """One picture of a grid: its pixels, patches of it to outline (as shares of it: left, top, right, bottom), and a
-    line below it."""
+    """One picture of a grid: its pixels, patches of it to outline (as shares of it: left, top, right, bottom), a line
+    below it, and larger parts to frame, thinner."""
 
     pixels: np.ndarray | None  # (h, w, 3)
-    marks: Sequence[tuple[float, float, float, float]] = ()
+    marks: Sequence[Mark] = ()
     caption: str = ""
+    frames: Sequence[Mark] = ()
 
 
 @dataclass
@@ -177,10 +181,11 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
     if centre:
         x, y = x + (w - pw) / 2, y + (h - ph) / 2
     sheet.picture(x, y, pw, ph, cell.pixels)
-    for l, t, r, b in cell.marks:  # noqa: E741
+    looks = [*(("white", 0.9, frame) for frame in cell.frames), *((MARK, 1.1, mark) for mark in cell.marks)]
+    for colour, thick, (l, t, r, b) in looks:
         l, t, r, b = max(l, 0), max(t, 0), min(r, 1), min(b, 1)  # noqa: E741
-        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2.2)
-        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, MARK, 1.1)
+        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2 * thick)
+        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, colour, thick)
     return pw
 
 
@@ -189,9 +194,10 @@ def _height(cells: Sequence[Cell | None], width: int) -> float:
     return width * min(max((tall / wide for tall, wide, *_ in shapes), default=1.0), 1.5)
 
 
-def mark_of(view: View, patch: int) -> tuple[float, float, float, float]:
-    """Where a patch lies, as shares of the picture."""
-    (H, W), (left, top, right, bottom) = view.geometry.original, view.box(patch)
+def mark_of(view: View, patch: int | Sequence[int]) -> Mark:
+    """Where a patch, or all from left, top to right, bottom, lie: as shares of the picture."""
+    (H, W), box = view.geometry.original, view.box(patch) if isinstance(patch, int) else view.box_of(patch)
+    left, top, right, bottom = box
     return left / W, top / H, right / W, bottom / H
 
 

@@ -1,0 +1,248 @@
+"""How fast a ViT runs here without and with a change of its answers, against eager transformers with the same weights.
+
+    python benchmarks/shipping.py [--models S/16,B/16] [--small Ti/16] [--batches 1,8] [--rounds 21] [--json FILE]
+    python benchmarks/shipping.py --models "" --small "" --checkpoint runs/cifar10_56px/best [--data cifar10] [--path D]
+
+The first prints, for every model and batch: transformers and plain ONNX Runtime, what vitlab.optimize(goal="exact")
+chose, and int8; ratios of medians to transformers, the share of the machine's matrix-product rate, and the largest
+difference of a logit. The second is about a trained model: how often int8 answers as float32 does on the whole test
+split, and how much faster merging tokens is at 1 point of accuracy or less. How much to merge is chosen on the
+validation split, and judged on test. Everything that is compared runs in turns in one process. Run nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measure import machine, print_table
+from torch import Tensor
+
+import vitlab
+from vitlab.explain.inspect import size_of
+from vitlab.export.pictures import pictures, prepared
+from vitlab.export.rivals import rival
+from vitlab.export.runners import Runner, Workshop
+from vitlab.export.timing import alternate, summary
+from vitlab.images.datasets import Dataset, open_data
+from vitlab.models.registry import find
+from vitlab.training.labels import class_order
+
+SIDE = 1536  # of the matrices whose product measures the machine
+SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the patches that merging takes away, over all layers
+KEEPS = (0.8, 0.7, 0.6, 0.5)
+POINT = 0.01  # of accuracy that may be lost
+
+
+def times_of(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+    return {name: summary(seconds) for name, seconds in alternate(runs, rounds).items()}
+
+
+def spread(t: dict[str, float]) -> str:
+    """12.3 (12.1 .. 12.6), milliseconds; the middle half of the runs in brackets"""
+    return f"{1e3 * t['median']:.1f} ({1e3 * t['quarter']:.1f} .. {1e3 * t['three_quarters']:.1f})"
+
+
+def untrained(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """One model at one batch size: a row for each way."""
+    torch.manual_seed(0)
+    model = vitlab.create(name).eval()
+    seen = prepared(model.preprocess, pictures(batch))
+    workshop = Workshop(model)
+    exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=max(5, rounds // 2))
+    for note in exact.notes:
+        print(f"note: {note}")
+    runs: dict[str, Callable[[Tensor], Tensor]] = {
+        name: rival(name, model, workshop).run for name in ("transformers", "onnxruntime")
+    }
+    runs |= {"eager": workshop.make("eager").run, "exact": exact, "int8": workshop.make("int8").run}
+    a, b = torch.randn(2, SIDE, SIDE)
+    timed: dict[str, Callable[[], object]] = {who: (lambda run=run: run(seen)) for who, run in runs.items()}
+    times = times_of({**timed, "gemm": lambda: torch.mm(a, b)}, rounds)
+    right = runs["transformers"](seen)
+    macs, rate = size_of(find(name)[0].name)[1] * batch, SIDE**3 / times["gemm"]["median"]
+    rows = []
+    for who, run in runs.items():
+        rows.append(
+            {
+                "model": name,
+                "batch": batch,
+                "way": f"exact: {exact.chosen.title}" if who == "exact" else who,
+                **times[who],
+                "speedup": times["transformers"]["median"] / times[who]["median"],
+                "gemm_share": macs / times[who]["median"] / rate,
+                "difference": float((run(seen) - right).abs().max()),
+            }
+        )
+    return rows
+
+
+def show_untrained(rows: list[dict[str, Any]]) -> None:
+    head = [
+        "model",
+        "batch",
+        "way",
+        "ms (half of the runs)",
+        "x transformers",
+        "of the GEMM rate",
+        "largest difference",
+    ]
+    print_table(
+        head,
+        [
+            [
+                *(r["model"], str(r["batch"]), r["way"], spread(r)),
+                *(f"{r['speedup']:.2f} x", f"{r['gemm_share']:.0%}", f"{r['difference']:.1e}"),
+            ]
+            for r in rows
+        ],
+    )
+
+
+# ---- a trained model
+
+
+class Judged:
+    """A split, prepared batch by batch, and what is right there."""
+
+    def __init__(self, model: Any, split: Dataset, order: list[int], most: int | None):
+        self.model, self.split, self.order = model, split, order
+        count = len(split) if most is None else min(most, len(split))
+        self.numbers = np.linspace(0, len(split) - 1, count).astype(int)
+        self.labels = torch.as_tensor(np.asarray(split.labels)[self.numbers])
+
+    def answers(self, runner: Runner, batch: int = 50) -> Tensor:
+        found = []
+        for start in range(0, len(self.numbers), batch):
+            chosen = self.numbers[start : start + batch]
+            images = torch.stack([self.model.preprocess(self._picture(int(n))) for n in chosen])
+            found.append(runner.run(images)[:, self.order].argmax(dim=1))
+        return torch.cat(found)
+
+    def _picture(self, number: int) -> np.ndarray:
+        pixels = self.split.read(number)
+        return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+
+    def accuracy(self, answers: Tensor) -> float:
+        return float((answers == self.labels).float().mean())
+
+
+def candidates(model: Any) -> list[str]:
+    """From the mildest to the strongest of each kind."""
+    patches, depth = model.config.grid[0] * model.config.grid[1], len(model.blocks)
+    counts = dict.fromkeys(max(1, round(share * patches / depth)) for share in SHARES)
+    found = [f"tome:r={r}{how}" for how in ("", ",schedule=decreasing") for r in counts]
+    return found + ([f"evit:keep={keep}" for keep in KEEPS] if model.config.tokens.class_token else [])
+
+
+def trained(args: argparse.Namespace) -> dict[str, Any]:
+    model = vitlab.load(args.checkpoint).eval()
+    data = open_data(args.data, path=args.path)
+    order = class_order(model.labels, data.classes) if model.labels else list(range(len(data.classes)))
+    assert order is not None, "the model knows other classes"
+    chosen_on = Judged(model, data.val, order, args.choose)
+    judged = Judged(model, data.test or data.val, order, args.images)
+    workshop = Workshop(model)
+    print(f"\n{args.checkpoint} on {args.data}: {len(judged.numbers)} test pictures; "
+          f"chosen on {len(chosen_on.numbers)} of val")  # fmt: skip
+
+    whole = chosen_on.accuracy(chosen_on.answers(workshop.make("eager")))
+    fitting: dict[str, list[str]] = {"eager": [], "int8": []}
+    for reducer in candidates(model):
+        for way in fitting:
+            lost = whole - chosen_on.accuracy(chosen_on.answers(workshop.make(way, reducer)))
+            if lost <= args.margin * POINT:
+                fitting[way].append(reducer)
+    batch = prepared(model.preprocess, pictures(8, channels=model.config.channels, source=args.data, path=args.path))
+    picked = {way: fastest(workshop, way, names, batch, args.rounds) for way, names in fitting.items()}
+
+    ways = [("eager", None), ("onnx", None), ("int8", None)]
+    ways += [(way, picked["eager"]) for way in ("eager", "onnx") if picked["eager"]]
+    ways += [("int8", picked["int8"])] if picked["int8"] else []
+    runners = [workshop.make(way, reducer) for way, reducer in ways]
+    answers = {runner.title: judged.answers(runner) for runner in runners}
+    baseline = [rival("transformers", model, workshop)] if model.config.classes else []
+    rows = []
+    for size in args.batches:
+        part = batch[:1].repeat(size, 1, 1, 1) if size < 8 else batch.repeat(-(-size // 8), 1, 1, 1)[:size]
+        timed: dict[str, Callable[[], object]] = {
+            r.title: (lambda run=r.run, x=part: run(x)) for r in [*baseline, *runners]
+        }
+        times = times_of(timed, args.rounds)
+        for runner in runners:
+            found = answers[runner.title]
+            rows.append(
+                {
+                    "way": runner.title,
+                    "batch": size,
+                    **times[runner.title],
+                    "accuracy": judged.accuracy(found),
+                    "lost": judged.accuracy(answers["eager"]) - judged.accuracy(found),
+                    "agreement": float((found == answers["eager"]).float().mean()),
+                    "over_eager": times["eager"]["median"] / times[runner.title]["median"],
+                    "over_transformers": times["transformers"]["median"] / times[runner.title]["median"],
+                    "over_same_backend": times[runner.name]["median"] / times[runner.title]["median"],
+                }
+            )
+    show_trained(rows)
+    return {"rows": rows, "fitting": fitting}
+
+
+def fastest(workshop: Workshop, way: str, names: list[str], batch: Tensor, rounds: int) -> str | None:
+    if not names:
+        return None
+    runners = [workshop.make(way, name) for name in names]
+    runs: dict[str, Callable[[], object]] = {str(r.reducer): (lambda run=r.run: run(batch)) for r in runners}
+    times = times_of(runs, max(5, rounds // 2))
+    return min(times, key=lambda name: times[name]["median"])
+
+
+def show_trained(rows: list[dict[str, Any]]) -> None:
+    head = ["way", "batch", "ms (half of the runs)", "x eager", "x transformers", "x same backend, all tokens"]
+    print_table(
+        [*head, "top-1", "points lost", "agreement"],
+        [
+            [
+                *(r["way"], str(r["batch"]), spread(r), f"{r['over_eager']:.2f} x", f"{r['over_transformers']:.2f} x"),
+                *(f"{r['over_same_backend']:.2f} x", f"{r['accuracy']:.2%}", f"{100 * r['lost']:.2f}"),
+                f"{r['agreement']:.2%}",
+            ]
+            for r in rows
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="S/16,B/16")
+    parser.add_argument("--small", default="Ti/16", help="timed at batch 1 only, where overhead counts")
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--checkpoint")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--path")
+    parser.add_argument("--images", type=int, help="judge on so many test pictures, not on all")
+    parser.add_argument("--choose", type=int, default=2000, help="pictures of val to choose by")
+    parser.add_argument("--margin", type=float, default=0.8, help="of the point that may be lost, when choosing")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    args.batches = [int(n) for n in args.batches.split(",")]
+    rows = []
+    asked = [(name, batch) for name in args.models.split(",") if name for batch in args.batches]
+    for name, batch in [*asked, *((name, 1) for name in args.small.split(",") if name)]:
+        rows += untrained(name, batch, args.rounds)
+    print(machine())
+    if rows:
+        show_untrained(rows)
+    found = {"untrained": rows, "trained": trained(args) if args.checkpoint else None}
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

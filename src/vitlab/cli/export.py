@@ -1,0 +1,44 @@
+"""vitlab export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vitlab.cli.console import out, print_json, say
+from vitlab.cli.predict import open_model
+from vitlab.cli.progress import following_downloads
+from vitlab.export.ship import RefusedError, export_model
+from vitlab.export.verify import Verdict
+
+
+def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], json: bool) -> None:
+    model = open_model(checkpoint, size)
+    with following_downloads():
+        try:
+            verdict = export_model(model, target, **asked)
+            refused = None
+        except RefusedError as error:
+            verdict, refused = error.verdict, str(error)
+    kept = str(target) if refused is None else None
+    print_json({"written": kept, **verdict.to_dict()}) if json else _show(verdict, kept)
+    if refused is not None:
+        say(f"vitlab: error: {refused} --force keeps it.")
+        raise SystemExit(1)
+    for problem in verdict.problems:
+        say(f"note: kept by --force: {problem}.")
+
+
+def _show(verdict: Verdict, kept: str | None) -> None:
+    console = out(markup=False)
+    ms, size = verdict.milliseconds, verdict.bytes
+    rows = {
+        "same answer": f"{verdict.agreement:.2%} of {verdict.images} pictures",
+        "largest difference": f"{verdict.max_difference:.1e}, of values up to {verdict.largest:.3g}",
+        f"a batch of {verdict.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
+        "size": f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB",
+    }
+    if kept is not None:
+        console.print(f"written: {kept}")
+    for name, words in rows.items():
+        console.print(f"{name:18s} {words}")

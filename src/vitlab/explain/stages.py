@@ -1,0 +1,226 @@
+"""Where the attention of a network in stages (Swin, PVT, Twins) lies on the picture.
+
+    stages = Stages(model, 224, 224)
+    layer = stages.layers[3]
+    row = layer.look(who, weights)             # from windows, shifts and reduced keys back to the tokens of the stage
+    heat = stages.lay(row, layer.stage)        # and on to the first stage's grid, whose tokens stand on P x P pixels
+
+A row says how much of each token there is; `look` takes it through one layer's attention, `descend` through a merging.
+Padding stands nowhere: it neither looks nor is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.explain.inputs import wide
+from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
+from vitlab.layers.windows import Windows
+from vitlab.models.hierarchy import Hierarchy
+
+Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): what part of a coarse place is in a fine one
+
+Patches = tuple[int, int, int, int]  # left, top, right, bottom
+
+
+def in_stages(model: Any) -> bool:
+    return isinstance(model, Hierarchy)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: who stands where in its attention, (B, h, windows, n, m). A layer without windows has one.
+
+    Tokens are those of the stage: prefix tokens, then the grid row by row. So are keys, on a grid of their own.
+    """
+
+    stage: int
+    grid: Grid
+    prefix: int  # tokens before the grid
+    queries: Tensor  # (windows, n): the token that looks; -1 is padding
+    keys: Tensor  # (windows, m): the key that is looked at; -1 is padding
+    key_grid: Grid
+    holds: Axes | None = None  # what each key holds of the tokens; None: keys are the tokens
+    in_windows: bool = False
+    apart: Tensor | None = None  # (windows, n, m), True where a shift made two meet that may not see each other
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.grid[0] * self.grid[1]
+
+    def windowed(self, weights: Tensor) -> Tensor:
+        """As a Trace has it, in float32 at least, and with an axis of windows where there are none: (B, h, 1, n, m)."""
+        return wide(weights) if self.in_windows else wide(weights)[..., None, :, :]
+
+    def real(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, h, windows, n, m) without what goes to padding, rows made to sum to 1 again; and what went there,
+        (B, h, windows, n)."""
+        seen = weights * (self.keys >= 0).to(weights)[:, None]
+        total = seen.sum(-1)
+        return seen / total.clamp(min=torch.finfo(seen.dtype).tiny)[..., None], weights.sum(-1) - total
+
+    def at_queries(self, row: Tensor) -> Tensor:
+        """(..., tokens) -> (..., windows, n), 0 on padding."""
+        return torch.cat([row, torch.zeros_like(row[..., :1])], dim=-1)[..., self.queries]
+
+    def of_tokens(self, values: Tensor) -> Tensor:
+        """(..., windows, n), a value for each who looks -> (..., tokens)."""
+        found = values.new_zeros(*values.shape[:-2], self.tokens + 1)
+        found[..., self.queries] = values
+        return found[..., :-1]
+
+    def look(self, row: Tensor, weights: Tensor) -> Tensor:
+        """(..., tokens) through attention (..., windows, n, m): sum_i row_i A_ij, (..., tokens).
+
+        What a reduced key gets is spread evenly over the tokens that it holds; so it sums to as much.
+        """
+        found = (self.at_queries(row)[..., None, :] @ weights)[..., 0, :]  # (..., windows, m)
+        height, width = self.key_grid
+        count = self.prefix + height * width
+        keys = torch.zeros(*found.shape[:-2], count + 1, dtype=found.dtype, device=found.device)
+        keys = keys.index_add(-1, self.keys.flatten() % (count + 1), found.flatten(-2))[..., :count]
+        if self.holds is None:
+            return keys
+        spread_out = spread(keys[..., self.prefix :].unflatten(-1, (height, width)), self.holds).flatten(-2)
+        return torch.cat([keys[..., : self.prefix], spread_out], dim=-1)
+
+    def window(self, token: int) -> Patches:
+        """What a token of the grid may look at, as a box on it: left, top, right, bottom."""
+        if not self.in_windows:
+            return 0, 0, self.grid[1], self.grid[0]
+        ((window, place),) = (self.queries == token).nonzero()
+        seen = self.keys[window] >= 0
+        if self.apart is not None:
+            seen &= ~self.apart[window, place]
+        row, column = np.divmod(self.keys[window][seen].cpu().numpy(), self.grid[1])
+        return int(column.min()), int(row.min()), int(column.max()) + 1, int(row.max()) + 1
+
+
+class Stages:
+    """All layers of a network for images of one size, and the ways between its grids."""
+
+    def __init__(self, model: Hierarchy, height: int, width: int):
+        config = model.config
+        device = next(model.parameters()).device
+        self.grids: tuple[Grid, ...] = config.grids(height, width)
+        self.prefix = len(model.prefix)  # in the last stage
+        self.layers = [_layer(at, config.stage_of(n), device) for n, at in enumerate(model.places(height, width))]
+        merges = config.merges[1:]
+        pairs = list(zip(pairwise(self.grids), merges, strict=True))
+        self.reads: list[Axes] = [_axes(fine, merge) for (fine, _), merge in pairs]
+        rows, columns = self.grids[0]
+        stands: list[Axes] = [(torch.eye(rows, dtype=torch.float64), torch.eye(columns, dtype=torch.float64))]
+        for (fine, _), merge in pairs:
+            cell = Merge(merge.stride, merge.stride, fill=merge.fill or merge.padding > 0)
+            down, across = _axes(fine, cell)
+            stands.append((down @ stands[-1][0], across @ stands[-1][1]))
+        self.stands = stands  # of each stage on the first one's grid
+        self.strides = [merge.stride for merge in merges]
+
+    def descend(self, row: Tensor, stage: int) -> Tensor:
+        """(..., N) of a stage's grid -> of the one before: each token's part goes evenly to what it was merged from."""
+        return spread(row.unflatten(-1, self.grids[stage]), self.reads[stage - 1]).flatten(-2)
+
+    def lay(self, row: Tensor, stage: int) -> Tensor:
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly over the place it stands on."""
+        return spread(row.unflatten(-1, self.grids[stage]), self.stands[stage])
+
+    def paint(self, row: Tensor, stage: int) -> Tensor:
+        """(..., N) -> (..., grid_h, grid_w) of the first stage, where every place has its token's value."""
+        down, across = self.stands[stage]
+        return spread(row.unflatten(-1, self.grids[stage]), (down > 0, across > 0))
+
+    def token(self, patch: int, stage: int) -> int:
+        """The token of a stage that a patch (of the first one) belongs to."""
+        row, column = divmod(patch, self.grids[0][1])
+        for stride, (rows, columns) in zip(self.strides[:stage], self.grids[1:], strict=False):
+            row, column = min(row // stride, rows - 1), min(column // stride, columns - 1)
+        return row * self.grids[stage][1] + column
+
+    def box(self, box: Patches, stage: int) -> Patches:
+        """A box on a stage's grid, left, top, right, bottom, in patches of the first stage."""
+        left, top, right, bottom = box
+        down, across = self.stands[stage]
+        rows, columns = down[top:bottom].sum(0).nonzero(), across[left:right].sum(0).nonzero()
+        return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+class Sight(NamedTuple):
+    """Who looks, and what it may look at: boxes of patches, left, top, right, bottom."""
+
+    who: Patches
+    window: Patches | None  # None: everything
+
+
+def sight_of(stages: Stages, layer: Layer, patch: int) -> Sight:
+    """Of the token that a patch belongs to."""
+    token = stages.token(patch, layer.stage)
+    row, column = divmod(token, layer.grid[1])
+    window = stages.box(layer.window(token), layer.stage) if layer.in_windows else None
+    return Sight(stages.box((column, row, column + 1, row + 1), layer.stage), window)
+
+
+def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
+    """(tokens,) of a layer, summing to 1: a token by name, "mean", or the one that a patch belongs to. None: what the
+    head reads, or all tokens before the stage that it reads."""
+    row = torch.zeros(layer.tokens, dtype=torch.float64)
+    if who == "mean" or (who is None and not layer.prefix):
+        row[layer.prefix :] = 1 / (layer.tokens - layer.prefix)
+    elif isinstance(who, int):
+        row[layer.prefix + stages.token(who, layer.stage)] = 1
+    elif layer.prefix:
+        row[0] = 1
+    else:
+        raise ValueError(f"query={who!r}: only the last stage has that token. Ask for its layers, or for 'mean'.")
+    return row
+
+
+def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
+    """How many heads the layers have, where they have equally many."""
+    config, depth = model.config, len(model.blocks)
+    asked = range(depth) if isinstance(layers, str) else [layer % depth for layer in layers if -depth <= layer < depth]
+    counts = {config.heads[config.stage_of(layer)] for layer in asked}
+    if len(counts) > 1:
+        told = "; ".join(
+            f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
+            for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
+        )
+        raise ValueError(
+            f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.'
+        )
+    return counts.pop() if counts else 0
+
+
+def spread(values: Tensor, axes: Axes) -> Tensor:
+    """(..., rows, columns) of a coarse grid -> of a fine one."""
+    down, across = (axis.to(values) for axis in axes)
+    return down.mT @ values @ across
+
+
+def _axes(grid: Grid, merge: Merge | Pool) -> Axes:
+    """Equal parts for all that a place is made of."""
+    found = []
+    for length in grid:
+        axis = torch.zeros(merge.size(length), length, dtype=torch.float64)
+        for place, (first, end) in enumerate(merge.spans(length)):
+            axis[place, first:end] = 1 / (end - first)
+        found.append(axis)
+    return found[0], found[1]
+
+
+def _layer(at: Windows | Reduced, stage: int, device: torch.device) -> Layer:
+    if isinstance(at, Windows):
+        places = torch.from_numpy(at.places()).to(device)  # (windows, n)
+        mask = at.mask(device)
+        apart = None if mask is None else mask[:, 0] < 0
+        return Layer(stage, at.grid, 0, places, places, at.grid, None, in_windows=True, apart=apart)
+    queries, keys = (torch.arange(at.prefix + rows * columns, device=device) for rows, columns in (at.grid, at.keys))
+    holds = None if at.keys == at.grid else _axes(at.grid, at.merge)
+    return Layer(stage, at.grid, at.prefix, queries[None], keys[None], at.keys, holds)

@@ -1,0 +1,75 @@
+"""The same function with less work: what stands beside a matrix product and is linear itself goes into its weights.
+
+    LN(x) * g + b, then W x + c      ->   W' = W diag(g),  c' = c + W b
+    gamma * (W x + c)  (LayerScale)  ->   W' = diag(gamma) W
+    q k^T / sqrt(d)                  ->   the rows of W that make q, divided by sqrt(d)
+    convolution, then batch norm     ->   one convolution
+
+Equal to rounding. For inference only: a Trace of the folded network shows other values inside.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
+from vitlab.layers.windows import WindowAttention
+from vitlab.models.hierarchy import GridBlock
+from vitlab.models.resnet import ConvNorm
+
+
+@torch.no_grad()
+def folded(model: Any) -> Any:
+    """A copy, ready for inference; the model stays as it is."""
+    found = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in list(found.modules()):
+        if isinstance(module, Block):
+            _fold_block(module)
+        elif isinstance(module, GridBlock) and isinstance(module.mlp, MLP):
+            _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are filled up with zeros after it
+        elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
+            module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore
+    for module in found.modules():
+        plain = isinstance(module, Attention) and module.q_norm is None
+        if plain or isinstance(module, WindowAttention):
+            _scale_into_queries(module)
+    return found
+
+
+def _fold_block(block: Block) -> None:
+    if block.norm == "pre":
+        _norm_into(block.norm1, block.attention.qkv)
+        if isinstance(block.mlp, MLP | SwiGLU):
+            _norm_into(block.norm2, block.mlp.fc1)
+    for name, layer in (("scale1", block.attention.proj), ("scale2", block.mlp.fc2)):
+        scale = getattr(block, name)
+        if isinstance(scale, LayerScale):
+            layer.weight.mul_(scale.gamma[:, None])
+            if layer.bias is not None:
+                layer.bias.mul_(scale.gamma)
+            setattr(block, name, nn.Identity())
+
+
+def _norm_into(norm: nn.LayerNorm, layer: nn.Linear) -> None:
+    if norm.weight is None:
+        return
+    shift = layer.weight.double() @ norm.bias.double()
+    before = layer.bias.double() if layer.bias is not None else 0.0
+    layer.bias = nn.Parameter((before + shift).to(layer.weight.dtype), requires_grad=False)
+    layer.weight.mul_(norm.weight)
+    norm.weight = norm.bias = None  # type: ignore[assignment]
+    norm.elementwise_affine = False
+
+
+def _scale_into_queries(attention: Any) -> None:
+    rows = attention.heads * attention.head_dim  # q stands first
+    for part in (attention.qkv.weight, attention.qkv.bias):
+        if isinstance(part, Tensor):
+            part[:rows].mul_(attention.scale)
+    attention.scale = 1.0

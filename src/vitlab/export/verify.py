@@ -1,0 +1,169 @@
+"""The gate: model and exported file look at the same real pictures, each with the preprocess it brings itself.
+
+A file that answers otherwise is not kept (ship.py). What is asked of it:
+    float32   no value differs by more than 1e-4 (of the largest value, where that is above 1)
+    int8      99 of 100 pictures get the same class; features: each picture's are nearest to its own
+    fewer tokens   as float32, but of 50 pictures one may differ: where two tokens are as similar, rounding may choose
+The export is asked in batches of 1, 3 and 8, and where it promises other image sizes, in those too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitlab.export.opened import Exported
+from vitlab.export.pictures import prepared, texts
+from vitlab.export.timing import alternate, summary
+from vitlab.export.tower import Tower
+from vitlab.models.evaluating import evaluating
+
+TOLERANCE = 1e-4
+AGREEMENT = 0.99
+BATCHES = (1, 3, 8)
+ODD = 0.02  # of the pictures, where tokens are chosen
+ROUNDS = 5
+
+
+@dataclass
+class Verdict:
+    images: int
+    max_difference: float
+    largest: float  # value that the model gives
+    agreement: float  # share of pictures with the same answer
+    within: float  # share of pictures with no difference above the tolerance
+    tolerance: float
+    milliseconds: dict[str, float]  # of a batch, medians: model, export
+    batch: int
+    bytes: dict[str, int]  # of the weights: model; of the file: export
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "passed": self.passed}
+
+
+def verify(
+    model: Any,
+    exported: Exported,
+    images: list[Image.Image],
+    *,
+    tolerance: float = TOLERANCE,
+    agreement: float = AGREEMENT,
+    rounds: int = ROUNDS,
+) -> Verdict:
+    """`model` is the one that was exported: it says what is right, without the file's reducer or int8 being undone."""
+    about = exported.about
+    tower = Tower(model, about.gives, about.reducer)
+    with evaluating(tower):
+        ours, theirs = _inputs(model, exported, images)
+        right = _in_batches(tower, ours, (8,))
+        found = _in_batches(exported, theirs, BATCHES)
+        verdict = _compare(right, found, tolerance, about.gives)
+        if about.int8 is None:
+            _judge_values(verdict, reducing=about.reducer is not None)
+        if verdict.agreement < agreement:
+            verdict.problems.append(
+                f"only {verdict.agreement:.1%} of {verdict.images} pictures get the same answer, not {agreement:.0%}"
+            )
+        if verdict.problems and ours.shape == theirs.shape and not torch.equal(ours, theirs):
+            verdict.problems.append(_prepared_otherwise(model, exported))
+        if about.gives == "logits" and list(exported.labels or []) != list(model.labels or []):
+            verdict.problems.append("the names of the classes differ")
+        if about.dynamic_size and about.gives != "text":
+            verdict.problems += _other_sizes(tower, exported, images, tolerance, reducing=about.reducer is not None)
+        few, same = ours[: BATCHES[-1]], theirs[: BATCHES[-1]]
+        verdict.batch = len(few)
+        times = alternate({"model": lambda: tower(few), "export": lambda: exported(same)}, rounds)
+        verdict.milliseconds = {name: 1000 * summary(seconds)["median"] for name, seconds in times.items()}
+    verdict.bytes = {"model": sum(p.nbytes for p in tower.state_dict().values()), "export": exported.bytes}
+    return verdict
+
+
+def _inputs(model: Any, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+    if exported.about.gives == "text":
+        if model.tokenizer is None:
+            raise ValueError("the CLIP came without its tokenizer, so its text tower cannot be compared.")
+        asked = texts(len(images))
+        return model.tokenizer(asked), exported.tokenizer(asked)  # type: ignore[operator]
+    if model.preprocess is None or exported.preprocess is None:
+        raise ValueError("the model has no preprocess, so it cannot look at pictures: set model.preprocess first.")
+    size = exported.config.image_size
+    return prepared(model.preprocess.with_size(size), images), prepared(exported.preprocess, images)
+
+
+def _in_batches(look: Callable[[Tensor], Tensor], inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    found, start, number = [], 0, 0
+    while start < len(inputs):
+        size = sizes[min(number, len(sizes) - 1)]
+        found.append(look(inputs[start : start + size]).float())
+        start, number = start + size, number + 1
+    return torch.cat(found)
+
+
+def _compare(right: Tensor, found: Tensor, tolerance: float, gives: str) -> Verdict:
+    if right.shape != found.shape:
+        raise ValueError(f"the export gives {tuple(found.shape)} where the model gives {tuple(right.shape)}.")
+    differences = (right - found).abs().amax(dim=1)  # (B,), nan stays nan
+    largest = float(right.abs().max())
+    allowed = tolerance * max(1.0, largest)
+    return Verdict(
+        images=len(right),
+        max_difference=float(differences.max()),
+        largest=largest,
+        agreement=agreement_of(right, found, gives),
+        within=float((differences <= allowed).float().mean()),
+        tolerance=allowed,
+        milliseconds={},
+        batch=0,
+        bytes={},
+    )
+
+
+def agreement_of(right: Tensor, found: Tensor, gives: str) -> float:
+    """Same class; of features: looked up among the right ones, a picture finds itself."""
+    if gives == "logits":
+        return float((right.argmax(dim=1) == found.argmax(dim=1)).float().mean())
+    cosines = F.normalize(found, dim=1) @ F.normalize(right, dim=1).T  # (B, B)
+    own = cosines.diagonal()
+    return float((own >= cosines.amax(dim=1) - 1e-6).float().mean())  # of two equal pictures either will do
+
+
+def _judge_values(verdict: Verdict, reducing: bool) -> None:
+    if verdict.within < 1 - (ODD if reducing else 0.0):
+        verdict.problems.append(
+            f"values differ by up to {verdict.max_difference:.1e}, where {verdict.tolerance:.1e} is allowed "
+            f"({1 - verdict.within:.1%} of the pictures)"
+        )
+
+
+def _prepared_otherwise(model: Any, exported: Exported) -> str:
+    ours, theirs = model.preprocess.to_dict(), exported.preprocess.to_dict()  # type: ignore[union-attr]
+    names = [name for name in ours if name != "size" and ours[name] != theirs[name]]
+    told = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in names)
+    return f"the file prepares pictures otherwise than the model: {told or 'the resized pictures differ'}"
+
+
+def _other_sizes(
+    tower: Tower, exported: Exported, images: list[Image.Image], tolerance: float, reducing: bool
+) -> list[str]:
+    """Larger and smaller, and not square."""
+    assert exported.preprocess is not None
+    (h, w), stride = exported.config.image_size, exported.about.stride
+    step = stride if stride > 1 else 8
+    problems = []
+    for size in ((h + step, w + 3 * step), (max(2 * step, h - step), w + step)):
+        inputs = prepared(exported.preprocess.with_size(size), images[:4])
+        verdict = _compare(tower(inputs).float(), exported(inputs).float(), tolerance, exported.about.gives)
+        if exported.about.int8 is None and not reducing and verdict.within < 1:
+            problems.append(f"at {size[0]} x {size[1]} pixels values differ by up to {verdict.max_difference:.1e}")
+    return problems

@@ -1,0 +1,105 @@
+"""A learner's file against ours: the file runs in a process of its own, its numbers are judged in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitlab.learn.exercises import Exercise, probe
+from vitlab.learn.judge import Verdict, judge
+
+SECONDS = 20.0  # the learner's own time; torch's import does not count
+START_UP = 120.0  # and is not allowed to take for ever
+MOST_PRINTED = 4000  # characters
+
+
+@dataclass(frozen=True)
+class Checked:
+    verdict: Verdict
+    printed: str  # what the learner's code printed
+
+
+def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> Checked:
+    if not file.is_file():
+        raise ValueError(f"{file} is not there: vitlab learn {exercise.name} writes a file to begin with.")
+    if seconds <= 0:
+        raise ValueError(f"--seconds {seconds:g} must be more than 0.")
+    with tempfile.TemporaryDirectory(prefix="vitlab-learn-") as name:
+        folder = Path(name)
+        task, cases = prepare(exercise)
+        for number, case in enumerate(cases):
+            save_file(case, folder / f"case{number}.safetensors")
+        (folder / "task.json").write_text(json.dumps({**task, "seconds": seconds}), encoding="utf-8")
+        code = _run(file.resolve(), folder, seconds)
+        answer, outputs = _read(folder, code, file, seconds)
+        printed = (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
+    return Checked(judge(exercise, answer, outputs), printed[:MOST_PRINTED])
+
+
+def prepare(exercise: Exercise) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+    """What the child is given: how to build the learner's class, our weights, an input."""
+    cases = [exercise.case(n) for n in range(len(exercise.cases))]
+    task = {
+        "class_name": exercise.class_name,
+        "signature": exercise.signature,
+        "arguments": [case.arguments for case in cases],
+    }
+    tensors = []
+    for case in cases:
+        weights = {f"weight.{key}": value.contiguous() for key, value in case.learner_weights.items()}
+        tensors.append({"input": case.x, "probe": probe(case.variant()), **weights})
+    return task, tensors
+
+
+def _run(file: Path, folder: Path, seconds: float) -> int | None:
+    """The child's exit code; None where even the watchdog did not end it."""
+    command = [sys.executable, "-m", "vitlab.learn.child", str(file), str(folder)]
+    beside = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+    with (folder / "printed.txt").open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=file.parent, env=beside, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+        try:
+            return process.wait(timeout=seconds + START_UP)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+    answer = folder / "answer.json"
+    if answer.is_file():
+        files = sorted(folder.glob("output*.safetensors"))
+        return json.loads(answer.read_text(encoding="utf-8")), [load_file(f) for f in files]
+    stuck = (folder / "stuck.txt").read_text(errors="replace") if (folder / "stuck.txt").is_file() else ""
+    if code is None or stuck:
+        return {"failed": "endless", "seconds": seconds, "file": file.name, **_line(stuck, file)}, []
+    how = f"exit code {code}"
+    if code < 0:
+        how = f"signal {-code}"
+        if -code in set(signal.Signals):
+            how = signal.Signals(-code).name
+    return {"failed": "crashed", "how": how}, []
+
+
+def _line(stuck: str, file: Path) -> dict[str, Any]:
+    """Where the watchdog found the code: its innermost line in the learner's file."""
+    found = re.search(rf'File "{re.escape(str(file.resolve()))}", line (\d+)', stuck)
+    if found is None:
+        return {}
+    number = int(found[1])
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {"line": number, "code": lines[number - 1].strip() if number <= len(lines) else ""}

@@ -1,0 +1,231 @@
+"""The five exercises in their order, each with the sizes it is tested on.
+
+The sizes of one case are all different, so that an axis can be told by its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import MLP, Block
+from vitlab.layers.patches import PatchEmbed
+from vitlab.learn import variants
+from vitlab.learn.variants import Note, Weights
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.vit_config import ViTConfig
+
+HERE = Path(__file__).parent
+LANGUAGES = ("en", "zh")
+
+Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
+
+
+@dataclass(frozen=True)
+class Exercise:
+    name: str
+    class_name: str
+    signature: str  # of the learner's class
+    titles: dict[str, str]
+    cases: tuple[Sizes, ...]
+    make: Callable[[Sizes], nn.Module]  # ours
+    arguments: Callable[[Sizes], tuple[Any, ...]]  # of the learner's class
+    shape: Callable[[Sizes], tuple[int, ...]]  # of the input
+    run: Callable[..., Tensor]  # (weights, input, sizes, note, **options) -> output
+    scales: tuple[float, ...] = (1.0, 1.0)  # of each case's input
+    renamed: dict[str, str] = field(default_factory=dict)  # our weight -> the learner's name of it
+
+    @property
+    def file(self) -> str:
+        return f"{self.name.replace('-', '_')}.py"
+
+    def starter(self, language: str) -> str:
+        return (HERE / "starters" / language / self.file).read_text(encoding="utf-8")
+
+    def solution(self) -> str:
+        return (HERE / "solutions" / self.file).read_text(encoding="utf-8")
+
+    def case(self, number: int) -> Case:
+        """Our layer with weights that hide nothing (no zeros, no ones), and an input."""
+        sizes = self.cases[number]
+        random = torch.Generator().manual_seed(1000 + number)
+        module = self.make(sizes).eval()
+        with torch.no_grad():
+            for key, weight in module.named_parameters():
+                weight.copy_(_strong(key, weight, random))
+        x = torch.randn(self.shape(sizes), generator=random) * self.scales[number]
+        return Case(self, sizes, module, {k: v.detach() for k, v in module.state_dict().items()}, x)
+
+
+@dataclass(frozen=True)
+class Case:
+    exercise: Exercise
+    sizes: Sizes
+    module: nn.Module
+    weights: Weights
+    x: Tensor
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.exercise.arguments(self.sizes)
+
+    @property
+    def learner_weights(self) -> Weights:
+        return {self.exercise.renamed.get(key, key): value for key, value in self.weights.items()}
+
+    def ours(self) -> tuple[Tensor, Tensor]:
+        """The layer's output, and the gradient of its weighted sum for the input."""
+        x = self.x.clone().requires_grad_()
+        y = self.module(x)
+        (y * probe(y)).sum().backward()
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    @torch.no_grad()
+    def variant(self, **options: Any) -> Tensor:
+        return self.exercise.run(self.weights, self.x, self.sizes, **options)
+
+    @torch.no_grad()
+    def steps(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+
+        def note(name: str, value: Tensor) -> Tensor:
+            found[name] = value
+            return value
+
+        self.exercise.run(self.weights, self.x, self.sizes, note=note)
+        return found
+
+
+def probe(y: Tensor) -> Tensor:
+    """Fixed factors, so that every output has its own share in the gradient."""
+    return torch.linspace(-1, 1, y.numel()).reshape(y.shape)
+
+
+def _strong(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
+    noise = torch.randn(weight.shape, generator=random)
+    if key.endswith("bias"):
+        return 0.3 * noise
+    if weight.ndim == 1:  # of a norm
+        return 1 + 0.5 * noise
+    if "token" in key or "positions" in key:
+        return noise
+    return 1.5 * noise * weight[0].numel() ** -0.5
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _vit(s: Sizes) -> VisionTransformer:
+    config = ViTConfig(
+        *((s["H"], s["W"]), s["P"], s["C"], s["classes"], s["D"], s["L"], s["h"]),
+    ).with_options(mlp_ratio=s["hidden"] / s["D"])
+    return VisionTransformer(config)
+
+
+def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+    return variants.patch_embed(w, x, s["P"], note, **options)
+
+
+def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+    return variants.attention(w, x, s["h"], note, **options)
+
+
+def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+    return variants.mlp(w, x, note, **options)
+
+
+def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+    return variants.block(w, x, s["h"], note, **options)
+
+
+def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+    return variants.vit(w, x, s["P"], s["h"], s["L"], note, **options)
+
+
+def _images(s: Sizes) -> tuple[int, ...]:
+    return s["B"], s["C"], s["H"], s["W"]
+
+
+def _tokens(s: Sizes) -> tuple[int, ...]:
+    return s["B"], s["N"], s["D"]
+
+
+EXERCISES: dict[str, Exercise] = {
+    e.name: e
+    for e in (
+        Exercise(
+            *("patch-embed", "PatchEmbed", "PatchEmbed(patch_size, channels, width)"),
+            titles={"en": "images to tokens, eq. 1", "zh": "从图像到 token，式 1"},
+            cases=(
+                dict(B=2, C=3, H=20, W=28, P=4, N=35, D=11),
+                dict(B=1, C=1, H=9, W=15, P=3, N=15, D=7),
+            ),
+            make=lambda s: PatchEmbed(s["P"], s["C"], s["D"]),
+            arguments=lambda s: (s["P"], s["C"], s["D"]),
+            shape=_images,
+            run=_run_patch_embed,
+        ),
+        Exercise(
+            *("attention", "Attention", "Attention(width, heads)"),
+            titles={"en": "multi-head self-attention, eqs. 5-8", "zh": "多头自注意力，式 5-8"},
+            cases=(dict(B=2, N=7, D=15, h=3, d=5), dict(B=1, N=6, D=28, h=4, d=7)),
+            make=lambda s: Attention(s["D"], s["h"]),
+            arguments=lambda s: (s["D"], s["h"]),
+            shape=_tokens,
+            run=_run_attention,
+        ),
+        Exercise(
+            *("mlp", "MLP", "MLP(width, hidden)"),
+            titles={"en": "the MLP of a block, eq. 3", "zh": "编码器块中的 MLP，式 3"},
+            cases=(dict(B=2, N=7, D=15, hidden=44), dict(B=1, N=5, D=8, hidden=33)),
+            make=lambda s: MLP(s["D"], s["hidden"]),
+            arguments=lambda s: (s["D"], s["hidden"]),
+            shape=_tokens,
+            run=_run_mlp,
+        ),
+        Exercise(
+            *("block", "Block", "Block(width, heads, hidden)"),
+            titles={"en": "one encoder block, eqs. 2-3", "zh": "一个编码器块，式 2-3"},
+            cases=(dict(B=2, N=7, D=15, h=3, d=5, hidden=44), dict(B=1, N=6, D=28, h=4, d=7, hidden=33)),
+            make=lambda s: Block(Attention(s["D"], s["h"]), MLP(s["D"], s["hidden"]), s["D"]),
+            arguments=lambda s: (s["D"], s["h"], s["hidden"]),
+            shape=_tokens,
+            run=_run_block,
+            scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm counts
+        ),
+        Exercise(
+            *("vit", "ViT", "ViT(image_size, patch_size, channels, classes, width, depth, heads, hidden)"),
+            titles={"en": "the whole Vision Transformer, eqs. 1-4", "zh": "完整的 Vision Transformer，式 1-4"},
+            cases=(
+                dict(B=2, C=3, H=20, W=28, P=4, N=35, D=15, h=5, d=3, L=3, hidden=44, classes=11),
+                dict(B=1, C=1, H=9, W=15, P=3, N=15, D=28, h=4, d=7, L=2, hidden=33, classes=5),
+            ),
+            make=_vit,
+            arguments=lambda s: (
+                *((s["H"], s["W"]), s["P"], s["C"], s["classes"]),
+                *(s["D"], s["L"], s["h"], s["hidden"]),
+            ),
+            shape=_images,
+            run=_run_vit,
+            renamed={"positions.table": "positions"},
+        ),
+    )
+}
+
+
+def find(name: str) -> Exercise:
+    """By name; patch_embed and patch-embed are the same."""
+    known = name.lower().replace("_", "-")
+    if known not in EXERCISES:
+        near = get_close_matches(known, EXERCISES, n=1)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
+    return EXERCISES[known]

@@ -1,0 +1,100 @@
+"""Where a learner's pass parts from ours: our steps are looked for among all tensors that their code computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from vitlab.learn.exercises import Sizes
+
+TOLERANCE = 1e-5  # of the largest value
+
+
+@dataclass(frozen=True)
+class Parting:
+    last: str | None  # our last step that they have, None: not even the first
+    first: str | None  # our first step after it, None: they have all
+    factor: float | None = None  # a tensor of theirs is so many times this step
+    shuffled: tuple[int, ...] | None = None  # the shape of a tensor of theirs with the same numbers elsewhere
+
+
+def distance(theirs: Tensor, ours: Tensor) -> float:
+    """Largest difference as a share of our largest value; infinite where shapes differ or a value is no number."""
+    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all() and torch.isfinite(ours).all()):
+        return float("inf")
+    if ours.numel() == 0:
+        return 0.0
+    return float((theirs - ours).abs().max() / ours.abs().max().clamp_min(1e-12))
+
+
+def close(theirs: Tensor, ours: Tensor) -> bool:
+    return distance(theirs, ours) <= TOLERANCE
+
+
+def part(ours: dict[str, Tensor], theirs: list[Tensor]) -> Parting:
+    """A step may be missing (a fused kernel, a loop over heads) as long as a later one is there."""
+    names = list(ours)
+    have = [any(same_but_for_axes(t, ours[name]) for t in theirs) for name in names]
+    last = max((i for i, there in enumerate(have) if there), default=-1)
+    before = names[last] if last >= 0 else None
+    if last == len(names) - 1:
+        return Parting(before, None)
+    missing = ours[names[last + 1]]
+    factor = next((f for t in reversed(theirs) if (f := times(t, missing)) is not None), None)
+    shuffled = next((tuple(t.shape) for t in reversed(theirs) if same_numbers(t, missing)), None)
+    return Parting(before, names[last + 1], factor, shuffled)
+
+
+def same_but_for_axes(theirs: Tensor, ours: Tensor) -> bool:
+    """Equal after some order of the axes, whatever axes of length one stand between."""
+    if not _alike(theirs, ours):
+        return False
+    flat = ours.flatten()
+    return any(close(theirs.permute(order).flatten(), flat) for order in permutations(range(theirs.ndim)))
+
+
+def axes_order(theirs: Tensor, ours: Tensor) -> bool:
+    """The right numbers with swapped axes: not our shape, but equal after a permutation."""
+    return theirs.shape != ours.shape and theirs.ndim == ours.ndim and same_but_for_axes(theirs, ours)
+
+
+def times(theirs: Tensor, ours: Tensor) -> float | None:
+    """theirs = factor * ours, where the factor is neither 1 nor 0."""
+    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
+        return None
+    factor = float((theirs * ours).sum() / (ours * ours).sum())
+    if abs(factor - 1) < 1e-4 or abs(factor) < 1e-6:
+        return None
+    return factor if close(theirs / factor, ours) else None
+
+
+def same_numbers(theirs: Tensor, ours: Tensor) -> bool:
+    if not _alike(theirs, ours):
+        return False
+    return close(theirs.flatten().sort().values, ours.flatten().sort().values)
+
+
+def _alike(theirs: Tensor, ours: Tensor) -> bool:
+    """Cheap to ask before the axes are tried: as many numbers, with the same length as a vector."""
+    if theirs.numel() != ours.numel() or theirs.ndim > 6 or not bool(torch.isfinite(theirs).all()):
+        return False
+    a, b = float(theirs.norm()), float(ours.norm())
+    return abs(a - b) <= 1e-4 * max(b, 1e-12)
+
+
+def lettered(shape: tuple[int, ...], sizes: Sizes) -> str:
+    """(2, 7, 15) -> (B, N, D) = (2, 7, 15): every length of a case belongs to one letter."""
+    letters = {size: letter for letter, size in reversed(sizes.items()) if letter not in ("L",)}
+    if "N" in sizes:
+        letters.setdefault(sizes["N"] + 1, "N + 1")
+    if "D" in sizes:
+        letters.setdefault(3 * sizes["D"], "3D")
+    if {"C", "P"} <= sizes.keys():
+        letters.setdefault(sizes["C"] * sizes["P"] ** 2, "C*P*P")
+    numbers = ", ".join(map(str, shape))
+    if any(n not in letters for n in shape) or not shape:
+        return f"({numbers})"
+    return f"({', '.join(letters[n] for n in shape)}) = ({numbers})"

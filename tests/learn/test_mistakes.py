@@ -1,0 +1,309 @@
+"""Every mistake, written as a learner writes it, gets the hint made for it; the solutions pass.
+
+The learner's code runs in this process here; tests/learn/test_process.py runs it as the command does.
+"""
+
+# ruff: noqa: E501  one learner, one line
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from vitlab.learn.check import prepare
+from vitlab.learn.child import examine
+from vitlab.learn.exercises import EXERCISES
+from vitlab.learn.judge import judge
+from vitlab.learn.mistakes import known, suspects
+from vitlab.learn.steps import close, distance, lettered
+
+
+def verdict(tmp_path, name, code):
+    exercise = EXERCISES[name]
+    file = tmp_path / exercise.file
+    file.write_text(code, encoding="utf-8")
+    return judge(exercise, *examine(file, *prepare(exercise)))
+
+
+def changed(name, *changes):
+    """The solution with lines replaced: (old, new), (old, new), ..."""
+    code = EXERCISES[name].solution()
+    for old, new in changes:
+        assert code.count(old) == 1, f"{old!r} is {code.count(old)} times in the solution of {name}"
+        code = code.replace(old, new)
+    return code
+
+
+SCALE = " / d**0.5"
+SPLIT = "qkv = self.qkv(x).reshape(B, N, 3, self.heads, d)  # eq. 5\n        q, k, v = qkv.permute(2, 0, 3, 1, 4)"
+MERGE = "x.transpose(1, 2).reshape(B, N, D)"
+GELU = "F.gelu(x)"
+HALF1, HALF2 = "z = z + self.attention(self.norm1(z))", "return z + self.mlp(self.norm2(z))"
+CUT = "x = images.reshape(B, C, H // P, P, W // P, P)\n        x = x.permute(0, 2, 4, 1, 3, 5)"
+PERMUTE = "x.permute(0, 2, 4, 1, 3, 5)"
+CONV = "self.proj = nn.Linear(channels * patch_size**2, width)"
+CONV_IS = "self.proj = nn.Conv2d(channels, width, patch_size, patch_size)"
+FLAT = "x = x.flatten(3).flatten(1, 2)  # (B, N, C*P*P)"
+CAT, READ = "torch.cat([first, z], dim=1)", "self.norm(z)[:, 0]"
+POSITIONS = "z = z + self.positions  # eq. 1"
+BLOCKS = "for block in self.blocks:\n            z = block(z)"
+
+LEARNERS = [  # exercise, mistake, how a learner makes it
+    ("patch-embed", "column order", [(PERMUTE, "x.permute(0, 4, 2, 1, 3, 5)")]),
+    ("patch-embed", "channels last", [(PERMUTE, "x.permute(0, 2, 4, 3, 5, 1)")]),
+    ("patch-embed", "patch transposed", [(PERMUTE, "x.permute(0, 2, 4, 1, 5, 3)")]),
+    ("patch-embed", "no patches", [(PERMUTE, "x"), (FLAT, "x = x.reshape(B, -1, C * P * P)")]),
+    ("patch-embed", "no patches, channels last", [(CUT, "x = images.movedim(1, 3)"), (FLAT, "x = x.reshape(B, -1, C * P * P)")]),
+    ("patch-embed", "channels before patches", [(CUT, "x = images.unfold(2, P, P).unfold(3, P, P)"), (FLAT, "x = x.reshape(B, -1, C * P * P)")]),
+    ("patch-embed", "unfold not transposed", [(CUT, "x = nn.functional.unfold(images, P, stride=P)"), (FLAT, "x = x.reshape(B, -1, C * P * P)")]),
+    ("patch-embed", "tokens last", [(CONV, CONV_IS), (CUT, "x = images"), (FLAT, "pass"), ("self.proj(x)", "self.proj(x).flatten(2)")]),
+    ("patch-embed", "reshaped, not transposed", [(CONV, CONV_IS), (CUT, "x = images"), (FLAT, "pass"), ("self.proj(x)", "self.proj(x).reshape(B, -1, self.proj.out_channels)")]),
+    ("patch-embed", "no bias", [("self.proj(x)", "x @ self.proj.weight.T")]),
+    ("attention", "no scale", [(SCALE, "")]),
+    ("attention", "scale 1/d", [(SCALE, " / d")]),
+    ("attention", "scale by the whole width", [(SCALE, " / D**0.5")]),
+    ("attention", "scale by heads", [(SCALE, " / self.heads**0.5")]),
+    ("attention", "scale by tokens", [(SCALE, " / k.shape[-2]**0.5")]),
+    ("attention", "scale multiplied", [(SCALE, " * d**0.5")]),
+    ("attention", "scale after softmax", [(SCALE, ""), ("softmax(dim=-1)", "softmax(dim=-1) / d**0.5")]),
+    ("attention", "softmax over queries", [("softmax(dim=-1)", "softmax(dim=-2)")]),
+    ("attention", "softmax over heads", [("softmax(dim=-1)", "softmax(dim=1)")]),
+    ("attention", "softmax over the batch", [("softmax(dim=-1)", "softmax(dim=0)")]),
+    ("attention", "no softmax", [("scores.softmax(dim=-1)", "scores")]),
+    ("attention", "heads not transposed", [("qkv.permute(2, 0, 3, 1, 4)", "qkv.unbind(2)"), (MERGE, "x.reshape(B, N, D)")]),
+    ("attention", "heads mixed in the split", [(SPLIT, "q, k, v = (t.reshape(B, self.heads, N, d) for t in self.qkv(x).chunk(3, -1))")]),
+    ("attention", "heads split as (d, h)", [(SPLIT, "q, k, v = self.qkv(x).reshape(B, N, 3, d, self.heads).permute(2, 0, 4, 1, 3)")]),
+    ("attention", "q, k, v inside the heads", [(SPLIT, "q, k, v = self.qkv(x).reshape(B, N, self.heads, 3 * d).transpose(1, 2).chunk(3, -1)")]),
+    ("attention", "one head", [("d = D // self.heads", "self.heads = 1; d = D")]),
+    ("attention", "k, q, v", [("q, k, v = qkv", "k, q, v = qkv")]),
+    ("attention", "q, v, k", [("q, k, v = qkv", "q, v, k = qkv")]),
+    ("attention", "v, k, q", [("q, k, v = qkv", "v, k, q = qkv")]),
+    ("attention", "causal mask", [("softmax(dim=-1)", "masked_fill(scores.new_ones(N, N).tril() == 0, -1e9).softmax(dim=-1)")]),
+    ("attention", "weights transposed", [("weights @ v", "weights.mT @ v")]),
+    ("attention", "heads mixed in the merge", [(MERGE, "x.reshape(B, N, D)")]),
+    ("attention", "heads interleaved", [(MERGE, "x.permute(0, 2, 3, 1).reshape(B, N, D)")]),
+    ("attention", "no output projection", [("self.proj(x)", "x")]),
+    ("attention", "residual inside", [("B, N, D = x.shape", "B, N, D = x.shape; start = x"), ("self.proj(x)", "start + self.proj(x)")]),
+    ("mlp", "GELU by tanh", [(GELU, 'F.gelu(x, approximate="tanh")')]),
+    ("mlp", "ReLU", [(GELU, "F.relu(x)")]),
+    ("mlp", "QuickGELU", [(GELU, "x * (1.702 * x).sigmoid()")]),
+    ("mlp", "SiLU", [(GELU, "F.silu(x)")]),
+    ("mlp", "sigmoid", [(GELU, "x.sigmoid()")]),
+    ("mlp", "tanh", [(GELU, "x.tanh()")]),
+    ("mlp", "no nonlinearity", [(GELU, "x")]),
+    ("mlp", "nonlinearity before fc1", [(GELU, "x"), ("self.fc1(x)", "self.fc1(F.gelu(x))")]),
+    ("mlp", "nonlinearity after fc2", [(GELU, "x"), ("self.fc2(x)", "F.gelu(self.fc2(x))")]),
+    ("mlp", "nonlinearity twice", [("self.fc2(x)", "F.gelu(self.fc2(x))")]),
+    ("mlp", "residual inside", [("x = self.fc1(x)", "start, x = x, self.fc1(x)"), ("self.fc2(x)", "start + self.fc2(x)")]),
+    ("block", "post-norm", [(HALF1, "z = self.norm1(z + self.attention(z))"), (HALF2, "return self.norm2(z + self.mlp(z))")]),
+    ("block", "norm after the branch", [(HALF1, "z = z + self.norm1(self.attention(z))"), (HALF2, "return z + self.norm2(self.mlp(z))")]),
+    ("block", "no norms", [("self.norm1(z)", "z"), ("self.norm2(z)", "z")]),
+    ("block", "no norm1", [("self.norm1(z)", "z")]),
+    ("block", "no norm2", [("self.norm2(z)", "z")]),
+    ("block", "norm1 twice", [("self.norm2(z)", "self.norm1(z)")]),
+    ("block", "norms swapped", [("self.norm1(z)", "self.norm9(z)"), ("self.norm2(z)", "self.norm1(z)"), ("self.norm9(z)", "self.norm2(z)")]),
+    ("block", "no residuals", [("z = z + ", "z = "), ("return z + ", "return ")]),
+    ("block", "no residual of the attention", [("z = z + ", "z = ")]),
+    ("block", "no residual of the MLP", [("return z + ", "return ")]),
+    ("block", "residual from the norm", [(HALF1, "z = self.norm1(z); z = z + self.attention(z)"), (HALF2, "z = self.norm2(z); return z + self.mlp(z)")]),
+    ("block", "residual from the input", [(HALF1, "x = z + self.attention(self.norm1(z))"), (HALF2, "return z + self.mlp(self.norm2(x))")]),
+    ("block", "MLP first", [(HALF1, "z = z + self.mlp(self.norm2(z))"), (HALF2 + "  # eq. 3", "return z + self.attention(self.norm1(z))")]),
+    ("block", "side by side", [(HALF1, "pass"), (HALF2, "return z + self.attention(self.norm1(z)) + self.mlp(self.norm2(z))")]),
+    ("block", "no MLP", [(HALF2, "return z")]),
+    ("block", "no attention", [(HALF1, "pass")]),
+    ("block", "eps 1e-5", [("self.norm1 = nn.LayerNorm(width, eps=1e-6)", "self.norm1 = nn.LayerNorm(width)"), ("self.norm2 = nn.LayerNorm(width, eps=1e-6)", "self.norm2 = nn.LayerNorm(width)")]),
+    ("block", "eps 1e-12", [("self.norm1 = nn.LayerNorm(width, eps=1e-6)", "self.norm1 = nn.LayerNorm(width, 1e-12)"), ("self.norm2 = nn.LayerNorm(width, eps=1e-6)", "self.norm2 = nn.LayerNorm(width, 1e-12)")]),
+    ("vit", "class token last", [(CAT, "torch.cat([z, first], dim=1)")]),
+    ("vit", "class token last, read last", [(CAT, "torch.cat([z, first], dim=1)"), ("[:, 0]", "[:, -1]")]),
+    ("vit", "class token of zeros", [("self.class_token.expand(z.shape[0], -1, -1)", "z.new_zeros(z.shape[0], 1, z.shape[2])")]),
+    ("vit", "no class token", [(CAT, "z"), (POSITIONS, "z = z + self.positions[:, 1:]")]),
+    ("vit", "no positions", [(POSITIONS, "pass")]),
+    ("vit", "positions before the class token", [(CAT, "torch.cat([first, z + self.positions[:, 1:]], dim=1)"), (POSITIONS, "pass")]),
+    ("vit", "positions shifted", [(CAT, "torch.cat([first, z + self.positions[:, :z.shape[1]]], dim=1)"), (POSITIONS, "pass")]),
+    ("vit", "positions twice", [(POSITIONS, "z = z + self.positions + self.positions")]),
+    ("vit", "positions in every block", [(POSITIONS, "pass"), ("z = block(z)", "z = block(z + self.positions)")]),
+    ("vit", "first block only", [(BLOCKS, "z = self.blocks[0](z)")]),
+    ("vit", "last block only", [(BLOCKS, "for block in self.blocks:\n            out = block(z)\n        z = out")]),
+    ("vit", "last block missing", [("in self.blocks:", "in self.blocks[:-1]:")]),
+    ("vit", "first block repeated", [("z = block(z)", "z = self.blocks[0](z)")]),
+    ("vit", "no blocks", [("z = block(z)", "block(z)")]),
+    ("vit", "blocks reversed", [("in self.blocks:", "in reversed(self.blocks):")]),
+    ("vit", "no final norm", [(READ, "z[:, 0]")]),
+    ("vit", "norm before the blocks", [(POSITIONS, "z = self.norm(z + self.positions)"), (READ, "z[:, 0]")]),
+    ("vit", "norm after every block", [("z = block(z)", "z = self.norm(block(z))"), (READ, "z[:, 0]")]),
+    ("vit", "mean of all tokens", [(READ, "self.norm(z).mean(dim=1)")]),
+    ("vit", "mean of the patches", [(READ, "self.norm(z)[:, 1:].mean(dim=1)")]),
+    ("vit", "largest of all tokens", [(READ, "self.norm(z).max(dim=1).values")]),
+    ("vit", "last token read", [("[:, 0]", "[:, -1]")]),
+    ("vit", "every token read", [("[:, 0]", "")]),
+    ("vit", "no head", [("self.head(y)", "y")]),
+    ("vit", "softmax at the end", [("self.head(y)", "self.head(y).softmax(dim=-1)")]),
+    ("vit", "log-softmax at the end", [("self.head(y)", "self.head(y).log_softmax(dim=-1)")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_solution_passes(name, tmp_path):
+    found = verdict(tmp_path, name, EXERCISES[name].solution())
+    assert found.passed and found.keys == ["passed"]
+
+
+@pytest.mark.parametrize(("name", "mistake", "changes"), LEARNERS, ids=[f"{n}: {m}" for n, m, _ in LEARNERS])
+def test_each_mistake_gets_its_hint(name, mistake, changes, tmp_path):
+    found = verdict(tmp_path, name, changed(name, *changes))
+    assert not found.passed and found.mistakes == [mistake]
+    hint = next(m for m in known(name) if m.name == mistake)
+    assert hint.en in found.lines("en") and hint.zh in found.lines("zh")
+
+
+def test_attention_over_the_batch(tmp_path):
+    code = changed(
+        "attention",
+        ("B, N, D = x.shape", "return self.as_torch(x)\n        B, N, D = x.shape"),
+    ) + '''
+    def as_torch(self, x):
+        y, _ = nn.functional.multi_head_attention_forward(
+            x, x, x, x.shape[-1], self.heads, self.qkv.weight, self.qkv.bias, None, None, False, 0.0,
+            self.proj.weight, self.proj.bias, training=False)
+        return y
+'''  # fmt: skip
+    assert verdict(tmp_path, "attention", code).mistakes == ["attention over the batch"]
+    right = code.replace("(\n            x, x, x,", "(\n            *[x.transpose(0, 1)] * 3,").replace(
+        "return y\n", "return y.transpose(0, 1)\n"
+    )
+    assert verdict(tmp_path, "attention", right).passed
+
+
+def test_every_known_mistake_is_written_by_some_learner():
+    written = {(name, mistake) for name, mistake, _ in LEARNERS} | {("attention", "attention over the batch")}
+    assert written == {(name, m.name) for name in EXERCISES for m in known(name)}
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_no_two_mistakes_have_the_same_numbers(name):
+    cases = [EXERCISES[name].case(n) for n in range(2)]
+    found = {m.name: [case.variant(**m.options) for case in cases] for m in known(name)}
+    truth = [case.ours()[0] for case in cases]
+    for mistake, outputs in found.items():
+        far = max(map(distance, outputs, truth))
+        assert far > 1e-4, mistake  # ten times what a hint may be off by
+    for a, b in combinations(found, 2):
+        assert not all(map(close, found[a], found[b])), (a, b)
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_without_options_the_variants_are_the_layers(name):
+    for number in range(2):
+        case = EXERCISES[name].case(number)
+        torch.testing.assert_close(case.variant(), case.ours()[0], rtol=1e-5, atol=1e-5)
+        steps = case.steps()
+        assert list(steps) and torch.equal(list(steps.values())[-1], case.variant())
+
+
+def test_the_attention_of_the_variants_is_torchs():
+    case = EXERCISES["attention"].case(0)
+    w, D, h = case.weights, case.sizes["D"], case.sizes["h"]
+    theirs = torch.nn.MultiheadAttention(D, h, batch_first=True)
+    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "proj.weight"}
+    theirs.load_state_dict({**{a: w[b] for a, b in names.items()}, "out_proj.bias": w["proj.bias"]})
+    y, weights = theirs(case.x, case.x, case.x, average_attn_weights=False)
+    torch.testing.assert_close(case.variant(), y)
+    torch.testing.assert_close(case.steps()["weights"], weights)
+
+
+def test_two_mistakes_at_once(tmp_path):
+    code = changed("attention", (SCALE, ""), (MERGE, "x.reshape(B, N, D)"))
+    found = verdict(tmp_path, "attention", code)
+    assert found.mistakes == ["no scale", "heads mixed in the merge"] and "measured two" in found.keys
+    assert sum(len(pair) == 2 for pair in suspects("attention")) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "last", "first"),
+    [
+        ("attention", [(SCALE, " / d**0.5 - q.sum(-1, keepdim=True)"), ("/ d**0.5 -", "/ d**0.3 -")], "v", "scores"),
+        ("attention", [("weights @ v", "weights @ (v * v)")], "weights", "heads"),
+        ("attention", [("self.qkv(x)", "self.qkv(x * x)")], None, "qkv"),
+        ("attention", [("self.proj(x)", "self.proj(x) + x.mean()")], "proj", None),
+        ("mlp", [(GELU, "F.gelu(1.1 * x)")], "fc1", "activation"),
+        ("block", [("self.mlp(self.norm2(z))", "self.mlp(self.norm2(z)).sin()")], "mlp", "eq. 3"),
+        ("patch-embed", [("self.proj(x)", "self.proj(x.flip(-1))")], "patches", "tokens"),
+    ],
+)
+def test_an_unknown_mistake_is_measured_and_its_step_named(name, changes, last, first, tmp_path):
+    found = verdict(tmp_path, name, changed(name, *changes))
+    assert not found.passed and not found.mistakes
+    said = {key: value for remark in found.remarks for key, value in remark.said.items()}
+    assert (said.get("last"), said.get("step")) == (last, first)
+    assert said["relative"] > 1e-5 and "difference" in found.keys
+
+
+def test_a_fused_kernel_or_a_loop_over_heads_hides_no_step(tmp_path):
+    """Scores and weights are nowhere then, but the steps after them are."""
+    fused = changed(
+        "attention",
+        ("weights @ v", "nn.functional.scaled_dot_product_attention(q, k, v)"),
+        ("self.proj(x)", "self.proj(x) * x.exp()"),
+    )
+    fused = fused.replace("weights = scores.softmax(dim=-1)", "weights = None").replace(
+        "scores = q @ k.transpose(-2, -1) / d**0.5", ""
+    )
+    found = verdict(tmp_path, "attention", fused)
+    assert [r.said.get("last") for r in found.remarks if r.key == "after all"] == ["proj"]
+
+
+def test_scale_order_and_axes_are_told_apart(tmp_path):
+    scaled = verdict(tmp_path, "attention", changed("attention", ("self.proj(x)", "3 * self.proj(x)")))
+    assert scaled.keys[1] == "scaled" and scaled.remarks[1].said["factor"] == pytest.approx(3)
+    flipped = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x).flip(1)")))
+    assert flipped.keys[1] == "shuffled"
+    turned = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x).mT")))
+    assert turned.keys[1] == "axes" and "(B, D, N) = (2, 15, 7)" in turned.lines("en")[1]
+    short = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x)[:, :, :4]")))
+    assert short.keys[1] == "shape" and "(2, 7, 4)" in short.lines("zh")[1]
+    halved = verdict(tmp_path, "attention", changed("attention", (SCALE, " / (2 * d**0.5)")))
+    assert any(r.key == "step scaled" and r.said["factor"] == pytest.approx(0.5) for r in halved.remarks)
+
+
+def test_what_right_numbers_can_still_hide(tmp_path):
+    for change, key in [
+        (("F.gelu(x)", "F.gelu(x.detach())"), "no gradient"),
+        (("F.gelu(x)", "F.gelu(x) * 0.5 + F.gelu(x).detach() * 0.5"), "other gradient"),
+        (("F.gelu(x)", "F.dropout(F.gelu(x), 0.5)"), "difference"),
+    ]:
+        assert verdict(tmp_path, "mlp", changed("mlp", change)).keys[1] == key
+    inplace = changed("block", (HALF1, "z += self.attention(self.norm1(z))"))
+    assert verdict(tmp_path, "block", inplace).keys == ["not passed", "input changed"]
+    fixed = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x) if len(x) == 2 else x[..., :8]")))
+    assert "one case" in fixed.keys and "B=1" in fixed.lines("en")[2]
+
+
+def test_own_layers_of_earlier_exercises_can_be_imported(tmp_path):
+    for name in ("attention", "mlp"):
+        (tmp_path / f"{name}.py").write_text(EXERCISES[name].solution())
+    code = changed(
+        "block",
+        ("from vitlab.layers.attention import Attention", "from attention import Attention"),
+        ("from vitlab.layers.block import MLP", "from mlp import MLP"),
+    )
+    assert verdict(tmp_path, "block", code).passed
+
+
+def test_a_convolution_is_as_good_as_a_matrix(tmp_path):
+    code = changed(
+        "patch-embed",
+        (CONV, CONV_IS),
+        (CUT, "x = images"),
+        (FLAT, "pass"),
+        ("self.proj(x)", "self.proj(x).flatten(2).transpose(1, 2)"),
+    )
+    assert verdict(tmp_path, "patch-embed", code).passed
+
+
+def test_letters_of_shapes():
+    sizes = EXERCISES["vit"].cases[0]
+    assert lettered((2, 36, 15), sizes) == "(B, N + 1, D) = (2, 36, 15)"
+    assert lettered((2, 37), sizes) == "(2, 37)"
+    for exercise in EXERCISES.values():
+        lengths = [n for letter, n in exercise.cases[0].items() if letter != "L"]
+        assert len(set(lengths)) == len(lengths) or exercise.name == "vit"

@@ -1,0 +1,181 @@
+"""vitlab learn as it is typed: the learner's file runs in a child process; crashes, endless loops and odd files."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitlab.cli.main
+from vitlab.cli.language import language
+from vitlab.learn.check import prepare
+from vitlab.learn.child import examine
+from vitlab.learn.exercises import EXERCISES, HERE, find
+from vitlab.learn.judge import judge
+from vitlab.learn.mistakes import known
+from vitlab.learn.progress import NOTES, remember, states
+from vitlab.learn.words import _table
+
+
+def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["vitlab", "learn", *words])
+    with pytest.raises(SystemExit) as stopped:
+        vitlab.cli.main.run()
+    printed = capsys.readouterr()
+    return int(stopped.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("VITLAB_LANG", "LC_ALL", "LC_MESSAGES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+
+
+def test_a_learners_way(monkeypatch, capsys, tmp_path):
+    """List, starter, not yet written, a mistake (in Chinese), right, done."""
+    code, out, _ = run(monkeypatch, capsys)
+    assert code == 0 and "Next: vitlab learn patch-embed" in out and out.count(" -\n") == 5
+    code, out, _ = run(monkeypatch, capsys, "attention")
+    file = tmp_path / "attention.py"
+    assert code == 0 and file.is_file() and "vitlab learn attention attention.py" in out
+    wrong = EXERCISES["attention"].solution().replace(" / d**0.5", "")
+    file.write_text('print("my own words")\n' + wrong)
+    code, out, err = run(monkeypatch, capsys, "attention", "attention.py", "--lang", "zh")
+    hint = next(m for m in known("attention") if m.name == "no scale")
+    assert code == 1 and hint.zh in out and "还没有通过" in out and "my own words" in err
+    code, out, _ = run(monkeypatch, capsys, "attention", "--solution")
+    file.write_text(out)
+    code, out, _ = run(monkeypatch, capsys, "attention", "attention.py")
+    assert code == 0 and "right, on every size" in out and "Next: vitlab learn patch-embed" in out
+    assert states(tmp_path)["attention"] == ("attention.py", "done")
+    file.write_text(file.read_text() + "\n")
+    assert states(tmp_path)["attention"] == ("attention.py", "changed")
+
+
+def test_an_endless_loop_and_a_crash_end_with_a_word(monkeypatch, capsys):
+    loop = (
+        EXERCISES["mlp"]
+        .solution()
+        .replace("x = self.fc1(x)", "while True:\n            x = x + 0\n        x = self.fc1(x)")
+    )
+    Path("loop.py").write_text(loop)
+    code, out, _ = run(monkeypatch, capsys, "mlp", "loop.py", "--seconds", "1")
+    assert code == 1 and "stopped after 1 s" in out
+    line = next(n for n, text in enumerate(loop.splitlines(), 1) if "x + 0" in text)
+    assert f"line {line}: x = x + 0" in out or f"line {line - 1}: while True:" in out
+    Path("crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    code, out, _ = run(monkeypatch, capsys, "mlp", "crash.py", "--json")
+    found = json.loads(out)
+    assert code == 1 and found["kinds"] == ["not passed", "crashed"] and "SIGSEGV" in found["lines"][1]
+
+
+FORWARD = "        x = self.fc1(x)  # (B, N, hidden)\n        x = F.gelu(x)\n        return self.fc2(x)  # (B, N, D)\n"
+ODD = [  # how the file differs, what is said of it, a part of the words
+    (lambda c: c.replace("class MLP", "class Mlp"), "no class", "no class MLP; classes found: Mlp"),
+    (lambda c: "MLP = 3\n", "no module", "class MLP(nn.Module)"),
+    (lambda c: c.replace("def forward(", "def forward(("), "syntax", "is not valid Python"),
+    (lambda c: "import not_there\n" + c, "import", "not_there"),
+    (lambda c: "raise SystemExit(3)\n" + c, "import", "SystemExit"),
+    (lambda c: c.replace("width: int, hidden: int", "width: int"), "signature", "MLP(width, hidden)"),
+    (lambda c: c.replace("nn.Linear(width, hidden)", "nn.Linear(width, undefined)"), "init", "undefined"),
+    (lambda c: c.replace("fc1", "first"), "names", "Missing in yours: fc1.weight, fc1.bias"),
+    (lambda c: c.replace("nn.Linear(width, hidden)", "nn.Linear(width, hidden + 1)"), "weight shape", "45 x 15"),
+    (lambda c: c.replace(FORWARD, "        raise NotImplementedError\n"), "to write", "forward is still to be written"),
+    (lambda c: c.replace(FORWARD, "        self.fc1(x)\n"), "returns nothing", "None"),
+    (lambda c: c.replace("return self.fc2(x)", "return [self.fc2(x)]"), "returns other", "list"),
+    (lambda c: c.replace("def forward(self, x: Tensor)", "def forward(self)"), "forward", "TypeError"),
+    (lambda c: c.replace("self.fc2(x)", "self.fc2(x.mT)"), "forward", "B=2, N=7, D=15, hidden=44"),
+    (lambda c: c.replace("F.gelu(x)", "F.gelu(x) / 0"), "finite", "not numbers"),
+]
+
+
+@pytest.mark.parametrize(("change", "key", "said"), ODD, ids=[f"{n}: {key}" for n, (_, key, _) in enumerate(ODD)])
+def test_odd_files_get_a_clear_word(change, key, said, tmp_path):
+    code = EXERCISES["mlp"].solution()
+    file = tmp_path / "mlp.py"
+    file.write_text(change(code))
+    assert file.read_text() != code
+    verdict = judge(EXERCISES["mlp"], *examine(file, *prepare(EXERCISES["mlp"])))
+    assert verdict.keys[1] == key and said in "\n".join(verdict.lines("en"))
+    assert len(verdict.lines("zh")) == len(verdict.lines("en"))
+
+
+def test_the_line_of_an_error_is_the_learners(tmp_path):
+    code = EXERCISES["attention"].solution().replace("q @ k.transpose(-2, -1)", "q @ k")
+    (tmp_path / "attention.py").write_text(code)
+    verdict = judge(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
+    line = next(n for n, text in enumerate(code.splitlines(), 1) if "q @ k" in text)
+    assert f"in attention.py, line {line}: scores = q @ k" in "\n".join(verdict.lines("en"))
+
+
+def test_a_starter_is_never_written_over(monkeypatch, capsys):
+    Path("mlp.py").write_text("mine")
+    code, out, _ = run(monkeypatch, capsys, "mlp")
+    assert code == 0 and Path("mlp.py").read_text() == "mine" and "already here" in out
+    assert states(Path())["mlp"] == ("mlp.py", "begun")
+    code, out, _ = run(monkeypatch, capsys, "mlp", "--print", "--lang", "zh")
+    assert out == EXERCISES["mlp"].starter("zh") and "练习 3/5" in out
+
+
+def test_wrong_names_and_files_are_refused(monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, "atention")
+    assert code == 2 and "Did you mean attention?" in err
+    code, _, err = run(monkeypatch, capsys, "mlp", "nowhere.py")
+    assert code == 2 and "vitlab learn mlp writes a file" in err
+    code, _, err = run(monkeypatch, capsys, "--lang", "fr")
+    assert code == 2 and "use en or zh" in err
+    assert find("patch_embed") is find("PATCH-EMBED")
+
+
+def test_notes_that_are_broken_are_no_notes(tmp_path):
+    (tmp_path / NOTES).write_text("[]")
+    assert {state for _, state in states(tmp_path).values()} == {"open"}
+    file = tmp_path / "mine.py"
+    file.write_text("x")
+    remember(EXERCISES["vit"], file)
+    assert states(tmp_path)["vit"] == ("mine.py", "done")
+    file.unlink()
+    assert states(tmp_path)["vit"] == ("vit.py", "open")
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_starters_are_the_solution_without_forward(name):
+    """In both languages: the same code, and what stands before forward is the solution's."""
+    exercise = EXERCISES[name]
+    bare = []
+    for spoken in ("en", "zh"):
+        text = exercise.starter(spoken)
+        assert f"vitlab learn {name} {exercise.file}" in text and "arXiv:2010.11929" in text
+        code = text.split('"""\n\n', 1)[1]
+        bare.append([line.split("  # ")[0].rstrip() for line in code.splitlines()])
+    assert bare[0] == bare[1] and bare[0][-1].strip() == "raise NotImplementedError"
+    solution = [line.split("  # ")[0].rstrip() for line in exercise.solution().splitlines()]
+    start = next(n for n, line in enumerate(bare[0]) if line.startswith("class "))
+    begin = next(n for n, line in enumerate(solution) if line.startswith("class "))
+    assert solution[begin:][: len(bare[0][start:]) - 1] == bare[0][start:-1]
+
+
+def test_both_languages_say_everything():
+    for key, row in _table().items():
+        for words in row.values() if key == "steps" else [row]:
+            assert words.keys() == {"en", "zh"}
+            fields = [{part.split(":")[0].split("}")[0] for part in words[k].split("{")[1:]} for k in ("en", "zh")]
+            assert fields[0] == fields[1], key
+    for exercise in EXERCISES.values():
+        steps = {step.split(" ")[0] if step.startswith("block ") else step for step in exercise.case(1).steps()}
+        assert steps <= _table()["steps"].keys()
+        assert exercise.titles.keys() == {"en", "zh"}
+        assert all(any("一" <= letter <= "鿿" for letter in m.zh) for m in known(exercise.name))
+    assert {p.name for p in (HERE / "solutions").glob("*.py")} == {e.file for e in EXERCISES.values()}
+
+
+def test_the_language_is_the_locales(monkeypatch):
+    assert language() == "en" and language("zh") == "zh"
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    assert language() == "zh" and language("en") == "en"
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert language() == "en"
+    monkeypatch.setenv("VITLAB_LANG", "zh")
+    assert language() == "zh"
