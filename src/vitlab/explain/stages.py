@@ -129,7 +129,7 @@ class Stages:
         return spread(row.unflatten(-1, self.grids[stage]), self.reads[stage - 1]).flatten(-2)
 
     def lay(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly over the place it stands on."""
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly on where it stands."""
         return spread(row.unflatten(-1, self.grids[stage]), self.stands[stage])
 
     def paint(self, row: Tensor, stage: int) -> Tensor:
@@ -192,7 +192,9 @@ def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
             for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
         )
-        raise ValueError(f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.')
+        raise ValueError(
+            f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.'
+        )
     return counts.pop() if counts else 0
 
 

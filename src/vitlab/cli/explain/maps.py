@@ -24,7 +24,7 @@ GRADIENTS = ("relevance", "grad_cam", "gradient_x_input")
 SIGNED = "gradient_x_input"  # speaks for a class, and against it
 COMPARED = "attention,rollout,relevance,grad_cam"
 COLUMNS = 12  # layers of a sheet with several pictures
-IN_STAGES = "Blue: the token that looks, of each layer's own grid. White: its window."
+TOKEN = "Blue: the token that looks, of each layer's own grid."
 
 
 def attention(options: Options, layers: str | None, heads: str | None, query: str | None) -> None:
@@ -73,7 +73,8 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
 
     single = len(which) == 1 and np.max(job.model.config.heads) > 1
     title = f"Attention of {who}" + (f", head {which[0]}" if single else "")
-    told = IN_STAGES if sights is not None else ""
+    windows = any(one.window for row in sights or [] for one in row)
+    told = "" if sights is None else TOKEN + (" White: its window." if windows else "")
     drawn: dict[str, Any] = dict(layers=numbers, heads=which or None, patches=patches, sights=sights, note=told)
     figure = lambda: draw.attention(job.views, maps, title=title, **drawn)
     finish(job, figure, found, page, {"query": who, "layers": numbers})
@@ -177,7 +178,9 @@ def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
     token = TOKENS.get(query or "") or read_by_the_head(job.model)
     if token == "mean":
         return "all patches (mean)"
-    return f"the {token} token" + (", before its stage all patches (mean)" if query is None and in_stages(job.model) else "")
+    return f"the {token} token" + (
+        ", before its stage all patches (mean)" if query is None and in_stages(job.model) else ""
+    )
 
 
 def _equal_heads(model: Any, layers: Any) -> bool:
