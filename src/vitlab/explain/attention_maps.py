@@ -70,10 +70,10 @@ def attention_maps(
 
     From the class token only that row is computed; from others each asked layer's matrix lives for a moment.
 
-    In stages, the one who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
+    In stages, who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
     reduced key gets is spread evenly over the patches it stands on or holds, so that a map still sums to 1. Padding is
-    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers must
-    have equally many. None is "class" in layers that have that token, "mean" in others.
+    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers
+    must have equally many. None is "class" in layers that have that token, "mean" in others.
     """
     check_model(model)
     check_offered(["attention"], model.traceable)

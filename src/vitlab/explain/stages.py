@@ -129,7 +129,7 @@ class Stages:
         return spread(row.unflatten(-1, self.grids[stage]), self.reads[stage - 1]).flatten(-2)
 
     def lay(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly over the place it stands on."""
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly on where it stands."""
         return spread(row.unflatten(-1, self.grids[stage]), self.stands[stage])
 
     def paint(self, row: Tensor, stage: int) -> Tensor:

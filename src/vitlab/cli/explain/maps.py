@@ -24,7 +24,7 @@ GRADIENTS = ("relevance", "grad_cam", "gradient_x_input")
 SIGNED = "gradient_x_input"  # speaks for a class, and against it
 COMPARED = "attention,rollout,relevance,grad_cam"
 COLUMNS = 12  # layers of a sheet with several pictures
-IN_STAGES = "Blue: the token that looks, of each layer's own grid. White: its window."
+TOKEN = "Blue: the token that looks, of each layer's own grid."
 
 
 def attention(options: Options, layers: str | None, heads: str | None, query: str | None) -> None:
@@ -73,7 +73,8 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
 
     single = len(which) == 1 and np.max(job.model.config.heads) > 1
     title = f"Attention of {who}" + (f", head {which[0]}" if single else "")
-    told = IN_STAGES if sights is not None else ""
+    windows = any(one.window for row in sights or [] for one in row)
+    told = "" if sights is None else TOKEN + (" White: its window." if windows else "")
     drawn: dict[str, Any] = dict(layers=numbers, heads=which or None, patches=patches, sights=sights, note=told)
     figure = lambda: draw.attention(job.views, maps, title=title, **drawn)
     finish(job, figure, found, page, {"query": who, "layers": numbers})
