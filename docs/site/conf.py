@@ -10,7 +10,7 @@ from vitlab.version import __version__  # noqa: E402
 
 project = "vitlab"
 author = "the vitlab authors"
-copyright = "the vitlab authors, Apache-2.0"  # noqa: A001
+copyright = "the vitlab authors, Apache-2.0"
 version = release = __version__
 language = "en"
 

@@ -1,4 +1,4 @@
-"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, our docstrings as they are."""
+"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, our docstrings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _display(self: Any, node: nodes.math_block) -> None:
 
 
 class Words(SearchEnglish):
-    """English by words, Chinese by pairs of characters: most Chinese words have two, and nothing stands between them."""
+    """English by words, Chinese by pairs of characters: most Chinese words have two, with nothing between them."""
 
     lang = "en+zh"
     language_name = "English and Chinese"

@@ -156,7 +156,7 @@ def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
     if query is None or query == "mean":
-        return query
+        return None if query is None else "mean"
     if isinstance(query, str):
         prefix = model.prefix if in_stages(model) else layout.prefix
         named = [name for name in ("class", "distillation") if name in prefix]

@@ -38,7 +38,8 @@ class Asked(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("clip").image, name)
+            clip: Any = super().__getattr__("clip")
+            return getattr(clip.image, name)
 
     def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """(B, C, H, W) -> (B, sentences)."""

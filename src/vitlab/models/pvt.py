@@ -219,8 +219,9 @@ class PVT(Hierarchy):
         for stage, (embed, width) in enumerate(zip(self.embeds, c.widths, strict=True)):
             grid = c.grids(*c.image_size)[stage]
             embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.resize_rule)
-        self.embeds[last].class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
-        nn.init.trunc_normal_(self.embeds[last].class_token, std=0.02)
+        class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
+        nn.init.trunc_normal_(class_token, std=0.02)
+        self.embeds[last].class_token = class_token
         self.dropout = nn.Dropout(c.dropout)
         self.stages = pvt_stages(c)
         self.norm = nn.LayerNorm(c.widths[-1], eps=c.eps)
