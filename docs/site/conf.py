@@ -10,7 +10,7 @@ from vitlab.version import __version__  # noqa: E402
 
 project = "vitlab"
 author = "the vitlab authors"
-copyright = "the vitlab authors, Apache-2.0"  # noqa: A001
+copyright = "the vitlab authors, Apache-2.0"
 version = release = __version__
 language = "en"
 
@@ -23,6 +23,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # torch's are not plain text
 add_module_names = False
 python_use_unqualified_type_names = True
 
