@@ -23,6 +23,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # torch's are not plain text
 add_module_names = False
 python_use_unqualified_type_names = True
 

@@ -1,16 +1,21 @@
-"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, our docstrings."""
+"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, plain docstrings."""
 
 from __future__ import annotations
 
+import html
 import re
+from pathlib import Path
 from typing import Any
 
 import snowballstemmer
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.search.en import SearchEnglish
+from sphinx.util import logging
 
+log = logging.getLogger(__name__)
 CHINESE = "\u4e00-\u9fff"
 
 
@@ -19,6 +24,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_search_language(Words)
     app.connect("autodoc-process-docstring", _plain)
     app.connect("html-page-context", _language)
+    app.connect("source-read", _folders)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -26,20 +32,29 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def _inline(self: Any, node: nodes.math) -> None:
-    self.body.append(tex2mathml(node.astext()))
+    self.body.append(_mathml(node))
     raise nodes.SkipNode
 
 
 def _display(self: Any, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    self.body.append(f'<div class="math">{_mathml(node, as_block=True)}</div>\n')
     raise nodes.SkipNode
+
+
+def _mathml(node: nodes.Element, as_block: bool = False) -> str:
+    tex = re.sub(r"\\dots\b", r"\\ldots", node.astext())  # docutils knows only the second
+    try:
+        return tex2mathml(tex, as_block=as_block)
+    except MathError as error:
+        log.warning("%s: %s", error, tex, location=node)
+        return html.escape(tex)
 
 
 # ---------------------------------------------------------------- search
 
 
 class Words(SearchEnglish):
-    """English by words, Chinese by pairs of characters: most Chinese words have two, with nothing between them."""
+    """English by words, Chinese by pairs of characters: most words have two, and nothing stands between them."""
 
     lang = "en+zh"
     language_name = "English and Chinese"
@@ -94,3 +109,13 @@ def _escaped(line: str) -> str:
 
 def _language(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     context["language"] = "zh-CN" if pagename.startswith("zh/") else "en"
+
+
+def _folders(app: Sphinx, docname: str, source: list[str]) -> None:
+    """A link to a folder of the repository leads somewhere on disk, but to no page: its words stay."""
+    here = Path(app.srcdir, docname).parent
+
+    def words(link: re.Match) -> str:
+        return link[1] if (here / link[2]).is_dir() else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#\s]+)\)", words, source[0])
