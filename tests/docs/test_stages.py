@@ -1,4 +1,4 @@
-"""docs/{en,zh}/{swin,pvt,twins}.md: the code runs and gives the shapes told, the tables are the registry's, the commands
+"""docs/{en,zh}/{swin,pvt,twins}.md: the code runs and gives the shapes told, tables are the registry's, the commands
 exist, the languages agree."""
 
 import re

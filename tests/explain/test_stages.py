@@ -1,6 +1,6 @@
 """Networks in stages on the picture. Partners: transformers' Swin, whose windows are put back here by torch.roll on
-numbered tokens and dense N x N matrices; patterns made by hand, whose windows are plain arithmetic; and, for what keys and
-merging hold, gradients of the layers themselves."""
+numbered tokens and dense N x N matrices; patterns made by hand, whose windows are plain arithmetic; and, for what keys
+and merging hold, gradients of the layers themselves."""
 
 from __future__ import annotations
 
