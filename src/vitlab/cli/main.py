@@ -552,6 +552,59 @@ def tokens(
     verb.tokens(checkpoint, source, path, way or [], batch, rounds, images, dir, json)
 
 
+@studies.command()
+def scaling(
+    models: Annotated[
+        str, typer.Option("--models", metavar="A,B:KEY=VALUE", help="Names, with options of the model behind colons.")
+    ] = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18",
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images in a pass.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Times that each is timed, in turns.")] = 15,
+    dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/scaling.")] = None,
+    json: Json = False,
+) -> None:
+    """How do time and memory grow with the image? Measured, with the fitted exponent, beside the formula.
+
+    The same command again goes on where it was stopped. OMP_NUM_THREADS=1 measures one thread.
+    """
+    from vitlab.cli import study as verb
+
+    verb.scaling(models, sizes, batch, rounds, dir, json)
+
+
+@studies.command("data-efficiency")
+def data_efficiency(
+    source: Annotated[str, typer.Argument(metavar="DATA", help="A data source or folder, as for train.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Of all runs, as for train; of one model: resnet:optim.lr=0.05."),
+    ] = None,
+    models: Annotated[
+        str,
+        typer.Option("--models", metavar="A,B:KEY=VALUE", help="vit, deit, swin, resnet, fitting the data; or names."),
+    ] = "vit,deit,swin,resnet",
+    fractions: Annotated[
+        str, typer.Option("--fractions", metavar="0.01,0.1,1", help="Shares of the training pictures.")
+    ] = "0.01,0.1,1",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each: seeds 0, 1, ...")] = 1,
+    path: Annotated[str | None, typer.Option("--path", help="Where a named source's files lie.")] = None,
+    dir: Annotated[
+        Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/data-efficiency-<data>.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """How many pictures does each network need? Accuracy against the size of the training set, from scratch.
+
+    Every run has the same number of steps: those of run.epochs over the largest share. A deit is taught by the resnet
+    that learned from the same pictures. The same command again goes on where it was stopped.
+    """
+    from vitlab.cli import study as verb
+
+    verb.data_efficiency(source, settings or [], models, fractions, seeds, path, dir, json)
+
+
 def run() -> None:
     """The console script: errors a user can cause end in one clear line, not in a traceback."""
     from vitlab.cli.console import reporting_errors, set_up_output
