@@ -7,7 +7,6 @@ the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from vitlab.checkpoints import hf, staged
@@ -99,7 +98,7 @@ TIMM_V2 = Dialect(
 
 
 def common_options(
-    renamed: Renamed, told: dict[str, Any], known: Mapping[Any, tuple[int, ...]] = HEADS, block: int = 0
+    renamed: Renamed, told: dict[str, Any], known: dict[Any, tuple[int, ...]] = HEADS, block: int = 0
 ) -> dict[str, Any]:
     """What the weights of PVT, PVT v2 and Twins show; `known`: heads by widths; `block`: which one of a stage has
     reduced keys.
