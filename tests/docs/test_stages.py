@@ -1,5 +1,5 @@
-"""docs/{en,zh}/{swin,pvt,twins}.md: the code runs and gives the shapes told, tables are the registry's, the commands
-exist, the languages agree."""
+"""docs/{en,zh}/{swin,pvt,twins}.md: the code runs and gives the shapes told, the tables are the registry's, the
+commands exist, the languages agree."""
 
 import re
 from pathlib import Path
