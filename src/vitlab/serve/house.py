@@ -16,6 +16,7 @@ from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
 from vitlab.inference import check_predicts, reads_text
+from vitlab.models.features import features_of
 from vitlab.serve.batching import Worker
 from vitlab.serve.errors import RefusedError, busy
 from vitlab.serve.settings import Settings
@@ -177,7 +178,7 @@ def refusals(model: Any) -> dict[str, str]:
     """Which verbs a model cannot do, and why."""
     checks = {
         "predict": lambda: check_predicts(model),
-        "embed": lambda: _check_features(model),
+        "embed": lambda: features_of(model),
         "zeroshot": lambda: _check_words(model),
         "explain": lambda: check_model(model if not hasattr(model, "encoder") else model.encoder),
     }
@@ -188,11 +189,6 @@ def refusals(model: Any) -> dict[str, str]:
         except ValueError as error:
             found[verb] = str(error)
     return found
-
-
-def _check_features(model: Any) -> None:
-    if not hasattr(model, "encode_image") and not hasattr(getattr(model, "encoder", model), "forward_features"):
-        raise ValueError("It is a file that gives classes alone.")
 
 
 def _check_words(model: Any) -> None:
