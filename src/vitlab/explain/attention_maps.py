@@ -155,9 +155,11 @@ def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
     """The name of a token, "mean", or a patch's number; None where nobody is named."""
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
-    if query is None or query == "mean":
-        return None if query is None else "mean"
+    if query is None:
+        return None
     if isinstance(query, str):
+        if query == "mean":
+            return query
         prefix = model.prefix if in_stages(model) else layout.prefix
         named = [name for name in ("class", "distillation") if name in prefix]
         if query not in named:

@@ -34,6 +34,15 @@ def in_stages(model: Any) -> bool:
     return isinstance(model, Hierarchy)
 
 
+def check_one_grid(model: Any, what: str) -> None:
+    """Refuse what is defined for one grid of patches."""
+    if in_stages(model):
+        raise ValueError(
+            f"{what} is defined for one grid of patches, and a {model.family} has one for each stage. Where its tokens "
+            "look show attention_maps and rollout: vitlab explain attention --query X,Y."
+        )
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer: who stands where in its attention, (B, h, windows, n, m). A layer without windows has one.
@@ -157,6 +166,13 @@ class Sight(NamedTuple):
 
     who: Patches
     window: Patches | None  # None: everything
+
+
+def sights(model: Hierarchy, size: tuple[int, int], patch: int, layers: Sequence[int] | None = None) -> list[Sight]:
+    """Of each layer, in images of this size, the one of the token that a patch belongs to; for `draw.attention`."""
+    stages = Stages(model, *size)
+    chosen = stages.layers if layers is None else [stages.layers[number] for number in layers]
+    return [sight_of(stages, layer, patch) for layer in chosen]
 
 
 def sight_of(stages: Stages, layer: Layer, patch: int) -> Sight:
