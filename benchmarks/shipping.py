@@ -153,7 +153,7 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
 
     whole = chosen_on.accuracy(chosen_on.answers(workshop.make("eager")))
     fitting: dict[str, list[str]] = {"eager": [], "int8": []}
-    for reducer in candidates(model):
+    for reducer in args.reducers or candidates(model):
         for way in fitting:
             lost = whole - chosen_on.accuracy(chosen_on.answers(workshop.make(way, reducer)))
             if lost <= args.margin * POINT:
@@ -229,6 +229,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="judge on so many test pictures, not on all")
     parser.add_argument("--choose", type=int, default=2000, help="pictures of val to choose by")
     parser.add_argument("--margin", type=float, default=0.8, help="of the point that may be lost, when choosing")
+    parser.add_argument("--reducers", nargs="*", help="try these, not the usual ones: tome:r=13 evit:keep=0.7")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     args.batches = [int(n) for n in args.batches.split(",")]

@@ -42,7 +42,7 @@ def test_family(family, grown, tmp_path):
     """
     model = grown(family)
     c = model.config
-    dynamic = family in ("vit", "mae", "resnet")  # learned and sin-cos positions; the others hold a ViT, or need a size
+    dynamic = family in ("vit", "resnet")  # the others hold a ViT, or are laid out for one size
     path = tmp_path / ("model.pt2" if isinstance(model, AroundEncoder) else "model.onnx")
     verdict = export_model(model, path, images=12, dynamic_size=dynamic)
     assert verdict.passed and verdict.agreement == 1.0
@@ -83,7 +83,7 @@ def test_fewer_tokens_inside_the_file(name, reducer, grown, tmp_path):
 
 
 def test_relative_positions_at_sizes_not_seen_at_export(tiny, tmp_path):
-    """Learned and sin-cos ones stand in the families' test; here a table of offsets is resized in the graph."""
+    """Learned ones stand in the families' test; here a table of offsets is resized in the graph."""
     model = tiny(positions="relative", registers=2)
     path = tmp_path / "model.pt2"
     assert export_model(model, path, dynamic_size=True, images=12).passed
