@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from vitlab.training.batches import Pictures, Plan
 from vitlab.training.doctor import TrainingError, check_installation
 from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.loop import fit
-from vitlab.training.recipe import Recipe, to_toml, with_settings
+from vitlab.training.recipe import Recipe, with_settings
 
 VITLAB = Path(sys.executable).parent / "vitlab"
 
@@ -84,17 +82,11 @@ def test_repeated_augmentation_gives_views_of_one_image():
 SGD = ["optim.name=sgd", "optim.momentum=0", "optim.lr=1", "optim.weight_decay=0", "optim.schedule=constant"]
 
 
-def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
+def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, in_two_processes):
     """One plain step of rate 1: the weights differ from the start by the gradient, so gradients are compared."""
     common = ["data.per_class=3", "run.epochs=1", *SGD]
     fit(recipe("data.batch_size=30", *common), tmp_path / "one")
-    (tmp_path / "two.toml").write_text(to_toml(recipe("data.batch_size=15", *common)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
-    command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "two.toml")]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command += [f"run.dir={tmp_path / 'two'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=alone)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert in_two_processes(recipe("data.batch_size=15", *common), tmp_path / "two") == [0, 0]
     one, two = (load_file(tmp_path / run / "last" / "weights.safetensors") for run in ("one", "two"))
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-6, rtol=0, msg=key)
@@ -222,20 +214,14 @@ def test_knn_and_probe_against_scikit_learn(tmp_path):
     assert probe_accuracy(known, asked) > 0.5
 
 
-def test_eval_on_the_command_line(tmp_path):
+def test_eval_on_the_command_line(tmp_path, command):
     fit(recipe("run.epochs=2", "data.per_class=16"), tmp_path / "run")
-    command = [VITLAB, "eval", tmp_path / "run" / "best", "digits", "--knn", "--probe", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(command("eval", tmp_path / "run" / "best", "digits", "--knn", "--probe", "--json").stdout)
     assert found["split"] == "test" and found["images"] == 357
     assert found["top1"] == json.loads((tmp_path / "run" / "result.json").read_text())["top1"]
     assert np.array(found["confusion"]).sum() == 357 and 0 < found["knn"] < 1 and 0 < found["linear_probe"] < 1
     source = pictures_folder(tmp_path / "data")
-    wrong = subprocess.run(
-        [VITLAB, "eval", tmp_path / "run" / "best", source], capture_output=True, text=True, timeout=120
-    )
-    assert wrong.returncode == 2 and "model.init_from" in wrong.stderr
+    assert "model.init_from" in command("eval", tmp_path / "run" / "best", source, code=2).stderr
 
 
 def test_the_installation_is_checked():

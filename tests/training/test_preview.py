@@ -13,9 +13,11 @@ from PIL import Image
 import vitlab.cli.main
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.mix import smooth_targets
-from vitlab.training.job import data_of, prepare
+from vitlab.images.preprocess import Preprocess
+from vitlab.training.job import crops_of, data_of, prepare
+from vitlab.training.presets import find_recipe
 from vitlab.training.preview import describe, preview, shares
-from vitlab.training.recipe import Recipe, from_tables
+from vitlab.training.recipe import Recipe, from_tables, with_settings
 from vitlab.training.report import draw_preview, picture_kind
 
 CLASSES = ["$a_b$", "_x", "大熊猫", "x" * 60]
@@ -76,6 +78,27 @@ def test_views_are_what_augment_makes_in_each_epoch():
     assert all((row.images[1] != row.images[2]).any() for row in found.rows)
 
 
+def test_all_views_of_dino_are_shown(tmp_path):
+    settings = ["objective.local_views=3", "objective.local_size=6", "run.seed=5"]
+    recipe = with_settings(find_recipe("dino_digits")[1], settings)
+    data = data_of(recipe)
+    found = preview(recipe, data, images=4, views=2)
+    assert found.columns == ["before", "large 1", "large 2", "small 1, 6 px", "small 2, 6 px", "small 3, 6 px"]
+    assert "local_scale=(0.4, 0.8)" in found.settings
+    indices = np.array([row.index for row in found.rows])
+    pixels = torch.from_numpy(np.stack([data.train.read(i) for i in indices])).permute(0, 3, 1, 2)  # (B, 1, 8, 8)
+    views = crops_of(recipe, Preprocess((8, 8), mean=(0.5,), std=(0.5,)))(pixels, indices, seed=5, epoch=0)
+    for number, view in enumerate(views, 1):
+        np.testing.assert_allclose([row.images[number] for row in found.rows], back(view, 0.5, 0.5), atol=0.51)
+    draw_preview(found, tmp_path / "x.png")
+    assert Image.open(tmp_path / "x.png").width > 6 * 224
+
+
+def test_what_mae_hides_is_told():
+    recipe = with_settings(find_recipe("mae_digits")[1], ["model.mask_ratio=0.5"])
+    assert any("hides 50% of the patches" in note for note in preview(recipe, data_of(recipe), 1, 1).notes)
+
+
 def test_files_are_cropped_as_they_are_read(folder):
     recipe = folder_recipe(folder, crop="resized")
     data = data_of(recipe)
@@ -90,7 +113,7 @@ def test_files_are_cropped_as_they_are_read(folder):
         for epoch in (0, 1):
             sizes = np.array([[file.height, file.width]])
             box = augment.boxes(sizes, np.array([row.index]), seed=0, epoch=epoch)[0].tolist()
-            expected = file.crop(tuple(box)).resize((SIZE[1], SIZE[0]), Image.Resampling.BICUBIC)
+            expected = file.crop(tuple(box)).resize((SIZE[1], SIZE[0]), Image.Resampling.BILINEAR)
             np.testing.assert_array_equal(row.images[1 + epoch], np.asarray(expected))
 
 

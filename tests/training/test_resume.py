@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -204,13 +201,7 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path):
     assert (tmp_path / "last" / "state.json").exists() and not (tmp_path / ".last.old").exists()
 
 
-def test_the_command_line_resumes(tmp_path):
-    vitlab = Path(sys.executable).parent / "vitlab"
+def test_the_command_line_resumes(tmp_path, command):
     settings = ["data.per_class=8", "run.epochs=2", f"run.dir={tmp_path / 'run'}"]
-    done = subprocess.run([vitlab, "train", "digits", *settings], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "report.html" in done.stdout
-    start = time.time()
-    again = subprocess.run([vitlab, "train", "--resume", tmp_path / "run"], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0 and "finished" in again.stdout, again.stderr
-    assert time.time() - start < 60
+    assert "report.html" in command("train", "digits", *settings).stdout
+    assert "finished" in command("train", "--resume", tmp_path / "run").stdout

@@ -77,7 +77,7 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
 def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path, in_two_processes):
     everything = ["model.dropout=0.1", "model.stochastic_depth=0.1", "augment.mixup=0.5", "augment.erasing=0.3"]
     everything += ["augment.drop_patches=0.5", "optim.name=muon", "optim.clip=1.0", "optim.ema=0.9", "run.amp=bf16"]
-    shared = recipe(*everything, FSDP, "run.save_every=2")
+    shared = recipe(*everything, FSDP, "run.save_every=2", "run.epochs=2")
     assert in_two_processes(shared, tmp_path / "straight") == [0, 0]
     assert in_two_processes(shared, tmp_path / "killed", kill_at=3)[0] == -signal.SIGKILL
     assert json.loads((tmp_path / "killed" / "last" / "state.json").read_text())["step"] == 2
@@ -95,7 +95,7 @@ def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(t
 
 def test_torchrun_with_the_recipe_as_it_is(tmp_path):
     """The command of the manual; AdamW, without the key's bias, whose gradient is nothing but rounding errors."""
-    settings = ["model.qkv_bias=false", "run.epochs=2"]
+    settings = ["model.qkv_bias=false", "run.epochs=1"]
     (tmp_path / "recipe.toml").write_text(to_toml(recipe(*settings)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
     command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "recipe.toml"), FSDP]

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -137,15 +135,10 @@ def test_a_batch_of_which_nothing_can_be_read_teaches_nothing(tmp_path):
     assert json.loads((run / "last/state.json").read_text())["images"] == 4
 
 
-def test_two_processes_count_together(source, tmp_path):
+def test_two_processes_count_together(source, tmp_path, in_two_processes):
     """Each sees its own part; the log of the first, the limit and the result know of all."""
-    (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.batch_size=2", f"data.max_unreadable={len(BROKEN)}")))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
-    command += ["--rdzv_endpoint=localhost:0", "-m", "vitlab", "train", str(tmp_path / "r.toml")]
-    command += [f"run.dir={tmp_path / 'run'}"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=alone)
-    assert done.returncode == 0, done.stderr[-2000:]
+    shared = recipe(source, "data.batch_size=2", f"data.max_unreadable={len(BROKEN)}")
+    assert in_two_processes(shared, tmp_path / "run") == [0, 0]
     assert json.loads((tmp_path / "run/result.json").read_text())["unreadable"] == len(BROKEN)
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
 

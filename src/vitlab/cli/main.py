@@ -270,7 +270,7 @@ def data(
         Path | None, typer.Option("--preview", metavar="FILE", help="Draw what the model sees: .png, .svg or .pdf.")
     ] = None,
     images: Annotated[int, typer.Option(help="Pictures of the preview.", min=1, max=100)] = 8,
-    views: Annotated[int, typer.Option(help="Epochs in which each is shown.", min=1, max=20)] = 4,
+    views: Annotated[int, typer.Option(help="Epochs shown (DINO: all views of one).", min=1, max=20)] = 4,
     seed: Annotated[int | None, typer.Option(help="Another seed than the recipe's.")] = None,
     json: Json = False,
 ) -> None:

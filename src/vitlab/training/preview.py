@@ -8,7 +8,7 @@ in numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitlab.images.datasets import Captioned, Data, Dataset
 from vitlab.images.mix import Mix, Mixing
+from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.images.read import ImageError
@@ -36,12 +37,12 @@ Parts = list[tuple[str, float]]  # classes and their shares, the largest first
 
 @dataclass(frozen=True)
 class Row:
-    """One picture in several epochs."""
+    """One picture in several epochs, or in the several views of one."""
 
     label: str
     name: str  # where it comes from
     index: int  # in the training set
-    images: list[np.ndarray]  # (H, W, C) uint8: as it is evaluated, then in epochs 0, 1, ...
+    images: list[np.ndarray]  # (H, W, C) uint8: as it is evaluated, then as the columns of the preview say
 
 
 @dataclass(frozen=True)
@@ -60,38 +61,54 @@ class Preview:
     title: str
     about: str
     settings: list[str]  # key=value of [augment], where it is not the default
+    columns: list[str]  # what the pictures of a row are
     rows: list[Row]
     mixed: list[MixedBatch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Preview:
-    """The first `images` pictures of a run with their views in epochs 0 .. `views` - 1, and mixed batches if any."""
-    pre = _preprocess(recipe, data)
-    steps, mix, a = steps_of(recipe, data, pre), mix_of(recipe), recipe.augment
-    rows, unreadable = _rows(steps, data.classes, images, views)
+    """The first `images` pictures of a run in epochs 0 .. `views` - 1, and mixed batches if any.
+
+    Of DINO, which cuts every picture several times, all views of epoch 0.
+    """
+    model = _model(recipe, data)
+    pre = model.preprocess
+    steps, mix, a, o = steps_of(recipe, data, pre), mix_of(recipe), recipe.augment, recipe.objective
+    epochs = 1 if o.name == "dino" else views
+    rows, unreadable = _rows(steps, data.classes, images, epochs)
+    seen = [f"epoch {epoch}" for epoch in range(epochs)]
+    if isinstance(steps.augment, MultiCrop):
+        small = steps.augment.sizes[2:]
+        seen = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
     mixed = _mixed(steps, mix, data.classes, a.smoothing, 1 + views)
     notes = [*data.notes, *unreadable]
     if a.drop_patches:
         notes.append(f"augment.drop_patches={a.drop_patches}: the model itself leaves patches out, which is not drawn.")
+    if o.name == "mae":
+        ratio = model.config.mask_ratio
+        notes.append(
+            f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"
+        )
     if (a.mixup or a.cutmix) and not mixed:
         notes.append(f"none of the first {SEARCHED} batches is mixed: augment.mix_probability={a.mix_probability}.")
     default = AugmentRecipe()
     on = [f.name for f in fields(a) if getattr(a, f.name) != getattr(default, f.name)]
     about = f"{len(rows)} of {len(data.train):,} training images, seed {recipe.run.seed}"
     settings = [f"{name}={getattr(a, name)}" for name in on]
-    return Preview(Path(data.name).name or data.name, about, settings, rows, mixed, notes)
+    if o.name == "dino":
+        settings += [f"{name}={getattr(o, name)}" for name in ("local_views", "global_scale", "local_scale")]
+    return Preview(Path(data.name).name or data.name, about, settings, ["before", *seen], rows, mixed, notes)
 
 
-def _preprocess(recipe: Recipe, data: Data) -> Preprocess:
-    """That of the model; a new one is built without memory for its weights."""
+def _model(recipe: Recipe, data: Data) -> Any:
+    """A new one is built without memory for its weights."""
     with torch.device("meta") if recipe.model.init_from is None else nullcontext():
-        model, _ = build_model(recipe.model, data.classes, data.train.channels, recipe.objective)
-    return model.preprocess
+        return build_model(recipe.model, data.classes, data.train.channels, recipe.objective)[0]
 
 
-def _pixels(images: Tensor, pre: Preprocess) -> list[np.ndarray]:
-    """(B, C, H, W), normalised -> (H, W, C) uint8 each; noise beyond black and white is cut there."""
+def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
+    """(C, H, W) each, normalised -> (H, W, C) uint8; noise beyond black and white is cut there."""
     found = [np.asarray(pre.picture(image)) for image in images]
     return [image[:, :, None] if image.ndim == 2 else image for image in found]
 
@@ -103,13 +120,14 @@ def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[li
         one = np.array([index])
         try:
             before, _ = pictures.normalised(one)
-            later = [steps.batch(epoch, one, np.zeros(1, dtype=np.int64)).images for epoch in range(views)]
+            batches = [steps.batch(epoch, one, np.zeros(1, dtype=np.int64)) for epoch in range(views)]
+            later = [view[0] for batch in batches for view in batch.views or [batch.images]]
         except ImageError as error:
             unreadable.append(str(error))
             continue
         data = pictures.data
         label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(pictures.labels[index])]
-        rows.append(Row(label, data.name_of(index), index, _pixels(torch.cat([before, *later]), pre)))
+        rows.append(Row(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
         if len(rows) == images:
             break
     if not rows:

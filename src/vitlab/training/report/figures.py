@@ -85,7 +85,7 @@ def plot(runs: list[Run], path: Path) -> list[str]:
 
 
 def draw_preview(preview: Preview, path: Path) -> None:
-    """A row for each picture: as it is evaluated, then as each epoch sees it; below them, samples of mixed batches."""
+    """A row for each picture: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
     kind = picture_kind(path, "--preview")
     from matplotlib.figure import Figure
 
@@ -116,8 +116,8 @@ def draw_preview(preview: Preview, path: Path) -> None:
         write(MARGIN, MARGIN + 14, title, 12, INK)
         for i, line in enumerate(about):
             write(MARGIN, MARGIN + 50 + 24 * i, line, 7.5, SOFT)
-        for i, x in enumerate(at):
-            write(x + w / 2, top - 13, f"epoch {i - 1}" if i else "before", 8, SOFT, "center", "baseline")
+        for x, column in zip(at, preview.columns, strict=True):
+            write(x + w / 2, top - 13, column, 8, SOFT, "center", "baseline")
         y = top
         for i, (label, remark, pictures, texts) in enumerate(rows):
             if i == len(preview.rows):
