@@ -144,7 +144,8 @@ def read_by_the_head(model: Any) -> str:
 def query_rows(model: Any, images: Tensor, query: Query) -> slice:
     """Which tokens of the list look; the rows of several are averaged."""
     prefix, (rows, columns) = (layout := model.layout(*images.shape[-2:])).prefix, layout.grid
-    who = asked(model, images, query) or read_by_the_head(model)
+    named = asked(model, images, query)
+    who = read_by_the_head(model) if named is None else named
     if who == "mean":
         return slice(len(prefix), len(prefix) + rows * columns)
     place = prefix.index(who) if isinstance(who, str) else len(prefix) + who
