@@ -39,6 +39,7 @@ from vitlab.training.runs import to_csv, to_markdown
 MODELS, FRACTIONS = "vit,deit,swin,resnet", [0.01, 0.1, 1.0]
 TEACHER = "resnet"  # of a DeiT, where no CNN is asked for
 WARMUP = 0.1  # of the steps
+SAVES = 10  # in a run
 BATCH = 128  # of small pictures; half of it of others, with half the rates
 BASE: dict[str, Any] = {"augment": {"smoothing": 0.1}, "run": {"epochs": 30}}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
@@ -181,6 +182,8 @@ class Design:
         steps = _steps(recipe, max(self.pictures.values()), recipe.run.epochs)
         epochs = max(1, round(steps / _steps(recipe, self.pictures[fraction], 1)))
         decided = {"data.fraction": fraction, "run.seed": seed, "run.epochs": epochs, "run.eval_every": epochs}
+        if not recipe.run.save_every:
+            decided["run.save_every"] = max(1, steps // SAVES)  # epochs of few pictures are short
         if not recipe.optim.warmup_steps and not recipe.optim.warmup_epochs:
             decided["optim.warmup_steps"] = max(1, round(WARMUP * steps))
         values = {"model": network.called, "data.fraction": fraction, SEED: seed}
