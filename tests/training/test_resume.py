@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,34 @@ def test_sigterm_and_ctrl_c_save_first(number, tmp_path):
     assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
     fit(recipe, tmp_path / "run", resume=True)
     same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
+
+
+class StopAllAt(StopAt):
+    """The signal reaches the workers too, as from a terminal, systemd or a cluster."""
+
+    def step(self, done, numbers):
+        if done == self.at:
+            if os.fork() == 0:  # not from the run itself, which torch's workers would take for an order
+                os.killpg(0, self.number)
+                os._exit(0)
+            time.sleep(0.5)  # a worker that ends by it is noticed now
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_saves_first_too(number, tmp_path):
+    recipe = with_settings(Recipe(), [*EVERYTHING, "run.epochs=2", "run.save_every=100", "data.workers=2"])
+    child = os.fork()
+    if child == 0:
+        code = 7
+        try:
+            os.setsid()
+            fit(recipe, tmp_path / "run", show=StopAllAt(4, number))
+        except Stopped:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
 
 
 def test_a_changed_recipe_is_refused_with_what_differs(tmp_path):

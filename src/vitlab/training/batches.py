@@ -5,6 +5,7 @@ Batches can be made in any order by any number of workers, so a resumed run sees
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -225,5 +226,18 @@ def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]
-    loader = DataLoader(steps, batch_size=None, sampler=keys, num_workers=workers)  # type: ignore[arg-type]
+    ready = _leave_the_first_signal if workers else None
+    loader = DataLoader(steps, None, sampler=keys, num_workers=workers, worker_init_fn=ready)  # type: ignore[arg-type]
     yield from loader
+
+
+def _leave_the_first_signal(worker: int) -> None:
+    """Ctrl-C, and SIGTERM of a cluster, reach all processes of a run. A worker that ended by it would break the step
+    that the run still does before it saves; so it leaves the first to the run, which then ends its workers itself.
+    """
+
+    def left(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, left)
