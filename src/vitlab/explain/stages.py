@@ -112,6 +112,12 @@ class Layer:
         return int(column.min()), int(row.min()), int(column.max()) + 1, int(row.max()) + 1
 
 
+def _evenly(weights: Tensor) -> Tensor:
+    """Each row spread evenly over the places it reaches; at a border they may be fewer by one way than by another."""
+    reached = (weights > 0).double()
+    return reached / reached.sum(1, keepdim=True)
+
+
 class Stages:
     """All layers of a network for images of one size, and the ways between its grids."""
 
@@ -129,7 +135,7 @@ class Stages:
         for (fine, _), merge in pairs:
             cell = Merge(merge.stride, merge.stride, fill=merge.fill or merge.padding > 0)
             down, across = _axes(fine, cell)
-            stands.append((down @ stands[-1][0], across @ stands[-1][1]))
+            stands.append((_evenly(down @ stands[-1][0]), _evenly(across @ stands[-1][1])))
         self.stands = stands  # of each stage on the first one's grid
         self.strides = [merge.stride for merge in merges]
 

@@ -242,7 +242,7 @@ class PVT(Hierarchy):
             embed: Any = self.embeds[stage]
             z = mark_embed(stage, embed(x), trace, steps)  # (B, N, D)
             if stage == len(self.stages) - 1:
-                z = torch.cat([embed.class_token.expand(len(z), -1, -1), z], dim=1)  # (B, 1 + N, D)
+                z = torch.cat([embed.class_token.expand(z.shape[0], -1, -1), z], dim=1)  # (B, 1 + N, D)
             z = self.dropout(mark(steps[0].at, "positions", z + embed.positions(grid, like=z)))
             for step in steps:
                 z = self.run_block(step, z)
