@@ -43,8 +43,9 @@ def save_onnx(program: ExportedProgram, path: Path, about: About) -> None:
 
 def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """torch's exporter has none. Among equals, ONNX's TopK takes the first one first, so it is stable."""
-    from onnxscript import opset20 as op
+    import onnxscript
 
+    op: Any = onnxscript.opset20
     count = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]), axis=0)  # (1,)
     return op.TopK(self, count, axis=dim, largest=int(descending), sorted=1)
 
