@@ -111,6 +111,8 @@ def check_model(model: Any) -> None:
         raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
     if hasattr(model, "encoder"):
         raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
+    if not hasattr(model, "traceable"):
+        raise ValueError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
     if not hasattr(model, "layout"):
         raise ValueError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
