@@ -1,6 +1,7 @@
 # make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate, draw what the model looks at
 # make test   set up and run the tests
 # make check  style, types, import contract
+# make docs   build the documentation site, in build/site; a broken link or reference fails
 # make bench  measure speed against transformers, and digits (takes minutes; run nothing else meanwhile)
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test check bench setup browser clean
+.PHONY: run test check docs bench setup browser clean
 
 run: setup
 	@$(BIN)/vitlab inspect vit_base
@@ -25,13 +26,17 @@ run: setup
 	@echo "Next: $(BIN)/vitlab --help"
 
 test: setup browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: setup
+	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site docs build/site
+	@echo "site: build/site/index.html"
 
 bench: setup
 	$(BIN)/python benchmarks/inference.py

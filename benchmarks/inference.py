@@ -44,8 +44,9 @@ def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
 def their_swin(ours: Any) -> torch.nn.Module:
     state, config = swin.write(ours, dict(ours.state_dict()), "hf")
     assert config["drop_path_rate"] == 0.0  # nothing is left out in training
-    config = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
-    theirs = SwinForImageClassification(SwinConfig(**config, attn_implementation="sdpa")).eval()
+    config: Any = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
+    config |= {"attn_implementation": "sdpa"}
+    theirs = SwinForImageClassification(SwinConfig(**config)).eval()
     changes = (
         ("attention.self.query", "attention.q_proj"),
         ("attention.self.key", "attention.k_proj"),

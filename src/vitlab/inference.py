@@ -18,6 +18,7 @@ from vitlab.images.read import ImageError, Source
 from vitlab.models.evaluating import evaluating
 from vitlab.models.features import features_of
 from vitlab.text.templates import class_embeddings, read_templates
+from vitlab.text.tokenizer import its_tokenizer
 
 __all__ = [
     "Embedding",
@@ -234,12 +235,7 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
             f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
             "picture, or use a CLIP."
         )
-    if model.tokenizer is None:
-        raise ValueError(
-            "the CLIP came without its tokenizer, so it cannot be asked in words: "
-            "model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH), then vitlab.save(model, FOLDER)."
-        )
-    ids = model.tokenizer([texts] if isinstance(texts, str) else list(texts))  # (T, N)
+    ids = its_tokenizer(model)([texts] if isinstance(texts, str) else list(texts))  # (T, N)
     like = next(model.parameters(), ids)
     return _evaluate(model, lambda: model.encode_text(ids.to(like.device))).numpy()
 

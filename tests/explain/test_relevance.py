@@ -114,7 +114,7 @@ def whole_relevance(model, x, classes) -> torch.Tensor:
         ({"norm": "post"}, lambda R: R[:, 0, 1:]),
         ({"positions": "relative"}, lambda R: R[:, 0, 1:]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_the_row_that_the_head_reads_without_prefix_tokens(options, row):
     model, x, classes = small(**options).double(), images().double(), [2, 6, 0]

@@ -157,7 +157,7 @@ def test_what_cannot_be_asked_is_told(taught, words):
         relevance(ask(taught, SENTENCES), torch.randn(1, 3, 16, 24), target="a red squar")
     taught.tokenizer = None
     try:
-        with pytest.raises(ValueError, match="has no tokenizer"):
+        with pytest.raises(ValueError, match="without its tokenizer"):
             ask(taught, "a dog")
     finally:
         taught.tokenizer = words

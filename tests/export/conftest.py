@@ -54,10 +54,10 @@ def _grown(name: str, **options: Any) -> Any:
 def _shallow(config: Any) -> dict[str, Any]:
     """Few blocks: export takes time for each."""
     if hasattr(config, "text"):
-        return {"image.depth": 2, "text.depth": 1}
+        return {"image.depth": 1, "text.depth": 1}
     if hasattr(config, "depths"):
         return {"depths": (2, *(1 for _ in config.depths[1:]))}
-    return {"depth": 2}
+    return {"depth": 1}
 
 
 @pytest.fixture(scope="session")

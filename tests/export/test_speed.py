@@ -111,7 +111,9 @@ def test_optimize_refuses_what_it_does_not_know(tiny):
 
 
 def test_bench_with_fewer_tokens(tiny):
-    bench = run_bench(tiny(patch_size=4), batch=2, rounds=3, images=5, ways=("eager", "folded"), reducers=["tome:r=9"])
+    bench = run_bench(
+        tiny(patch_size=4, depth=2), batch=2, rounds=3, images=5, ways=("eager", "folded"), reducers=["tome:r=9"]
+    )
     assert [row.title for row in bench.rows] == ["eager", "folded", "eager + tome:r=9", "folded + tome:r=9"]
     assert [row.within for row in bench.rows] == [True, True, False, False]
     assert default_reducers(tiny(patch_size=4)) == ["tome:r=24"]  # half of 48 patches, in one layer

@@ -1,11 +1,13 @@
-"""Token numbers equal transformers' CLIPTokenizer on the same vocabulary files: a small one, and OpenAI's where it can
-be fetched (it lies in open_clip's wheel, which is downloaded and not installed)."""
+"""Token numbers equal transformers' CLIPTokenizer on the same vocabulary files: a small one, and OpenAI's, of which the
+part that these texts need is stored. Where it can be fetched (it lies in open_clip's wheel, which is downloaded and not
+installed), all of it."""
 
 import gzip
 import json
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +73,18 @@ def test_their_tokenizer_json_is_read_by_us(small, tmp_path):
     ours = Tokenizer.read(tmp_path / "saved")
     assert ours.options == small.options  # length and padding come along
     same(ours, theirs)
+
+
+def test_numbers_of_openais_vocabulary(tmp_path):
+    """What transformers gave with the whole of it; we read the stored part, in which each token has its number."""
+    stored = json.loads((Path(__file__).parent.parent / "data" / "golden" / "clip_vocabulary_part.json").read_text())
+    assert stored["texts"] == TEXTS
+    (tmp_path / "vocab.json").write_text(json.dumps(stored["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *stored["merges"], ""]), encoding="utf-8")
+    ours = Tokenizer.read(tmp_path)
+    assert (ours.start_id, ours.end_id, ours.context) == (49406, 49407, 77)
+    for text, row, expected in zip(TEXTS, ours(TEXTS).tolist(), stored["ids"], strict=True):
+        assert row == expected + [49407] * (77 - len(expected)), text
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,13 @@ from vitlab.checkpoints import convert, keymap, timm, torchvision
 from vitlab.checkpoints.hf import labels_from, options_from
 from vitlab.checkpoints.load import load_with_report
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.config import option_paths
 from vitlab.models.registry import MODELS
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 SMALL = dict(image_size=32, patch_size=8, width=48, depth=1, heads=4, classes=3)
 HALF = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+OPENAI = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 STRETCH = dict(how="stretch", resize=None, interpolation="bilinear", scale=1 / 255)
 CROP = dict(how="crop", resize=None, interpolation="bicubic", scale=1 / 255)
@@ -168,13 +170,21 @@ def test_transformers_folders_get_what_their_kind_usually_has(kind, row, tmp_pat
 
 
 def expected_for(name: str) -> Preprocess:
-    """By the releases: Google's ViTs; DeiT's 256 -> 224; DINOv2 without a margin at 518; one channel for digits."""
-    if name in ("vit_mnist", "vit_digits", "mae_digits", "dino_digits"):
+    """By the releases: Google's ViTs; DeiT's 256 -> 224, as Swin, PVT and Twins have it; Swin at 384 and CLIP without a
+    margin; DINOv2 at 518; one channel for digits.
+    """
+    if name in ("vit_mnist", "vit_digits", "mae_digits", "dino_digits", "clip_digits"):
         side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
-    if name in ("vit_cifar", "mae_cifar", "dino_cifar", "resnet_cifar"):
-        return Preprocess((32, 32), **STRETCH, **HALF)
-    if name.startswith(("deit", "mae", "dino_")):
+    if name.endswith("_cifar") or name.startswith("clip_nano"):
+        side = 96 if name == "clip_nano_96" else 32
+        return Preprocess((side, side), **STRETCH, **HALF)
+    if name.startswith("clip_vit"):
+        side = 336 if name.endswith("_336") else 224
+        return Preprocess((side, side), **CROP, **OPENAI)
+    if name.startswith("swin") and name.endswith("_384"):
+        return Preprocess((384, 384), **{**CROP, "resize": 384}, **IMAGENET)
+    if name.startswith(("deit", "mae", "dino_", "swin", "pvt", "twins")):
         return Preprocess((224, 224), **{**CROP, "resize": 256}, **IMAGENET)
     if name.startswith("resnet"):
         return Preprocess((224, 224), **{**CROP, "resize": 256, "interpolation": "bilinear"}, **IMAGENET)
@@ -187,7 +197,7 @@ def expected_for(name: str) -> Preprocess:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_name_has_its_releases_preprocess(name):
     with torch.device("meta"):
-        options = {} if MODELS[name].family == "resnet" else {"depth": 1}
+        options = {"depth": 1} if "depth" in option_paths(type(MODELS[name].config)) else {}
         assert vitlab.create(name, **options).preprocess == expected_for(name)
 
 

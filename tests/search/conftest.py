@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,3 +73,31 @@ def command(capsys, monkeypatch):
         return found
 
     return call
+
+
+def _in_two_processes(args: list[object]) -> list[int]:
+    """The command with the environment that torchrun gives, in forks, which spares them the import of torch."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 7
+            try:
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+                vitlab.cli.main.app(list(map(str, args)), standalone_mode=False)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@pytest.fixture(name="in_two_processes")
+def two_processes():
+    return _in_two_processes

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 import shutil
-import socket
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -204,29 +201,6 @@ def test_a_picture_of_a_data_source(command, tmp_path):
     assert np.mean(right) > 0.8
 
 
-def in_two_processes(args: list[object]) -> list[int]:
-    """The command with the environment that torchrun gives, in forks, which spares them the import of torch."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 7
-            try:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-                vitlab.cli.main.app(list(map(str, args)), standalone_mode=False)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
 def rows(index: Path) -> dict[str, tuple]:
     with Ledger(index / "pictures.sqlite") as ledger:
         numbers, paths = ledger.numbers(), ledger.paths(ledger.numbers())
@@ -235,7 +209,7 @@ def rows(index: Path) -> dict[str, tuple]:
         return {path: (known, vectors.get(path)) for path, known in ledger.known().items()}
 
 
-def test_two_processes_make_the_index_that_one_makes(command, checkpoint, photos, tmp_path, draw):
+def test_two_processes_make_the_index_that_one_makes(in_two_processes, command, checkpoint, photos, tmp_path, draw):
     (photos / "bad.png").write_bytes(b"nothing")
 
     def compare() -> None:

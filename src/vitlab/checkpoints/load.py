@@ -212,6 +212,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             new = registry.build(found.family, enough).state_dict()
         state |= {key: new[key] for key in fresh}
     state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    state = {k: v.clone() for k, v in state.items()}  # at a file's odd addresses the last bit of sums may differ
     model.load_state_dict(state, assign=True)  # what learns and what is frozen stays as the network was built
     model.labels = found.labels if config.classes == stored.classes else None
     preprocess = found.preprocess

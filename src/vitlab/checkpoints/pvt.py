@@ -15,7 +15,9 @@ from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
 from vitlab.models.pvt import PVTConfig, PVTv2Config
 
-HEADS = dict.fromkeys([(32, 64, 160, 256), (64, 128, 320, 512)], (1, 2, 5, 8))  # of the published widths
+HEADS: dict[tuple[int, ...], tuple[int, ...]] = dict.fromkeys(
+    [(32, 64, 160, 256), (64, 128, 320, 512)], (1, 2, 5, 8)
+)  # of the published widths
 ASSUMED = {"eps": 1e-6, "merge_eps": 1e-6, "reduction_eps": 1e-6, "activation": "gelu"}
 
 

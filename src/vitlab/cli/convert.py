@@ -9,6 +9,8 @@ from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.inference import reads_text
+from vitlab.text.tokenizer import Tokenizer
 
 COLOURS = {"matched": "green", "resized": "cyan", "new": "yellow", "missing": "red", "unused": "yellow"}
 
@@ -20,6 +22,7 @@ def run(
     check: bool,
     map: Path | None,
     size: str | None,
+    tokenizer: Path | None,
     told: dict[str, Any],
     force: bool,
     json: bool,
@@ -31,6 +34,10 @@ def run(
         raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
     told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
     model, report = load_with_report(source, map=map, **told)
+    if tokenizer is not None:
+        _give_tokenizer(model, tokenizer)
+    elif reads_text(model) and model.tokenizer is None:
+        report.notes.append("it came without its tokenizer; --tokenizer FILE puts it in, so that it can read words.")
     report.notes += convert.write(model, target, to)
     changed = any(row.status in ("new", "resized") for row in report.rows)
     rows = convert.check(source, target, model, changed=changed) if check else []
@@ -48,6 +55,14 @@ def run(
     if wrong:
         say(f"vitlab: error: logits differ by more than {convert.TOLERANCE:g}: {'; '.join(wrong)}")
         raise SystemExit(1)
+
+
+def _give_tokenizer(model: Any, path: Path) -> None:
+    """Its words, as long and padded as the model wants them."""
+    if not reads_text(model):
+        raise ValueError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
+    c = model.config.text
+    model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
 
 
 def _show(report: Report) -> None:

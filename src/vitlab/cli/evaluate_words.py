@@ -10,6 +10,7 @@ from vitlab.cli.console import out
 from vitlab.cli.progress import counting
 from vitlab.images.datasets import Captioned, Data
 from vitlab.text.templates import LISTS, read_templates
+from vitlab.text.tokenizer import its_tokenizer
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.processes import pick_device
@@ -47,8 +48,7 @@ def judge_by_words(
     if not hasattr(model, "encode_text"):
         why = "--zeroshot judges" if templates is not None else f"{data.name} has captions, which judge"
         raise ValueError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
-    if model.tokenizer is None:
-        raise ValueError(f"{checkpoint}: has no tokenizer.json beside it, so it cannot read words.")
+    its_tokenizer(model)
     if templates is not None and data.captioned:
         raise ValueError(f"{data.name} has captions and no classes: leave out --zeroshot.")
     model.to(pick_device(device))
@@ -86,7 +86,9 @@ def words_of(found: dict[str, Any]) -> str:
     learned = {None: "", 0: ", none of them learned from"}.get(
         told["learned_from"], f", {told['learned_from']} of them learned from"
     )
-    return f"{'zero-shot':18s} {len(told['sentences'])} templates{of}{learned}: {told['sentences'][0]!r}, ..."
+    first, *more = told["sentences"]
+    count = f"{len(more) + 1} templates" if more else "1 template"
+    return f"{'zero-shot':18s} {count}{of}{learned}: {first!r}{', ...' if more else ''}"
 
 
 def show_recall(found: dict[str, Any]) -> None:

@@ -127,6 +127,9 @@ def convert(
     activation: Annotated[
         str | None, typer.Option(help="relu, gelu, gelu_tanh or quick_gelu, where the file does not say.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Of a CLIP that came without: put it in.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over an existing DST.")] = False,
     json: Json = False,
 ) -> None:
@@ -135,7 +138,7 @@ def convert(
 
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
-    verb.run(source, target, to, check, map, image_size, told, force, json)
+    verb.run(source, target, to, check, map, image_size, tokenizer, told, force, json)
 
 
 @app.command()
@@ -293,8 +296,9 @@ def evaluate(
     draws: Annotated[int, typer.Option(help="How often --few-shot draws its pictures.", min=2)] = 10,
     zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Judge a CLIP by the names of the classes.")] = False,
     templates: Annotated[
-        str, typer.Option("--templates", metavar="LIST", help='Of --zeroshot; train, a file, or "a photo of a {}".')
-    ] = "held_out",
+        str | None,
+        typer.Option("--templates", metavar="LIST", help='Of --zeroshot: held_out, a file, or "a photo of a {}".'),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
     batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
@@ -307,7 +311,9 @@ def evaluate(
     """
     from vitlab.cli import evaluate as verb
 
-    words = templates if zeroshot else None
+    if templates is not None and not zeroshot:
+        raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+    words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
     verb.run(checkpoint, data, path, split, *asked, flip, batch_size, device, max_unreadable, json)
 
@@ -351,6 +357,24 @@ def search(
     from vitlab.cli import search as verb
 
     verb.search(index, text, image, top, model, sheet, html, json)
+
+
+@app.command()
+def embed(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder of pictures, or a data source.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="CHECKPOINT", help="Any model. Default: bundled:dino.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Where the files of a named source lie.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Pictures at a time.", min=1)] = 64,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
+    json: Json = False,
+) -> None:
+    """Write the vectors of all pictures to a Parquet table. Killed, the same command goes on; torchrun shares it."""
+    from vitlab.cli import embed as verb
+
+    verb.run(data, out, model, path, batch_size, device, json)
 
 
 @app.command()
@@ -526,6 +550,59 @@ def tokens(
     from vitlab.cli import study as verb
 
     verb.tokens(checkpoint, source, path, way or [], batch, rounds, images, dir, json)
+
+
+@studies.command()
+def scaling(
+    models: Annotated[
+        str, typer.Option("--models", metavar="A,B:KEY=VALUE", help="Names, with options of the model behind colons.")
+    ] = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18",
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images in a pass.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Times that each is timed, in turns.")] = 15,
+    dir: Annotated[Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/scaling.")] = None,
+    json: Json = False,
+) -> None:
+    """How do time and memory grow with the image? Measured, with the fitted exponent, beside the formula.
+
+    The same command again goes on where it was stopped. OMP_NUM_THREADS=1 measures one thread.
+    """
+    from vitlab.cli import study as verb
+
+    verb.scaling(models, sizes, batch, rounds, dir, json)
+
+
+@studies.command("data-efficiency")
+def data_efficiency(
+    source: Annotated[str, typer.Argument(metavar="DATA", help="A data source or folder, as for train.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Of all runs, as for train; of one model: resnet:optim.lr=0.05."),
+    ] = None,
+    models: Annotated[
+        str,
+        typer.Option("--models", metavar="A,B:KEY=VALUE", help="vit, deit, swin, resnet, fitting the data; or names."),
+    ] = "vit,deit,swin,resnet",
+    fractions: Annotated[
+        str, typer.Option("--fractions", metavar="0.01,0.1,1", help="Shares of the training pictures.")
+    ] = "0.01,0.1,1",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each: seeds 0, 1, ...")] = 1,
+    path: Annotated[str | None, typer.Option("--path", help="Where a named source's files lie.")] = None,
+    dir: Annotated[
+        Path | None, typer.Option("--dir", metavar="FOLDER", help="Default: studies/data-efficiency-<data>.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """How many pictures does each network need? Accuracy against the size of the training set, from scratch.
+
+    Every run has the same number of steps: those of run.epochs over the largest share. A deit is taught by the resnet
+    that learned from the same pictures. The same command again goes on where it was stopped.
+    """
+    from vitlab.cli import study as verb
+
+    verb.data_efficiency(source, settings or [], models, fractions, seeds, path, dir, json)
 
 
 def run() -> None:

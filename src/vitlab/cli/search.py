@@ -35,7 +35,7 @@ def index(
             checkpoint = str(there.made_by["checkpoint"])
     who = start(device, patience=PATIENCE)
     try:
-        model, made_by = _open(checkpoint, quiet=not who.first)
+        model, made_by = open_encoder(checkpoint, quiet=not who.first)
         names = {"pictures": folder.resolve().name, "graph": "graph of neighbours"}
         with Meter("pictures") as meter:
             counts = update(
@@ -71,6 +71,8 @@ def search(
 ) -> None:
     if (text is None) == (image is None):
         raise ValueError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
+    if text is not None and not text.strip():
+        raise ValueError('the question is empty: vitlab search INDEX "a dog on a beach".')
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
@@ -82,7 +84,7 @@ def search(
                 "with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
             )
         try:
-            model, made_by = _open(checkpoint or there.made_by["checkpoint"])
+            model, made_by = open_encoder(checkpoint or there.made_by["checkpoint"])
         except CheckpointError as error:
             hint = "" if checkpoint else " The index was made with it; where is it now? Add --model CHECKPOINT."
             raise ValueError(f"{error}{hint}") from None
@@ -117,7 +119,7 @@ def search(
         say(f"written: {', '.join(str(path) for path in (sheet, html) if path is not None)}")
 
 
-def _open(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, Any]]:
+def open_encoder(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, Any]]:
     """The model, and what the index remembers of it. Of a model that learned without labels, the encoder."""
     path = Path(checkpoint).expanduser()
     checkpoint = str(path.absolute()) if path.exists() else checkpoint
@@ -150,10 +152,14 @@ def _show_counts(counts: Counts, place: Path) -> None:
             console.print(f"  {name:12s}{value:,}")
     if counts.unreadable:
         console.print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
-    for path, error in list(counts.unreadable.items())[:NAMED]:
+    name_unreadable(counts.unreadable)
+
+
+def name_unreadable(found: dict[str, str]) -> None:
+    for path, error in list(found.items())[:NAMED]:
         say(f"vitlab: {path}: {error}")
-    if len(counts.unreadable) > NAMED:
-        say(f"and {len(counts.unreadable) - NAMED} more (--json names all)")
+    if len(found) > NAMED:
+        say(f"and {len(found) - NAMED} more (--json names all)")
 
 
 def _show_hits(hits: list[Hit]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any
 
 from vitlab.cli.console import say
@@ -17,15 +16,14 @@ def run(models: list[str], port: int, access_log: bool, threads: int | None, opt
         raise ValueError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
     import torch
 
-    from vitlab.cli.predict import open_model
+    from vitlab.cli.predict import open_any
     from vitlab.serve.house import open_models
     from vitlab.serve.settings import Settings
 
     settings = Settings(**options)
     if threads is not None:
         torch.set_num_threads(threads)
-    with warnings.catch_warnings():
-        served = open_models(models, lambda source: open_model(source, None))
+    served = open_models(models, lambda source: open_any(source, None, None))
     with listen(settings.host, port) as listening:
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,18 @@ from vitlab.cli.console import out, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Plain
-from vitlab.study.configs import PLOT, Study, study_configs
+from vitlab.study.configs import Study, study_configs
+from vitlab.study.data_efficiency import study_data_efficiency
+from vitlab.study.data_efficiency import table_for_people as efficiency_table
+from vitlab.study.folder import PLOT
 from vitlab.study.grid import short_keys
+from vitlab.study.named import read_numbers
+from vitlab.study.scaling import for_people as scaling_for_people
+from vitlab.study.scaling import growth_for_people, study_scaling, words
 from vitlab.study.ssl import SSLStudy, study_ssl
 from vitlab.study.table import BEST, for_people
-from vitlab.study.tokens import TokenStudy, study_tokens
 from vitlab.study.tokens import for_people as tokens_for_people
+from vitlab.study.tokens import study_tokens
 from vitlab.training.loop import Stopped
 from vitlab.training.presets import find_recipe
 from vitlab.training.runlog import to_json
@@ -68,8 +75,7 @@ def ssl(
         say(f"vitlab: stopped, and saved. The same command goes on: {command}")
         raise SystemExit(130) from None
     print(to_json(study.rows), end="") if json else _print_ssl(study)
-    drawn = study.folder / PLOT
-    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+    _say_where(study.folder)
     if study.failed:
         raise SystemExit(1)
 
@@ -93,20 +99,72 @@ def tokens(
         )
     for note in study.notes:
         say(f"note: {note}")
-    print(to_json(study.rows), end="") if json else _print_tokens(study)
-    drawn = study.folder / PLOT
-    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+    print(to_json(study.rows), end="") if json else _print_plain([tokens_for_people(row) for row in study.rows], "way")
+    _say_where(study.folder)
 
 
-def _print_tokens(study: TokenStudy) -> None:
+def scaling(models: str, sizes: str | None, batch: int, rounds: int, folder: Path | None, json: bool) -> None:
+    command = shlex.join(["vitlab", *sys.argv[1:]])
+    asked = None if sizes is None else read_numbers("--sizes", sizes)
+    size: dict[str, Any] = dict(batch=batch, rounds=rounds)
+    try:
+        study = study_scaling(models, asked, **size, folder=folder, command=command, tell=say)
+    except KeyboardInterrupt:
+        say(f"vitlab: stopped. The rounds that were done are kept; the same command goes on: {command}")
+        raise SystemExit(130) from None
+    if json:
+        print(to_json({"growth": [asdict(growth) for growth in study.growth], "measured": study.rows}), end="")
+    else:
+        _print_plain([scaling_for_people(row) for row in study.rows], "model")
+        out().print()
+        _print_plain([growth_for_people(growth) for growth in study.growth], "model")
+        out(markup=False).print(words(study))
+    for note in study.notes:
+        say(f"note: {note}")
+    _say_where(study.folder)
+
+
+def data_efficiency(
+    source: str,
+    settings: list[str],
+    models: str,
+    fractions: str,
+    seeds: int,
+    path: str | None,
+    folder: Path | None,
+    json: bool,
+) -> None:
+    command = shlex.join(["vitlab", *sys.argv[1:]])
+    shares = read_numbers("--fractions", fractions, float)
+    asked: dict[str, Any] = dict(path=path, seeds=seeds, settings=settings, folder=folder, command=command)
+    try:
+        with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
+            study = study_data_efficiency(source, models, shares, **asked, show=show)
+    except (Stopped, KeyboardInterrupt):
+        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
+        raise SystemExit(130) from None
+    print(to_json(study.rows), end="") if json else _print_plain(efficiency_table(study.rows), "model")
+    for note in study.notes:
+        say(note)
+    _say_where(study.folder)
+    if study.failed:
+        raise SystemExit(1)
+
+
+def _say_where(folder: Path) -> None:
+    drawn = folder / PLOT
+    say(f"table: {folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+
+
+def _print_plain(rows: list[dict[str, Any]], left: str) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    rows = [tokens_for_people(row) for row in study.rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in rows[0]:
-        table.add_column(title, justify="left" if title == "way" else "right")
+        table.add_column(title, justify="left" if title == left else "right")
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(Text(str(value)) for value in row.values()))
     out().print(table)
 
 
@@ -139,8 +197,7 @@ def _show(study: Study, format: str, json: bool) -> None:
         print(to_markdown(for_people(rows)), end="")
     else:
         _print_table(for_people(rows))
-    drawn = study.folder / PLOT
-    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
+    _say_where(study.folder)
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -17,6 +17,8 @@ def run(
     names = read_labels(labels)
     model = open_model(checkpoint, size)
     known = embed_labels(model, names, sentences)
+    if len(names) == 1:
+        say("note: one label alone is always certain: name others that it could be.")
     say(f"note: each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
     report(with_progress(lambda pictures, **more: zero_shot(model, pictures, known, top=top, **more), images), json)
 
@@ -24,6 +26,8 @@ def run(
 def read_labels(text: str) -> list[str]:
     """cat,dog; or a file with one a line."""
     path = Path(text).expanduser()
+    if not path.is_file() and "," not in text and (path.suffix == ".txt" or len(path.parts) > 1):
+        raise ValueError(f"--labels {text}: no such file. Write cat,dog, or name a file with one label a line.")
     lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
     names = [name.strip() for name in lines if name.strip()]
     if not names:

@@ -70,10 +70,10 @@ def attention_maps(
 
     From the class token only that row is computed; from others each asked layer's matrix lives for a moment.
 
-    In stages, the one who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
+    In stages, who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
     reduced key gets is spread evenly over the patches it stands on or holds, so that a map still sums to 1. Padding is
-    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers must
-    have equally many. None is "class" in layers that have that token, "mean" in others.
+    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers
+    must have equally many. None is "class" in layers that have that token, "mean" in others.
     """
     check_model(model)
     check_offered(["attention"], model.traceable)
@@ -144,7 +144,8 @@ def read_by_the_head(model: Any) -> str:
 def query_rows(model: Any, images: Tensor, query: Query) -> slice:
     """Which tokens of the list look; the rows of several are averaged."""
     prefix, (rows, columns) = (layout := model.layout(*images.shape[-2:])).prefix, layout.grid
-    who = asked(model, images, query) or read_by_the_head(model)
+    named = asked(model, images, query)
+    who = read_by_the_head(model) if named is None else named
     if who == "mean":
         return slice(len(prefix), len(prefix) + rows * columns)
     place = prefix.index(who) if isinstance(who, str) else len(prefix) + who
@@ -155,9 +156,11 @@ def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
     """The name of a token, "mean", or a patch's number; None where nobody is named."""
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
-    if query is None or query == "mean":
-        return query
+    if query is None:
+        return None
     if isinstance(query, str):
+        if query == "mean":
+            return query
         prefix = model.prefix if in_stages(model) else layout.prefix
         named = [name for name in ("class", "distillation") if name in prefix]
         if query not in named:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.explain.stages import check_one_grid
 from vitlab.layers.trace import Trace, check_offered
 
 
@@ -52,6 +53,7 @@ def attention_entropy(model: Any, images: Images, *, batch_size: int = 8) -> Ten
 def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
     """Distance and entropy; each layer's attention is summed up as it comes, so one at a time is all that is held."""
     check_model(model)
+    check_one_grid(model, "attention distance")
     check_offered(["attention"], model.traceable)
     total: Tensor | None = None
     count, tokens, uniform = 0, 0, 0.0

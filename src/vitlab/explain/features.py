@@ -20,19 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.attention_maps import query_rows
+from vitlab.explain.attention_maps import asked
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, wide
+from vitlab.explain.stages import Stages, in_stages
 from vitlab.images.read import EXTENSIONS, ImageError
 
 
 @torch.no_grad()
 def patch_tokens(model: Any, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
-    """(B, grid_h, grid_w, D): the patches' tokens after block `layer` and the final norm, on the CPU."""
+    """(B, grid_h, grid_w, D): the patches' tokens after block `layer` and the final norm, on the CPU.
+
+    In stages a token stands on several patches of the first one: each of them has it.
+    """
     check_model(model)
     parts = []
     for batch in batches(model, images, batch_size):
         with evaluating(model):
             (found,) = model.intermediate_features(batch.images, [layer], maps=True)  # (B, D, grid_h, grid_w)
+        if in_stages(model):
+            stages = Stages(model, *batch.images.shape[-2:])
+            found = stages.paint(wide(found).flatten(2), stages.layers[layer].stage)
         parts.append(wide(found).permute(0, 2, 3, 1).cpu())
     return torch.cat(parts)
 
@@ -88,7 +95,9 @@ def patch_similarity(
     part elsewhere; None takes each image's own.
     """
     batch = as_batch(model, images)
-    place = query_rows(model, batch.images, at).start - len(model.config.prefix)
+    place = asked(model, batch.images, at)
+    if not isinstance(place, int):
+        raise ValueError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
     if of is not None and not -len(batch) <= of < len(batch):
         raise ValueError(f"of={of} does not exist: there are images 0 to {len(batch) - 1}.")
     tokens = F.normalize(patch_tokens(model, batch, layer, batch_size=batch_size), dim=-1)

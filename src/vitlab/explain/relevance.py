@@ -224,7 +224,9 @@ def _relevance_in_stages(model: Any, images: Tensor, target: Target) -> Tensor:
         A, pick = trace.whole("attention", number)
         below = [trace["tokens", number - 1]] if number else []
         slope_A, *slopes = torch.autograd.grad(above, [A, *below], slope)
-        Abar = layer.windowed(pick((wide(slope_A) * wide(A.detach())).clamp(min=0))).mean(1)  # (B, windows, n, m), eq. 5
+        Abar = layer.windowed(pick((wide(slope_A) * wide(A.detach())).clamp(min=0))).mean(
+            1
+        )  # (B, windows, n, m), eq. 5
         parts = torch.full_like(row, layer.tokens - layer.prefix)  # N
         parts[:, : layer.prefix] = 1
         row = row + layer.look(parts * row, Abar)  # eq. 6

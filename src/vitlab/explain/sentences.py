@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitlab.explain.inputs import evaluating
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.text.tokenizer import its_tokenizer
 
 
 class Asked(nn.Module):
@@ -29,7 +30,7 @@ class Asked(nn.Module):
         self.clip = clip
         self.labels = list(dict.fromkeys(sentences))
         self.config = replace(clip.config.image, classes=len(self.labels))
-        ids = clip.tokenizer(self.labels).to(clip.log_scale.device)
+        ids = its_tokenizer(clip)(self.labels).to(clip.log_scale.device)
         with torch.no_grad(), evaluating(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 
@@ -37,7 +38,8 @@ class Asked(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("clip").image, name)
+            clip: Any = super().__getattr__("clip")
+            return getattr(clip.image, name)
 
     def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """(B, C, H, W) -> (B, sentences)."""
@@ -56,11 +58,6 @@ def ask(model: Any, sentences: str | Sequence[str]) -> Asked:
     if not hasattr(model, "encode_text"):
         raise ValueError(
             f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
-        )
-    if model.tokenizer is None:
-        raise ValueError(
-            "the model has no tokenizer, so it cannot read sentences: model.tokenizer = "
-            "vitlab.text.tokenizer.Tokenizer.read(FOLDER), with its tokenizer.json, or vocab.json and merges.txt."
         )
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inputs import wide
+from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
-from vitlab.models.hierarchy import Grid, Hierarchy, Merge
+from vitlab.models.hierarchy import Hierarchy
 
 Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): what part of a coarse place is in a fine one
 
@@ -31,6 +32,15 @@ Patches = tuple[int, int, int, int]  # left, top, right, bottom
 
 def in_stages(model: Any) -> bool:
     return isinstance(model, Hierarchy)
+
+
+def check_one_grid(model: Any, what: str) -> None:
+    """Refuse what is defined for one grid of patches."""
+    if in_stages(model):
+        raise ValueError(
+            f"{what} is defined for one grid of patches, and a {model.family} has one for each stage. Where its tokens "
+            "look show attention_maps and rollout: vitlab explain attention --query X,Y."
+        )
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,12 @@ class Layer:
         return int(column.min()), int(row.min()), int(column.max()) + 1, int(row.max()) + 1
 
 
+def _evenly(weights: Tensor) -> Tensor:
+    """Each row spread evenly over the places it reaches; at a border they may be fewer by one way than by another."""
+    reached = (weights > 0).double()
+    return reached / reached.sum(1, keepdim=True)
+
+
 class Stages:
     """All layers of a network for images of one size, and the ways between its grids."""
 
@@ -119,7 +135,7 @@ class Stages:
         for (fine, _), merge in pairs:
             cell = Merge(merge.stride, merge.stride, fill=merge.fill or merge.padding > 0)
             down, across = _axes(fine, cell)
-            stands.append((down @ stands[-1][0], across @ stands[-1][1]))
+            stands.append((_evenly(down @ stands[-1][0]), _evenly(across @ stands[-1][1])))
         self.stands = stands  # of each stage on the first one's grid
         self.strides = [merge.stride for merge in merges]
 
@@ -128,7 +144,7 @@ class Stages:
         return spread(row.unflatten(-1, self.grids[stage]), self.reads[stage - 1]).flatten(-2)
 
     def lay(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly over the place it stands on."""
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly on where it stands."""
         return spread(row.unflatten(-1, self.grids[stage]), self.stands[stage])
 
     def paint(self, row: Tensor, stage: int) -> Tensor:
@@ -156,6 +172,13 @@ class Sight(NamedTuple):
 
     who: Patches
     window: Patches | None  # None: everything
+
+
+def sights(model: Hierarchy, size: tuple[int, int], patch: int, layers: Sequence[int] | None = None) -> list[Sight]:
+    """Of each layer, in images of this size, the one of the token that a patch belongs to; for `draw.attention`."""
+    stages = Stages(model, *size)
+    chosen = stages.layers if layers is None else [stages.layers[number] for number in layers]
+    return [sight_of(stages, layer, patch) for layer in chosen]
 
 
 def sight_of(stages: Stages, layer: Layer, patch: int) -> Sight:
@@ -191,7 +214,9 @@ def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
             for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
         )
-        raise ValueError(f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.')
+        raise ValueError(
+            f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.'
+        )
     return counts.pop() if counts else 0
 
 
@@ -201,20 +226,18 @@ def spread(values: Tensor, axes: Axes) -> Tensor:
     return down.mT @ values @ across
 
 
-def shares(merge: Merge, length: int) -> np.ndarray:
-    """(coarse, fine), rows sum to 1: equal parts for all that a merging reads along one axis."""
-    found = np.zeros((merge.size(length), length))
-    for place, row in enumerate(found):
-        first = place * merge.stride - merge.padding
-        row[max(first, 0) : first + merge.kernel] = 1
-    return found / found.sum(1, keepdims=True)
+def _axes(grid: Grid, merge: Merge | Pool) -> Axes:
+    """Equal parts for all that a place is made of."""
+    found = []
+    for length in grid:
+        axis = torch.zeros(merge.size(length), length, dtype=torch.float64)
+        for place, (first, end) in enumerate(merge.spans(length)):
+            axis[place, first:end] = 1 / (end - first)
+        found.append(axis)
+    return found[0], found[1]
 
 
-def _axes(grid: Grid, merge: Merge) -> Axes:
-    return torch.from_numpy(shares(merge, grid[0])), torch.from_numpy(shares(merge, grid[1]))
-
-
-def _layer(at: Any, stage: int, device: torch.device) -> Layer:
+def _layer(at: Windows | Reduced, stage: int, device: torch.device) -> Layer:
     if isinstance(at, Windows):
         places = torch.from_numpy(at.places()).to(device)  # (windows, n)
         mask = at.mask(device)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, grid_of, wide
+from vitlab.explain.stages import check_one_grid, in_stages
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import Trace, check_offered
 
@@ -28,6 +29,8 @@ def filters(model: Any, n: int = 28) -> Tensor:
     The filters' mean is taken away first. A component's sign means nothing; its largest entry is made positive.
     """
     check_model(model)
+    if in_stages(model):
+        return _components(wide(model.embeds[0].proj.weight).cpu(), n)
     embed = getattr(model, "patch_embed", None)
     if not isinstance(embed, PatchEmbed):
         stem = isinstance(embed, ConvStem)
@@ -69,6 +72,7 @@ def _components(E: Tensor, n: int) -> Tensor:
 def position_similarity(model: Any) -> Tensor:
     """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored."""
     check_model(model)
+    check_one_grid(model, "position similarity")
     positions = getattr(model, "positions", None)
     if positions is None:
         kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
@@ -83,6 +87,7 @@ def position_similarity(model: Any) -> Tensor:
 def token_norms(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
     """(B, layers, tokens): the length of every token after every block, prefix tokens first."""
     check_model(model)
+    check_one_grid(model, "a list of token lengths")
     check_offered(["tokens"], model.traceable)
     parts = []
     for batch in batches(model, images, batch_size):

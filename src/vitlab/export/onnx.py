@@ -31,11 +31,23 @@ def save_onnx(program: ExportedProgram, path: Path, about: About) -> None:
     need("onnx", "onnxscript")
     names: dict[str, Any] = dict(input_names=[INPUTS[about.gives]], output_names=[OUTPUTS[about.gives]])
     with quiet():
-        found = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
+        more: dict[Any, Any] = {torch.ops.aten.sort.stable: _stable_sort}
+        found = torch.onnx.export(
+            program, dynamo=True, opset_version=OPSET, verbose=False, custom_translation_table=more, **names
+        )
         assert found is not None
         _forget_origin(found.model)
         found.model.metadata_props[KEY] = about.to_json()
         found.save(path)
+
+
+def _stable_sort(self: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """torch's exporter has none. Among equals, ONNX's TopK takes the first one first, so it is stable."""
+    import onnxscript
+
+    op: Any = onnxscript.opset20
+    count = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]), axis=0)  # (1,)
+    return op.TopK(self, count, axis=dim, largest=int(descending), sorted=1)
 
 
 def _forget_origin(model: Any) -> None:

@@ -41,7 +41,7 @@ def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = N
         else:
             if calibration is None or not len(calibration):
                 raise ValueError("static int8 is calibrated on real pictures: give some with --data SOURCE.")
-            reader = _Reader(_input_of(plain), calibration)
+            reader: Any = _Reader(_input_of(plain), calibration)
             quantize_static(
                 *(plain, target, reader),
                 quant_format=QuantFormat.QDQ,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.export.about import about_model
+from vitlab.export.about import Gives, about_model
 from vitlab.export.fold import folded
 from vitlab.export.onnx import Session, save_onnx
 from vitlab.export.opened import size_of_file
@@ -48,7 +48,8 @@ class Workshop:
 
     def __init__(self, model: Any, calibration: Tensor | None = None):
         """`calibration` (B, C, H, W): prepared real pictures, for int8_static."""
-        self.model, self.gives, self.calibration = model.eval(), what_it_gives(model), calibration
+        self.model, self.calibration = model.eval(), calibration
+        self.gives: Gives = what_it_gives(model)
         self._folder = tempfile.TemporaryDirectory(prefix="vitlab-")
         self._made: dict[tuple[str, str | None], Any] = {}
 

@@ -94,17 +94,23 @@ def open_data(
     `captions`: where a source may be read either way, its texts are captions, and not the names of classes.
     """
     _check_numbers(val_fraction, per_class, fraction)
-    known = {_plain(name): name for name in SOURCES}
-    name = known.get(_plain(source), source) if not _looks_like_path(source) else source
-    if name in SOURCES:
-        splits = _open_named(name, None if path is None else Path(path).expanduser(), download)
-    elif path is not None:
-        raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
-    else:
-        splits = _open_path(source, captions)
+    name, splits = open_splits(source, path=path, captions=captions, download=download)
     if isinstance(splits.train, Captioned):
         return _finish_captioned(name, splits, seed, val_fraction, per_class, fraction)
     return _finish(name, splits, seed, val_fraction, per_class, fraction)
+
+
+def open_splits(
+    source: str, *, path: str | None = None, captions: bool = False, download: bool = True
+) -> tuple[str, Splits]:
+    """The source's name, and what it holds, before anything is split off or left out."""
+    known = {_plain(name): name for name in SOURCES}
+    name = known.get(_plain(source), source) if not _looks_like_path(source) else source
+    if name in SOURCES:
+        return name, _open_named(name, None if path is None else Path(path).expanduser(), download)
+    if path is not None:
+        raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
+    return name, _open_path(source, captions)
 
 
 def open_digits() -> Splits:

@@ -1,6 +1,6 @@
 """Attention to fewer keys: every token asks, but keys stand on a coarser grid, each made of a block of tokens.
 
-Spatial-reduction attention of PVT (arXiv:2102.12122, sec. 3.3), which PVT v2 and Twins have too. `Reduced` says where
+Spatial-reduction attention of PVT (arXiv:2102.12122, sec. 3), which PVT v2 and Twins have too. `Reduced` says where
 queries and keys stand; the same object tells `explain` which tokens a key holds.
 """
 
@@ -76,7 +76,7 @@ class Reduced:
 class ReducedAttention(Heads):
     """SRA, eqs. 1-4 of PVT: softmax(Q K^T / sqrt(d)) V, with K and V of SR(x), a convolution of R x R and a norm.
 
-    With a Pool it is the linear attention of PVT v2 (sec. 3.1): the mean of each share, a matrix, norm and GELU.
+    With a Pool it is the linear attention of PVT v2 (sec. 3): the mean of each share, a matrix, norm and GELU.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ from vitlab.models.hierarchy import (
     new_head,
 )
 
-POOLED = 7  # keys on a side in the linear attention of PVT v2, sec. 3.1
+POOLED = 7  # keys on a side in the linear attention of PVT v2, sec. 3
 REDUCED_KINDS = tuple(  # what a block with reduced keys shows
     found for kind in BLOCK_KINDS for found in (("q", "reduced", "kv") if kind == "qkv" else (kind,))
 )
@@ -87,7 +87,7 @@ class PVTConfig(StagedConfig):
 
 @dataclass(frozen=True)
 class PVTv2Config(PVTConfig):
-    """The same options; `patch_size` is the first stride S, of patches of 2S - 1 (sec. 3.2)."""
+    """The same options; `patch_size` is the first stride S, of patches of 2S - 1 (sec. 3)."""
 
     linear: bool = False  # keys are pooled to 7 x 7 whatever the size, and `reductions` are not used: the paper's "Li"
     fixed = (*PVTConfig.fixed, "linear")
@@ -102,13 +102,13 @@ class PVTv2Config(PVTConfig):
 
 
 WIDE: dict[str, Any] = dict(widths=(64, 128, 320, 512))
-VARIANTS: dict[str, dict[str, Any]] = {  # Table 1 of PVT; later rows differ in depth alone
+VARIANTS: dict[str, dict[str, Any]] = {  # of PVT; they differ in depth alone
     "tiny": dict(depths=(2, 2, 2, 2)),
     "small": dict(depths=(3, 4, 6, 3)),
     "medium": dict(depths=(3, 4, 18, 3)),
     "large": dict(depths=(3, 8, 27, 3)),
 }
-VARIANTS_V2: dict[str, dict[str, Any]] = {  # Table 1 of PVT v2
+VARIANTS_V2: dict[str, dict[str, Any]] = {  # of PVT v2
     "b0": dict(widths=(32, 64, 160, 256), depths=(2, 2, 2, 2)),
     "b1": dict(**WIDE, depths=(2, 2, 2, 2)),
     "b2": dict(**WIDE, depths=(3, 4, 6, 3)),
@@ -151,7 +151,7 @@ def conv_embeds(c: PVTConfig) -> nn.ModuleList:
 
 class ConvMLP(nn.Module):
     """D -> hidden -> D with a 3 x 3 convolution of each hidden channel between, which tells tokens of their neighbours
-    and, by the zeros around the map, where they stand (PVT v2, sec. 3.3).
+    and, by the zeros around the map, where they stand (PVT v2, sec. 3).
     """
 
     def __init__(self, width: int, hidden: int, *, activation: Activation, dropout: float, relu: bool):
@@ -199,7 +199,7 @@ def pvt_stages(c: PVTConfig) -> nn.ModuleList:
 
 
 class PVT(Hierarchy):
-    """Patches with positions; then blocks; and so on, each stage from the map of the one before (fig. 3). A class token
+    """Patches with positions; then blocks; and so on, each stage from the map of the one before. A class token
     joins in the last stage.
     """
 
@@ -219,8 +219,9 @@ class PVT(Hierarchy):
         for stage, (embed, width) in enumerate(zip(self.embeds, c.widths, strict=True)):
             grid = c.grids(*c.image_size)[stage]
             embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.resize_rule)
-        self.embeds[last].class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
-        nn.init.trunc_normal_(self.embeds[last].class_token, std=0.02)
+        class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
+        nn.init.trunc_normal_(class_token, std=0.02)
+        self.embeds[last].class_token = class_token
         self.dropout = nn.Dropout(c.dropout)
         self.stages = pvt_stages(c)
         self.norm = nn.LayerNorm(c.widths[-1], eps=c.eps)
@@ -241,7 +242,7 @@ class PVT(Hierarchy):
             embed: Any = self.embeds[stage]
             z = mark_embed(stage, embed(x), trace, steps)  # (B, N, D)
             if stage == len(self.stages) - 1:
-                z = torch.cat([embed.class_token.expand(len(z), -1, -1), z], dim=1)  # (B, 1 + N, D)
+                z = torch.cat([embed.class_token.expand(z.shape[0], -1, -1), z], dim=1)  # (B, 1 + N, D)
             z = self.dropout(mark(steps[0].at, "positions", z + embed.positions(grid, like=z)))
             for step in steps:
                 z = self.run_block(step, z)

@@ -50,12 +50,12 @@ class TwinsConfig(PVTConfig):
         return self.window > 0
 
     def local(self, number: int) -> bool:
-        """Whether block `number` of a stage looks in windows (LSA), or at reduced keys (GSA), sec. 3.2."""
+        """Whether block `number` of a stage looks in windows (LSA), or at reduced keys (GSA), sec. 3."""
         return self.windowed and number % 2 == 0
 
 
 SVT: dict[str, Any] = dict(window=7, mlp_ratios=(4, 4, 4, 4))
-VARIANTS: dict[str, dict[str, Any]] = {  # PCPVT: Table 1, the sizes of PVT; SVT: Table 2
+VARIANTS: dict[str, dict[str, Any]] = {  # PCPVT has the sizes of PVT
     "pcpvt_small": dict(depths=(3, 4, 6, 3)),
     "pcpvt_base": dict(depths=(3, 4, 18, 3)),
     "pcpvt_large": dict(depths=(3, 8, 27, 3)),
@@ -89,7 +89,7 @@ class PositionConv(nn.Module):
 
 class Twins(Hierarchy):
     """Patches; then blocks, with positions after the first; and so on, each stage from the map of the one before; norm,
-    mean, head (figs. 1 and 2).
+    mean, head.
     """
 
     family = "twins"
@@ -124,7 +124,7 @@ class Twins(Hierarchy):
         for stage, (steps, grid) in enumerate(self.steps(images, trace)):
             z = self.dropout(mark_embed(stage, self.embeds[stage](x), trace, steps))  # (B, N, D)
             for number, step in enumerate(steps):
-                z = self.run_block(step, z)  # eq. 1
+                z = self.run_block(step, z)
                 if number == 0:
                     z = mark(step.at, "positions", self.positions[stage](z, grid))
             yield z, grid

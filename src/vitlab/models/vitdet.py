@@ -21,8 +21,8 @@ from vitlab.models.vit import VisionTransformer
 class MapNorm(nn.LayerNorm):
     """LayerNorm over the channels of each place of a map."""
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+    def forward(self, input: Tensor) -> Tensor:  # (B, C, H, W)
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
 class SimplePyramid(nn.Module):

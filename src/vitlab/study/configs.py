@@ -8,21 +8,16 @@ The same command again goes on where it was stopped; with more values it trains 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.native import write_whole
 from vitlab.study.cells import Outcome, check_cells, run_cells
+from vitlab.study.folder import ABOUT, PLOT, read_about, without_matplotlib, write_about
 from vitlab.study.grid import Grid, as_typed, file_safe, read_grid
 from vitlab.study.table import group, rows, write_tables
 from vitlab.training.loop import Show, Silent
 from vitlab.training.recipe import Recipe, difference, from_tables, to_tables
-from vitlab.version import __version__
-
-ABOUT, PLOT = "study.json", "plot.png"
 
 
 @dataclass(frozen=True)
@@ -57,16 +52,14 @@ def study_configs(
     _check_folder(folder, grid)
     for note in check_cells(grid.cells, folder):
         show.note(note)
-    folder.mkdir(parents=True, exist_ok=True)
-    about = {"study": "configs", "recipe": name, "axes": grid.axes, "command": command, "vitlab": __version__}
-    text = json.dumps({**about, "base": to_tables(grid.base)}, indent=2, ensure_ascii=False) + "\n"
-    write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"))
+    write_about(folder, "configs", {"recipe": name, "axes": grid.axes, "base": to_tables(grid.base)}, command)
     order = {cell.name: number for number, cell in enumerate(grid.cells)}
     outcomes: list[Outcome] = []
     for outcome in run_cells(grid.cells, folder, show):
         outcomes = sorted([*outcomes, outcome], key=lambda outcome: order[outcome.cell.name])
         write_tables(folder, outcomes)  # after each run, so that a long study can be looked at
-    _draw(folder, name, outcomes, show)
+    for note in without_matplotlib(lambda: _draw(folder, name, outcomes)):
+        show.note(note)
     return Study(folder, outcomes)
 
 
@@ -76,11 +69,9 @@ def default_folder(name: str, grid: Grid) -> Path:
 
 def _check_folder(folder: Path, grid: Grid) -> None:
     """A folder belongs to one study, which may grow."""
-    if not (folder / ABOUT).is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} is there already and holds no study. Take another: --dir studies/NAME.")
+    old = read_about(folder, "configs")
+    if not old:
         return
-    old = read_json(folder / ABOUT)
     try:
         axes: dict[str, list[Any]] = {key: list(values) for key, values in old["axes"].items()}
         lines = difference(from_tables(old["base"]), grid.base)
@@ -102,12 +93,8 @@ def _check_folder(folder: Path, grid: Grid) -> None:
         )
 
 
-def _draw(folder: Path, name: str, outcomes: list[Outcome], show: Show) -> None:
-    if not any(outcome.result for outcome in outcomes):
-        return
-    try:
-        from vitlab.study.plot import draw
+def _draw(folder: Path, name: str, outcomes: list[Outcome]) -> None:
+    from vitlab.study.plot import draw
 
+    if any(outcome.result for outcome in outcomes):
         draw(group(outcomes), folder / PLOT, name)
-    except ImportError:
-        show.note(f"{PLOT} is not drawn: that needs matplotlib, which is not installed: pip install matplotlib.")

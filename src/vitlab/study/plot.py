@@ -13,12 +13,13 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from matplotlib.transforms import ScaledTranslation
 
 from vitlab.checkpoints.native import write_whole
 from vitlab.images.fonts import families
 from vitlab.study.grid import as_typed, label
+from vitlab.study.scaling import ScalingStudy
 from vitlab.study.ssl import HERE, SSLStudy
 from vitlab.study.table import Group
 from vitlab.study.tokens import TokenStudy, Way
@@ -104,6 +105,56 @@ def draw_tokens(study: TokenStudy, path: Path) -> Figure:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
+        write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
+    return figure
+
+
+def draw_scaling(study: ScalingStudy, path: Path) -> Figure:
+    """Time and memory as measured, and MACs as counted, over the image's side; both axes logarithmic."""
+    sizes = sorted({point.size for point in study.points})
+    text = "".join(study.models)
+    with rc_context({"font.family": families(text), "text.usetex": False, "text.parse_math": False}):
+        figure = Figure(figsize=(13, 6.2), dpi=130, layout="constrained")
+        spent, held, counted = figure.subplots(1, 3)
+        for number, ((name, points), growth) in enumerate(zip(study.models.items(), study.growth, strict=True)):
+            x = [point.size for point in points]
+            style: dict[str, Any] = dict(color=f"C{number % 10}", marker="osD^v"[number % 5], markersize=4)
+            style["linestyle"] = ("-", "--")[number % 2]  # so that one line on another is seen
+
+            def called(over_all: float, end: float | None, name: str = name) -> str:
+                return f"{_cut(name)}: {over_all:.2f}, {end:.2f}"
+
+            low, median, high = ([1000 * p.quartiles[i] for p in points] for i in range(3))
+            around = [[b - a for a, b in zip(*pair, strict=True)] for pair in ((low, median), (median, high))]
+            bars = dict(yerr=around, capsize=2, label=called(growth.time, growth.time_end))
+            spent.errorbar(x, median, **bars, **style)
+            if growth.memory is not None:
+                most = [(p.peak or 0) / 1e6 for p in points]
+                held.plot(x, most, label=called(growth.memory, growth.memory_end), **style)
+            counted.plot(x, [p.macs / 1e9 for p in points], label=called(growth.macs, growth.macs_end), **style)
+            if growth.attention is not None:
+                faint = {**style, "linestyle": ":", "marker": "", "label": f"its attention: {growth.attention:.2f}"}
+                counted.plot(x, [p.attention_macs / 1e9 for p in points], **faint)
+        threads = f"{study.threads} thread{'s' if study.threads > 1 else ''}"
+        batch = f"{study.batch} image{'s' if study.batch > 1 else ''}"
+        titles = (f"time of {batch}, {threads}: ms", "memory of the pass: MB", "formula: GMACs")
+        for axes, title in zip((spent, held, counted), titles, strict=True):
+            axes.set(xscale="log", yscale="log", xlabel="side of the image: pixels")
+            axes.set_title(title, loc="left", fontsize=10)
+            axes.xaxis.set_major_locator(FixedLocator(sizes))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            below: dict[str, Any] = dict(loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False, alignment="left")
+            axes.legend(
+                title="k of cost ~ pixels^k: over all sizes, between the two largest",
+                fontsize=8,
+                title_fontsize=8,
+                **below,
+            )
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
         write_whole(path, lambda temporary: figure.savefig(temporary, format="png"))
     return figure
 

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
-from vitlab.checkpoints.native import write_together, write_whole
+from vitlab.checkpoints.native import write_whole
 from vitlab.images.datasets import Data
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest
 from vitlab.models.registry import find
 from vitlab.study.cells import Outcome, check_cells, run_cells
 from vitlab.study.encoders import Encoder, encoder_of, read_encoders
+from vitlab.study.folder import ANOTHER, PLOT, read_about, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import Cell, file_safe
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
@@ -41,12 +42,10 @@ from vitlab.training.loop import Show, Silent
 from vitlab.training.presets import find_recipe, recipes
 from vitlab.training.recipe import ModelRecipe, Recipe, from_tables, with_settings, with_value
 from vitlab.training.runs import to_csv, to_markdown
-from vitlab.version import __version__
 
 METHODS = ("mae", "dino")
 PRETRAINED, TUNED, SCRATCH = "pretrained", "fine-tuned", "from-scratch"
 HERE = "pre-trained here"
-PLOT = "plot.png"
 BY_SOURCE = {"cifar100": "cifar10"}  # whose recipe serves; a folder has its own
 PLAIN = {  # augmentation of the few labelled pictures
     "digits": {"crop": "padded", "padding": 1, "border": "zeros"},
@@ -167,7 +166,8 @@ def study_ssl(
                 break
             _write(study)
     _write(study)
-    _draw(study, show)
+    for note in without_matplotlib(lambda: _draw(study)):
+        show.note(note)
     return study
 
 
@@ -266,33 +266,19 @@ def _judge(path: Path, name: str, look: Callable[[], tuple[Features, Features]],
 
 def _keep(folder: Path, about: dict[str, Any], command: str) -> None:
     """A folder belongs to one study; its runs themselves refuse another recipe."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "study.json").is_file())):
-        raise ValueError(f"{folder} is there already and holds no study. Take another: --dir studies/NAME.")
-    if (folder / "study.json").is_file() and read_json(folder / "study.json").get("study") != "ssl":
-        raise ValueError(f"{folder} holds another study. Take another folder: --dir studies/NAME.")
-    old = read_json(folder / "study.json").get("encoders", {}) if (folder / "study.json").is_file() else {}
+    old = read_about(folder, "ssl").get("encoders", {})
     for method, asked in about["encoders"].items():
         before = old.get(method, HERE if (folder / f"{method}-{PRETRAINED}").exists() else asked)
         if before != asked:
             raise ValueError(
-                f"{folder}: the encoder of {method} is there ({before}), and another is asked for ({asked}). "
-                "Take another folder: --dir studies/NAME."
+                f"{folder}: the encoder of {method} is there ({before}), and another is asked for ({asked}). {ANOTHER}"
             )
-    about["encoders"] = {**old, **about["encoders"]}
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"study": "ssl", "command": command, "vitlab": __version__, **about}, indent=2) + "\n"
-    write_whole(folder / "study.json", lambda path: path.write_text(text, encoding="utf-8"))
+    write_about(folder, "ssl", {**about, "encoders": {**old, **about["encoders"]}}, command)
 
 
 def _write(study: SSLStudy) -> None:
     table = to_markdown([_for_people(row) for row in study.rows]) + "".join(f"\n{note}\n" for note in study.notes)
-    texts = {"results.csv": to_csv(study.rows), "table.md": table}
-    write_together(
-        {
-            study.folder / name: (lambda path, text=text: path.write_text(text, encoding="utf-8"))
-            for name, text in texts.items()
-        }
-    )
+    write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, str]:
@@ -307,10 +293,7 @@ def _for_people(row: dict[str, Any]) -> dict[str, str]:
     return shown
 
 
-def _draw(study: SSLStudy, show: Show) -> None:
-    try:
-        from vitlab.study.plot import draw_ssl
+def _draw(study: SSLStudy) -> None:
+    from vitlab.study.plot import draw_ssl
 
-        draw_ssl(study, study.folder / PLOT)
-    except ImportError:
-        show.note(f"{PLOT} is not drawn: that needs matplotlib, which is not installed: pip install matplotlib.")
+    draw_ssl(study, study.folder / PLOT)

@@ -9,7 +9,6 @@ process, so that whatever else the machine does meets all alike. The speed-up is
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -25,20 +24,18 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.checkpoints.native import write_together
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.reduce import reducer_of
+from vitlab.study.folder import PLOT, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import file_safe
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluating, look_at_all
 from vitlab.training.labels import class_order
 from vitlab.training.runs import to_csv, to_markdown
-from vitlab.version import __version__
 
 ALL = "all tokens"
-PLOT = "plot.png"
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of the patches that ToMe merges away, over all layers
 KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5)  # at each of three layers: EViT, and dropping at random
 
@@ -117,7 +114,7 @@ def study_tokens(
     title = f"{Path(checkpoint).parent.name or checkpoint} on {Path(source).name}"
     study = TokenStudy(folder, title, len(batch_of), found, list(report.notes))
     _write(study, {"checkpoint": checkpoint, "source": source, "pictures": len(pictures)}, command)
-    _draw(study)
+    study.notes += without_matplotlib(lambda: _draw(study))
     return study
 
 
@@ -178,19 +175,9 @@ def _time(model: Any, images: Tensor, ways: list[Way], reducers: dict[str, Reduc
 
 
 def _write(study: TokenStudy, about: dict[str, Any], command: str) -> None:
-    study.folder.mkdir(parents=True, exist_ok=True)
-    about = {"study": "tokens", "command": command, "vitlab": __version__, "batch": study.batch, **about}
-    texts = {
-        "study.json": json.dumps(about, indent=2) + "\n",
-        "results.csv": to_csv(study.rows),
-        "table.md": to_markdown([for_people(row) for row in study.rows]),
-    }
-    write_together(
-        {
-            study.folder / name: (lambda path, text=text: path.write_text(text, encoding="utf-8"))
-            for name, text in texts.items()
-        }
-    )
+    write_about(study.folder, "tokens", {"batch": study.batch, **about}, command)
+    table = to_markdown([for_people(row) for row in study.rows])
+    write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
 
 
 def for_people(row: dict[str, Any]) -> dict[str, str | int]:
@@ -206,11 +193,6 @@ def for_people(row: dict[str, Any]) -> dict[str, str | int]:
 
 
 def _draw(study: TokenStudy) -> None:
-    try:
-        from vitlab.study.plot import draw_tokens
+    from vitlab.study.plot import draw_tokens
 
-        draw_tokens(study, study.folder / PLOT)
-    except ImportError:
-        study.notes.append(
-            f"{PLOT} is not drawn: that needs matplotlib, which is not installed: pip install matplotlib."
-        )
+    draw_tokens(study, study.folder / PLOT)

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.text.tokenizer import its_tokenizer
+
 LISTS = {
     "train": (
         "a {}",
@@ -88,16 +90,12 @@ def class_embeddings(model: Any, labels: Sequence[str], templates: Sequence[str]
     """(K, E): for each label the mean of its sentences' embeddings, made of unit length again."""
     if not hasattr(model, "encode_text"):
         raise ValueError(f"a model of the family {model.family} reads no words: this needs a CLIP.")
-    if model.tokenizer is None:
-        raise ValueError(
-            "the model has no tokenizer, so it cannot read words: model.tokenizer = vitlab.text.tokenizer."
-            'Tokenizer.read("tokenizer.json").'
-        )
+    tokenizer = its_tokenizer(model)
     if not labels or not all(label.strip() for label in labels):
         raise ValueError("labels must not be empty: name what may be in the pictures, e.g. cat,dog.")
     device, found = next(model.parameters()).device, []
     with torch.no_grad():
         for label in labels:
-            ids = model.tokenizer([fill(template, label) for template in templates]).to(device)
+            ids = tokenizer([fill(template, label) for template in templates]).to(device)
             found.append(model.encode_text(ids).float().mean(dim=0))  # (E,)
     return F.normalize(torch.stack(found), dim=1)

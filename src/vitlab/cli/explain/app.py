@@ -49,7 +49,9 @@ def attention(
     layers: Annotated[str | None, typer.Option(metavar="0,5,-1|all", help="Which layers; -1 is the last.")] = None,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="0,3|mean|all", help="Which heads. Default: all, or mean where layers have unlike numbers."),
+        typer.Option(
+            metavar="0,3|mean|all", help="Which heads. Default: all, or mean where layers have unlike numbers."
+        ),
     ] = None,
     query: Annotated[
         str | None,

@@ -17,14 +17,14 @@ from vitlab.explain.inputs import evaluating
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import check_classes, class_numbers
 from vitlab.explain.rollout import rollout as attention_rollout
-from vitlab.explain.stages import Stages, heads_of, in_stages, sight_of
+from vitlab.explain.stages import heads_of, in_stages, sights
 
 TOKENS = {"cls": "class", "class": "class", "distillation": "distillation", "mean": "mean"}
 GRADIENTS = ("relevance", "grad_cam", "gradient_x_input")
 SIGNED = "gradient_x_input"  # speaks for a class, and against it
 COMPARED = "attention,rollout,relevance,grad_cam"
 COLUMNS = 12  # layers of a sheet with several pictures
-IN_STAGES = "Blue: the token that looks, of each layer's own grid. White: its window."
+TOKEN = "Blue: the token that looks, of each layer's own grid."
 
 
 def attention(options: Options, layers: str | None, heads: str | None, query: str | None) -> None:
@@ -51,15 +51,15 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
     who = _who(job, query, point)
     found = {"maps": maps, "prefix": before, "layers": numbers, "query": who}
     found["heads"] = which or ["mean"]
-    sights = None
+    seen = None
     if staged:
-        stages = Stages(job.model, *job.views[0].size)
-        layers_of = [stages.layers[n] for n in numbers]
-        found |= {"padding": before[..., -1], "prefix": before[..., :-1], "stage": [at.stage for at in layers_of]}
+        found |= {"padding": before[..., -1], "prefix": before[..., :-1]}
+        found["stage"] = [job.model.config.stage_of(n) for n in numbers]
         if point is not None:
-            sights = [[sight_of(stages, at, patch or 0) for at in layers_of] for patch in patches]
-            found["query_box"] = [[one.who for one in row] for row in sights]
-            found["query_window"] = [[one.window or (0, 0, *stages.grids[0][::-1]) for one in row] for row in sights]
+            seen = [sights(job.model, view.size, p or 0, numbers) for view, p in zip(job.views, patches, strict=True)]
+            rows, columns = job.views[0].grid
+            found["query_box"] = [[one.who for one in row] for row in seen]
+            found["query_window"] = [[one.window or (0, 0, columns, rows) for one in row] for row in seen]
     if point is not None:
         found["query_patch"] = patches
 
@@ -73,8 +73,9 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
 
     single = len(which) == 1 and np.max(job.model.config.heads) > 1
     title = f"Attention of {who}" + (f", head {which[0]}" if single else "")
-    told = IN_STAGES if sights is not None else ""
-    drawn: dict[str, Any] = dict(layers=numbers, heads=which or None, patches=patches, sights=sights, note=told)
+    windows = any(one.window for row in seen or [] for one in row)
+    told = "" if seen is None else TOKEN + (" White: its window." if windows else "")
+    drawn: dict[str, Any] = dict(layers=numbers, heads=which or None, patches=patches, sights=seen, note=told)
     figure = lambda: draw.attention(job.views, maps, title=title, **drawn)
     finish(job, figure, found, page, {"query": who, "layers": numbers})
 
@@ -177,7 +178,9 @@ def _who(job: Job, query: str | None, point: tuple[float, float] | None) -> str:
     token = TOKENS.get(query or "") or read_by_the_head(job.model)
     if token == "mean":
         return "all patches (mean)"
-    return f"the {token} token" + (", before its stage all patches (mean)" if query is None and in_stages(job.model) else "")
+    return f"the {token} token" + (
+        ", before its stage all patches (mean)" if query is None and in_stages(job.model) else ""
+    )
 
 
 def _equal_heads(model: Any, layers: Any) -> bool:

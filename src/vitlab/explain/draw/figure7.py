@@ -16,6 +16,7 @@ from vitlab.explain.distance import attention_statistics
 from vitlab.explain.draw.sheet import INK, LINE, MARGIN, SOFT, Sheet
 from vitlab.explain.draw.view import View, overlay
 from vitlab.explain.inputs import Images, check_model
+from vitlab.explain.stages import in_stages
 from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 from vitlab.layers.patches import ConvStem
 
@@ -95,8 +96,11 @@ def _filters(model: Any) -> dict[str, Any]:
     """Of the patches, or of the first layer of a convolutional stem."""
     if isinstance(getattr(model, "patch_embed", None), ConvStem):
         return {"stem_filters": stem_filters(model).numpy()}
-    P, C, D = model.config.patch_size, model.config.channels, model.config.width
-    return {"filters": filters(model, min(FILTERS, D - 1, P * P * C)).numpy()}
+    if in_stages(model):
+        D, values = len(model.embeds[0].proj.weight), model.embeds[0].proj.weight[0].numel()
+    else:
+        D, values = model.config.width, model.config.patch_size**2 * model.config.channels
+    return {"filters": filters(model, min(FILTERS, D - 1, values)).numpy()}
 
 
 def _similarity(model: Any) -> dict[str, Any]:

@@ -94,7 +94,12 @@ def heat(
     at = own_marks or [[(m, ())] * len(columns) for m in marks]
     cells = [
         [
-            Cell(_laid(found[i], own[i], smooth, name in signed, side), at[i][j][0], captions[i][j] if captions else "", at[i][j][1])
+            Cell(
+                _laid(found[i], own[i], smooth, name in signed, side),
+                at[i][j][0],
+                captions[i][j] if captions else "",
+                at[i][j][1],
+            )
             for j, (name, (own, found)) in enumerate(columns.items())
         ]
         for i in shown

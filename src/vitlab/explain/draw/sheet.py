@@ -182,10 +182,11 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
         x, y = x + (w - pw) / 2, y + (h - ph) / 2
     sheet.picture(x, y, pw, ph, cell.pixels)
     looks = [*(("white", 0.9, frame) for frame in cell.frames), *((MARK, 1.1, mark) for mark in cell.marks)]
-    for colour, thick, (l, t, r, b) in looks:
-        l, t, r, b = max(l, 0), max(t, 0), min(r, 1), min(b, 1)  # noqa: E741
-        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, "black", 2 * thick)
-        sheet.outline(x + l * pw, y + t * ph, (r - l) * pw, (b - t) * ph, colour, thick)
+    for colour, thick, box in looks:
+        left, top, right, bottom = (min(max(share, 0), 1) for share in box)
+        place = (x + left * pw, y + top * ph, (right - left) * pw, (bottom - top) * ph)
+        sheet.outline(*place, "black", 2 * thick)
+        sheet.outline(*place, colour, thick)
     return pw
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, wide
+from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, grid_of, wide
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
 
@@ -33,9 +33,19 @@ class View:
     name: str = ""
     label: str | None = None
     probability: float | None = None
+    patches: tuple[int, int] | None = None  # rows and columns; None: as many as cover the input
 
     @property
     def grid(self) -> tuple[int, int]:
+        return self.patches or self._covering
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """(H, W) of what the patches lie on: the input, or less where the network leaves a rest that fills none."""
+        return min(self.size[0], self.grid[0] * self.patch_size), min(self.size[1], self.grid[1] * self.patch_size)
+
+    @property
+    def _covering(self) -> tuple[int, int]:
         return math.ceil(self.size[0] / self.patch_size), math.ceil(self.size[1] / self.patch_size)
 
     @property
@@ -45,7 +55,7 @@ class View:
 
     def patch_under(self, x: float, y: float) -> int:
         """The number of the patch (row by row) that shows pixel (x, y) of the original picture."""
-        (H, W), (h, w) = self.geometry.original, self.size
+        (H, W), (h, w) = self.geometry.original, self.read
         if not (0 <= x < W and 0 <= y < H):
             raise ValueError(
                 f"{self.name or 'the picture'}: ({x:g}, {y:g}) lies outside the picture, which is {W} x {H} pixels: "
@@ -89,7 +99,7 @@ def views(model: Any, images: Images, names: Sequence[str] | None = None, *, bat
         geometries = [Geometry(size, size, 0, 0)] * len(batch)
     answers = answers_of(model, batch, batch_size=batch_size)
     return [
-        View(_at_most(picture, LARGEST), geometry, size, model.config.patch_size, name, *answer)
+        View(_at_most(picture, LARGEST), geometry, size, model.config.patch_size, name, *answer, grid_of(model, batch))
         for picture, geometry, name, answer in zip(pictures, geometries, names, answers, strict=True)
     ]
 
@@ -124,8 +134,9 @@ def spread(heat: np.ndarray, view: View, shape: tuple[int, int] | None = None, *
     across = _weights(x / side, heat.shape[1], smooth)  # (W, grid_w)
     found = np.einsum("yi,ij...,xj->yx...", down, heat.astype(np.float64), across, optimize=True)
     found = found.clip(heat.min(axis=(0, 1)), heat.max(axis=(0, 1)))  # cubics overshoot
-    found[(y < 0) | (y >= view.size[0])] = np.nan
-    found[:, (x < 0) | (x >= view.size[1])] = np.nan
+    height, width = view.size if side == 1 else view.read
+    found[(y < 0) | (y >= height)] = np.nan
+    found[:, (x < 0) | (x >= width)] = np.nan
     return found
 
 

@@ -1,0 +1,211 @@
+"""What the pages are made of: a template, pictures, and numbers packed into it; and what goes into its size."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.explain.draw.view import DIM, FAINT, STRONG, View, colours_at, drawn
+from vitlab.version import __version__
+
+LIMIT = 5_000_000  # bytes
+SIDE = 560  # of a picture in the page
+WORDS: dict[str, dict[str, Any]] = {
+    "attention": {
+        "percent": True,
+        "verb": "looks",
+        "at": "at",
+        "layer_label": "layer",
+        "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where that patch looks. "
+        "Click to hold it.",
+        "grid_hint": "Every layer and head (M is their mean). Click one to enlarge it.",
+    },
+    "likeness": {
+        "percent": False,
+        "verb": "is like",
+        "at": "",
+        "layer_label": "layer",
+        "hint": "Move over the picture, touch it, or use the arrow keys: the heat is what is like that patch. "
+        "Click to hold it.",
+        "grid_hint": "",
+    },
+    "maps": {
+        "percent": False,
+        "verb": "",
+        "at": "",
+        "layer_label": "map",
+        "hint": "Move over the picture, touch it, or use the arrow keys to read a patch's value. Click to hold it.",
+        "grid_hint": "All maps. Click one to enlarge it.",
+    },
+}
+
+
+def fit(
+    pictures: Sequence[str], layers: list[int], heads: list[int], one: float, limit: int
+) -> tuple[int, list[int], bool, str]:
+    """How many pictures, which layers, and whether single heads: as much as goes into the page, and what does not."""
+    left_out = []
+    room = limit - 60_000  # the page itself
+    columns = len(heads) + (len(heads) > 1) or 1
+
+    def fits(count: int, depth: int, wide: int) -> bool:
+        return sum(map(len, pictures[:count])) + count * depth * wide * one <= room
+
+    B, single = len(pictures), bool(heads)
+    if single and not fits(B, len(layers), columns):
+        single, columns = False, 1
+        left_out.append("single heads (their mean is shown)")
+    if not fits(B, len(layers), columns):
+        most = max((n for n in range(1, len(layers) + 1) if fits(B, n, columns)), default=1)
+        chosen = sorted({len(layers) - 1 - round(i) for i in np.linspace(0, len(layers) - 1, most)})
+        left_out.append(f"layers {', '.join(str(n) for i, n in enumerate(layers) if i not in chosen)}")
+        layers = [layers[i] for i in chosen]
+    while B > 1 and not fits(B, len(layers), columns):
+        B -= 1
+    if len(pictures) > B:
+        left_out.append(f"{len(pictures) - B} of {len(pictures)} pictures")
+    check_one(len(pictures[0]) + one, room)
+    if not left_out:
+        return B, layers, single, ""
+    note = f"Left out to keep this page below {limit / 1e6:.0f} MB: {'; '.join(left_out)}. "
+    return B, layers, single, note + "Ask for fewer layers or heads to see them: --layers -1 --heads 0,1."
+
+
+def check_one(size: float, limit: float) -> None:
+    if size > limit:
+        raise ValueError(
+            f"one layer of one picture has {size / 1e6:.1f} MB, more than the {limit / 1e6:.1f} MB that a page may "
+            "hold: use a smaller input, --image-size."
+        )
+
+
+def as_many_as_fit(items: Sequence[Mapping[str, Any]], limit: int) -> int:
+    total, kept = 60_000, 0
+    for item in items:
+        total += sum(len(value) for value in item.values() if isinstance(value, str))
+        if total > limit and kept:
+            break
+        kept += 1
+    return kept
+
+
+def pictures_left_out(kept: int, total: int) -> str:
+    return "" if kept == total else f"Left out to keep this page small: {total - kept} of {total} pictures."
+
+
+def with_mean(A: Tensor, single: bool) -> Tensor:
+    """(B, h, ...) -> the mean over heads, and after it, where they are wanted, the heads."""
+    mean = A.mean(1, keepdim=True)
+    return torch.cat([mean, A], dim=1) if single and A.shape[1] > 1 else A if single else mean
+
+
+def eight_bits(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(..., n) -> uint8 (..., n), and what 0 and 255 of each row stand for, (...)."""
+    low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+    step = torch.where(high > low, high - low, 1.0)
+    return ((rows - low) / step * 255).round().to(torch.uint8).cpu(), low[..., 0].cpu(), high[..., 0].cpu()
+
+
+def place_of(view: View, picture: str) -> dict[str, Any]:
+    """A picture, and where its patches lie."""
+    (H, W), (h, w) = view.geometry.original, view.read
+    tall, wide = view.grid[0] * view.patch_size, view.grid[1] * view.patch_size
+    shares = np.array([W, H, W, H])
+    return {
+        "name": view.name,
+        "said": view.said,
+        "picture": picture,
+        "grid": list(view.grid),
+        "box": (np.array(view.geometry.to_original((0, 0, wide, tall))) / shares).tolist(),
+        "seen": (np.array(view.geometry.to_original((0, 0, w, h))) / shares).tolist(),
+    }
+
+
+def item_of(view: View, picture: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
+    values, low, high, before = rows
+    return {
+        **place_of(view, picture),
+        "queries": values.shape[-2],
+        "values": packed(values.numpy().astype(np.uint8)),
+        "low": packed(low.numpy().astype("<f4")),
+        "high": packed(high.numpy().astype("<f4")),
+        "before": packed(before.numpy().astype("<f4")),
+    }
+
+
+def page_of(
+    kind: str,
+    title: str,
+    about: str,
+    note: str,
+    items: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Any] | None = None,
+) -> str:
+    data = {**WORDS[kind], **(more or {}), "title": title, "about": about, "note": note, "items": items}
+    data |= {"colours": _colours(), "signed_colours": _colours(signed=True)}
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
+    page = _template()
+    fields = {
+        "title": html.escape(title),
+        "version": html.escape(__version__),
+        "faint": FAINT,
+        "strong": STRONG,
+        "dim": DIM,
+    }
+    for name, value in fields.items():
+        page = page.replace("{{" + name + "}}", str(value))
+    return page.replace("{{data}}", text).encode("utf-8", "replace").decode()
+
+
+def about(views: Sequence[View]) -> str:
+    rows, columns = views[0].grid
+    many = f"{len(views)} pictures" if len(views) > 1 else "1 picture"
+    return f"{many}, seen as {rows} x {columns} patches of {views[0].patch_size} x {views[0].patch_size} pixels"
+
+
+@cache
+def _template() -> str:
+    return files("vitlab.explain.draw").joinpath("hover.html").read_text(encoding="utf-8")
+
+
+@cache
+def _colours(signed: bool = False) -> str:
+    return packed((colours_at(np.arange(256) / 255, signed) * 255).round().astype(np.uint8))
+
+
+def packed(array: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def data_url(view: View) -> str:
+    """Small pictures exactly, photographs as JPEG."""
+    small = max(view.picture.size) <= 160
+    picture = view.picture.convert("RGB") if small else drawn(view, SIDE)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG" if small else "JPEG", **({} if small else {"quality": 88}))
+    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def head_names(numbers: Sequence[int], single: bool) -> list[str]:
+    names = ["mean of heads"] if not single or len(numbers) > 1 else []
+    return names + ([f"head {n}" for n in numbers] if single else [])
+
+
+def layer_names(layers: Sequence[int], heads: Sequence[str]) -> dict[str, Any]:
+    return {
+        "signed": [False] * len(layers),
+        "layers": [f"layer {layer}" for layer in layers],
+        "short_layers": [str(layer) for layer in layers],
+        "heads": list(heads),
+        "short_heads": ["M" if name[0] == "m" else name.split()[1] for name in heads],
+    }

@@ -1,0 +1,90 @@
+"""Every picture of a source in one list, whatever its splits and labels: for what needs no training.
+
+items = open_items("photos/")            # pictures at any depth; or digits, cifar10, labels.csv, shards
+items.about(0)                           # path, split, label: what is known of them
+items.source(0)                          # what vitlab.embed takes
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vitlab.images.datasets import open_splits
+from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, Dataset, FileDataset, Strings
+from vitlab.images.sources.folder import pictures_under
+
+
+class AboutPicture(NamedTuple):
+    path: str
+    split: str | None
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Items:
+    """A source, by its parts: each with the split it is of."""
+
+    name: str
+    parts: list[tuple[str | None, Dataset]]
+    root: Path | None = None  # where the paths begin, in a folder of pictures
+
+    def __len__(self) -> int:
+        return sum(len(dataset) for _, dataset in self.parts)
+
+    def about(self, number: int) -> AboutPicture:
+        split, dataset, index = self._place(number)
+        path = dataset.name_of(index)
+        if self.root is None:
+            label = dataset.classes[int(dataset.labels[index])] if dataset.classes else None
+            return AboutPicture(path, split, label)
+        below = Path(path).relative_to(self.root)
+        folders = list(below.parts[:-1])
+        split = SPLIT_NAMES.get(folders[0].lower()) if folders else None
+        folders = folders[1:] if split is not None else folders
+        return AboutPicture(below.as_posix(), split, folders[0] if folders else None)
+
+    def source(self, number: int) -> str | np.ndarray:
+        """A path, or pixels (H, W, C); ImageError where a picture inside a file cannot be read."""
+        _, dataset, index = self._place(number)
+        return dataset.name_of(index) if isinstance(dataset, FileDataset) else dataset.read(index)
+
+    def digest(self) -> str:
+        """Equal where the same pictures, by name, come in the same order."""
+        found = hashlib.blake2b(digest_size=16)
+        for path, split, label in self:
+            found.update(f"{path}\0{split}\0{label}\n".encode("utf-8", "surrogateescape"))
+        return found.hexdigest()
+
+    def __iter__(self) -> Iterator[AboutPicture]:
+        return (self.about(number) for number in range(len(self)))
+
+    def _place(self, number: int) -> tuple[str | None, Dataset, int]:
+        for split, dataset in self.parts:
+            if number < len(dataset):
+                return split, dataset, number
+            number -= len(dataset)
+        raise IndexError(number)
+
+
+def open_items(source: str, *, path: str | None = None) -> Items:
+    """A folder with pictures in it: all of them, by their paths. Anything else: as `open_data` knows it, all splits."""
+    folder = Path(source).expanduser()
+    if path is None and folder.is_dir():
+        folder = folder.resolve()
+        if files := Strings(sorted(pictures_under(folder))):
+            return Items(str(folder), [(None, FileDataset(files, np.zeros(len(files)), []))], folder)
+    name, splits = open_splits(source, path=path)
+    parts: list[tuple[str | None, Dataset]] = [
+        (split, dataset)
+        for split, dataset in (("train", splits.train), ("val", splits.val), ("test", splits.test))
+        if dataset is not None and len(dataset)
+    ]
+    if not parts:
+        raise DataError(f"{source}: no pictures in it.")
+    return Items(name, parts)

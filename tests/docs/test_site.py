@@ -1,0 +1,99 @@
+"""The pages as a whole: twins in both languages, links with their anchors, and the site that Sphinx makes of them.
+
+`make docs` builds all of it; here two pages with formulas are built, by the same settings and as strictly.
+"""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in ROOT.rglob("*.md") if not {".venv", "build"} & set(p.parts))
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MyST make them of headings."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_anchors_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        found = (page.parent / file).resolve() if file else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def test_every_page_has_its_twin_and_stands_in_the_index():
+    names = [{p.name for p in (DOCS / language).glob("*.md")} for language in ("en", "zh")]
+    assert names[0] == names[1]
+    for language, other in (("en", "zh"), ("zh", "en")):
+        index = (DOCS / language / "index.md").read_text(encoding="utf-8")
+        for name in names[0] - {"index.md"}:
+            assert f"({name})" in index, f"docs/{language}/index.md does not list {name}"
+            assert f"(../{other}/{name})" in (DOCS / language / name).read_text(encoding="utf-8")
+    titles = [re.findall(r"^#+ |^- ", (DOCS / x / "index.md").read_text(encoding="utf-8"), re.M) for x in ("en", "zh")]
+    assert titles[0] == titles[1]
+
+
+class Read(HTMLParser):
+    """What a page asks a browser to fetch."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.fetched: list[str] = []
+        self.attributes: dict[str, str | None] = {}
+        self.formulas = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        if tag == "html":
+            self.attributes = found
+        self.formulas += tag == "math"
+        if tag in ("script", "img", "iframe", "source") and found.get("src"):
+            self.fetched.append(found["src"] or "")
+        if tag == "link" and found.get("href"):
+            self.fetched.append(found["href"] or "")
+
+
+def build(source: Path, target: Path) -> int:
+    from sphinx.cmd.build import main
+
+    return main(["-q", "-W", "--keep-going", "-c", str(DOCS / "site"), str(source), str(target)])
+
+
+def test_the_site(tmp_path, capsys):
+    source = tmp_path / "docs"
+    for language in ("en", "zh"):
+        (source / language).mkdir(parents=True)
+        shutil.copy(DOCS / language / "vit_architecture.md", source / language)
+    toctree = "```{toctree}\nen/vit_architecture\nzh/vit_architecture\n```\n"
+    (source / "index.md").write_text(f"# pages\n\n{toctree}", encoding="utf-8")
+    site = tmp_path / "site"
+    assert build(source, site) == 0, capsys.readouterr().err
+    for language, spoken in (("en", "en"), ("zh", "zh-CN")):
+        text = (site / language / "vit_architecture.html").read_text(encoding="utf-8")
+        read = Read(text)
+        assert read.attributes["lang"] == spoken and read.formulas > 50
+        assert read.fetched and not [url for url in read.fetched if re.match(r"(https?:)?//|.*mathjax", url)]
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", sheet.read_text(encoding="utf-8")), sheet
+    assert json.dumps("注意") in (site / "searchindex.js").read_text(encoding="utf-8")  # a pair of 注意力
+    assert "splitQuery" in (site / "_static" / "language_data.js").read_text(encoding="utf-8")
+    (source / "index.md").write_text(f"# pages\n\n[gone](nowhere.md)\n\n{toctree}", encoding="utf-8")
+    assert build(source, site) != 0 and "nowhere.md" in capsys.readouterr().err
