@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -98,3 +99,16 @@ def test_the_home_folder_is_meant_as_in_load(tmp_path, monkeypatch):
     vitlab.save(tiny(), "~/m")
     assert (tmp_path / "m" / "model.json").is_file() and not (tmp_path / "~").exists()
     assert vitlab.load("~/m").config.width == 48
+
+
+def test_others_may_read_what_the_user_lets_them(tmp_path):
+    """As any other file of theirs: safetensors by itself makes files that nobody else can read."""
+    before = os.umask(0o022)
+    try:
+        folder = vitlab.save(vitlab.create("vit_digits"), tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {
+        "weights.safetensors": "0o644",
+        "model.json": "0o644",
+    }

@@ -64,8 +64,9 @@ def test_pixels_are_judged_as_scikit_learn_does(study):
 def test_the_same_command_again_trains_nothing(study):
     found, asked = study
     before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
-    again = study_ssl("digits", ["mae", "dino"], **asked)
-    assert again.rows == found.rows
+    show = Silent()
+    again = study_ssl("digits", ["mae", "dino"], **asked, show=show)
+    assert again.rows == found.rows and "dino-pretrained: finished already." in show.notes
     assert before == {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
 
 
@@ -76,9 +77,10 @@ def test_a_stopped_study_goes_on(study, tmp_path):
                 raise Stopped("as Ctrl-C does")
 
     asked = {**study[1], "folder": tmp_path / "ssl"}
+    show = Impatient()
     with pytest.raises(Stopped):
-        study_ssl("digits", ["mae"], **asked, show=Impatient())
-    assert not (tmp_path / "ssl" / "mae-fine-tuned").exists()
+        study_ssl("digits", ["mae"], **asked, show=show)
+    assert "run 1 of 3: mae-pretrained" in show.notes and not (tmp_path / "ssl" / "mae-fine-tuned").exists()
     again = study_ssl("digits", ["mae"], **asked)
     rows = [{**row, "pretraining_seconds": None} for row in (again.rows[1], study[0].rows[1])]
     assert rows[0] == rows[1]  # to the bit

@@ -219,7 +219,9 @@ def test_checksums_found_and_expected_are_those_of_the_member(tmp_path, monkeypa
 
 def test_a_folder_that_is_not_there(command, tmp_path, checkpoint):
     source = tmp_path / "nowhere"
-    assert "no recipe, data source or folder" in command("train", source, code=2).stderr
+    said = command("train", source, code=2).stderr
+    assert f"{source}: no such file or folder (from " in said and "Did you mean" not in said
+    assert "no recipe, data source or folder" in command("train", "nowhere", code=2).stderr
     found = command("eval", checkpoint, source, code=2).stderr
     assert f"{source}: no such file or folder" in found and "A source is one of digits" in found
     found = command("train", "digits", f"data.source={source}", f"run.dir={tmp_path / 'run'}", code=2).stderr

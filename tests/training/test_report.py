@@ -206,6 +206,28 @@ def test_curves_hold_the_points_of_the_log(tmp_path):
     assert "last 90 %, best 90 % at step 20" in all_text(drawn["Accuracy"].find(f"{X}figcaption"))
 
 
+def test_a_run_without_labels_shows_its_signs_of_health(tmp_path):
+    """And not the loss of those who judge it beside its own, which is another thing."""
+    signs = dict(teacher_entropy=3.0, rank=20.0, teacher_std=0.5, centre_norm=2.0)
+    log = [dict(kind="train", step=s, loss=4.0 + s, **{k: v + s for k, v in signs.items()}) for s in (1, 2, 3)]
+    log.append(dict(kind="val", step=3, loss=1.5, top1=0.75))
+    _, page = report(tmp_path, log=log, result={"judged_by": "k-NN top-1", "top1": 0.75, "loss": 1.5})
+    drawn = charts(page)
+    for title, key in {
+        "Entropy of the teacher": "teacher_entropy",
+        "Directions that features use": "rank",
+        "Spread of features": "teacher_std",
+        "Norm of the centre": "centre_norm",
+    }.items():
+        expected = [(s, signs[key] + s) for s in (1, 2, 3)]
+        np.testing.assert_allclose(curve(drawn[title], "train"), expected, rtol=2e-3, atol=2e-2)
+    assert "val" not in all_text(drawn["Loss"].find(f"{X}figcaption"))
+    assert "Loss (k-NN)" in all_text(page)
+    log[-1]["reconstruction"] = 6.5  # of MAE: what it is taught, on pictures that it has not seen
+    _, page = report(tmp_path, log=log, result={"judged_by": "k-NN top-1", "top1": 0.75, "loss": 1.5})
+    np.testing.assert_allclose(curve(charts(page)["Loss"], "val"), [(3, 6.5)], rtol=2e-3, atol=1e-2)
+
+
 def test_speed_from_images_and_seconds(tmp_path):
     log = [
         dict(kind="train", step=s, loss=1.0, images=64 * s, seconds=0.5 * s if s < 3 else 1 + (s - 2))

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,18 @@ def test_sigterm_and_ctrl_c_save_first(number, tmp_path):
         fit(recipe, tmp_path / "run", show=StopAt(4, number))
     assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
     fit(recipe, tmp_path / "run", resume=True)
+    same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
+
+
+def test_the_loss_scale_of_fp16_grows_as_if_nothing_had_happened(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "GradScaler", partial(torch.GradScaler, init_scale=8.0, growth_interval=3))
+    small = [*EVERYTHING, "run.epochs=2", "run.save_every=100", "run.amp=fp16"]
+    fit(with_settings(Recipe(), small), tmp_path / "straight")
+    with pytest.raises(Stopped):
+        fit(with_settings(Recipe(), small), tmp_path / "run", show=StopAt(5, signal.SIGTERM))
+    fit(with_settings(Recipe(), small), tmp_path / "run", resume=True)
+    states = [json.loads((tmp_path / run / "last" / "state.json").read_text()) for run in ("straight", "run")]
+    assert states[0]["scaler"] == 64.0 == states[1]["scaler"]  # after 3, 6 and 9 of 10 steps
     same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
 
 

@@ -16,7 +16,7 @@ from vitlab.training.job import prepare
 from vitlab.training.loop import fit
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
-from vitlab.training.runlog import read_log
+from vitlab.training.runlog import RunLog, read_log
 
 QUICK = {
     "mae": ["model.depth=2", "run.epochs=12", "run.eval_every=12"],
@@ -149,6 +149,17 @@ def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
         run_with("mae", [], tmp_path / "run")
 
 
-def test_the_doctor_is_silent_about_a_healthy_run(learned):
+def test_the_doctor_is_silent_about_a_healthy_run(learned, command):
     for method, (run, _) in learned.items():
         assert not [event for event in read_log(run) if event["kind"] == "doctor"], method
+        assert "BAD" not in command("doctor", run).stdout, method
+    assert "entropy of the teacher" in command("doctor", learned["dino"][0]).stdout
+
+
+def test_a_loss_of_dino_that_rises_is_no_fault(tmp_path, command):
+    """The teacher is unsure first; only then there is something to say."""
+    (tmp_path / "recipe.toml").write_text('[objective]\nname = "dino"\n')
+    with RunLog(tmp_path) as log:
+        for step in range(1, 9):
+            log.write("train", step, loss=3.0 + step / 10, lr=1e-3, teacher_entropy=2.5, rank=9.0, teacher_std=0.3)
+    assert "BAD" not in command("doctor", tmp_path).stdout

@@ -133,7 +133,10 @@ def write_together(writes: dict[Path, Any]) -> None:
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writes}
     try:
         for path, write in writes.items():
+            temporary[path].touch()
+            mode = temporary[path].stat().st_mode  # what the user's files have; safetensors lets nobody else read
             write(temporary[path])
+            temporary[path].chmod(mode)
             with temporary[path].open("rb") as file:
                 os.fsync(file.fileno())
         for path in writes:

@@ -40,8 +40,16 @@ def _run(folder: Path) -> None:
         console.print(f"BAD {len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}", markup=False)
     for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor"):
         console.print(f"BAD {said}", markup=False)
-    losses = [e["loss"] for e in log if e["kind"] == "train"]
-    if len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
+    trained = [e for e in log if e["kind"] == "train"]
+    losses = [e["loss"] for e in trained]
+    if any("teacher_entropy" in e for e in trained):  # of DINO: it may rise while all is well
+        last = trained[-1]
+        told = {"entropy of the teacher": "teacher_entropy", "directions used": "rank", "spread": "teacher_std"}
+        signs = ", ".join(f"{words} {last[key]:.2f}" for words, key in told.items() if key in last)
+        console.print(
+            f"    loss {losses[0]:.3f} -> {losses[-1]:.3f}, which says little; {signs}", markup=False
+        )
+    elif len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
         console.print(
             f"BAD the training loss has not fallen: {losses[0]:.3f} -> {losses[-1]:.3f}. Try another optim.lr."
         )

@@ -340,6 +340,6 @@ def teacher_temperature(step: int, warmup: int, start: float = 0.04, end: float 
     return start + (end - start) * min(step / warmup, 1.0) if warmup else end
 
 
-def last_layer_frozen(step: int, steps_per_epoch: int, epochs: int = 1) -> bool:
+def last_layer_frozen(step: int, steps_per_epoch: int, epochs: float = 1) -> bool:
     """Whether the last layer's gradients are to be dropped at this step, as the released code does in the beginning."""
     return step < steps_per_epoch * epochs

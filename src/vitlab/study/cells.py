@@ -62,17 +62,23 @@ def check_cells(cells: list[Cell], folder: Path) -> list[str]:
     return list(notes)
 
 
-def run_cells(cells: list[Cell], folder: Path, show: Show) -> Iterator[Outcome]:
-    """Finished cells come first; the others are trained. A run that fails is told of, and the rest goes on."""
+def run_cells(cells: list[Cell], folder: Path, show: Show, *, before: int = 0, total: int = 0) -> Iterator[Outcome]:
+    """Finished cells come first; the others are trained. A run that fails is told of, and the rest goes on.
+
+    `before` and `total`: where they are some of a study's cells, so many came before these.
+    """
+    total = total or len(cells)
     done = {cell.name: _read(folder / cell.name) for cell in cells if _is_finished(cell, folder / cell.name)}
     if done:
-        show.note(f"{len(done)} of {len(cells)} runs are finished already.")
+        whole = total == len(cells)
+        few = f"{len(done)} of {total} runs are finished already." if whole else f"{', '.join(done)}: finished already."
+        show.note(few)
     yield from (Outcome(cell, done[cell.name]) for cell in cells if cell.name in done)
     seconds = [result["seconds"] for result in done.values()]
-    waiting = [(number, cell) for number, cell in enumerate(cells, 1) if cell.name not in done]
+    waiting = [(number, cell) for number, cell in enumerate(cells, 1 + before) if cell.name not in done]
     for position, (number, cell) in enumerate(waiting):
         left = f" ({_in_words(fmean(seconds) * (len(waiting) - position))} left)" if seconds else ""
-        show.note(f"run {number} of {len(cells)}: {cell.name}{left}")
+        show.note(f"run {number} of {total}: {cell.name}{left}")
         run = folder / cell.name
         try:
             result = fit(cell.recipe, run, resume=(run / RECIPE).is_file(), show=Steps(show))

@@ -154,13 +154,15 @@ def study_ssl(
     study = SSLStudy(folder, source, len(known.train))
     study.notes = [f"{method}: {note}" for method in there for note in there[method].notes()]
     study.methods.append(_on_pixels(folder, known, _image_size(cells[methods[0]][-1]), show))
+    order = [cell.name for method in methods for cell in cells[method]]
     for method in methods:
         found = Method(method, taken[method])
         study.methods.append(found)
         for cell in cells[method]:
             if cell.values["step"] == TUNED:
                 found.knn, found.probe = _frozen(folder, method, str(cell.recipe.model.init_from), known, show)
-            outcome = next(iter(run_cells([cell], folder, show)))
+            here = dict(before=order.index(cell.name), total=len(order))
+            outcome = next(iter(run_cells([cell], folder, show, **here)))
             _note(found, outcome)
             if outcome.failed:
                 break

@@ -141,7 +141,8 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
     save_every = recipe.run.save_every or plan.steps_per_epoch
     scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
     if progress.scaler:
-        scaler.load_state_dict({**scaler.state_dict(), "scale": progress.scaler})
+        saved = {"scale": progress.scaler, "_growth_tracker": progress.scaler_steps}
+        scaler.load_state_dict({**scaler.state_dict(), **saved})
     limit = TimeLimit(job, since, progress.seconds) if recipe.run.minutes else None
     clock = time.perf_counter() - progress.seconds
     stream = batches(job.steps, progress.step, recipe.data.workers)
@@ -154,7 +155,8 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
             loss, more = backward(job, stream, step, lr, scaler, progress, log, show)
             norm = update(job, step, scaler)
             progress.step, progress.seconds = step + 1, time.perf_counter() - clock
-            progress.scaler = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
+            scaling = scaler.state_dict()  # empty unless run.amp=fp16
+            progress.scaler, progress.scaler_steps = scaling.get("scale", 0.0), scaling.get("_growth_tracker", 0)
             show.step(step + 1, {"loss": loss, "lr": lr})
             if log is not None and (step + 1) % plan.log_every == 0:
                 numbers = dict(epoch=epoch, loss=loss, lr=lr, grad_norm=norm, seconds=progress.seconds)

@@ -228,7 +228,7 @@ class SelfDistil(SelfSupervised):
         return out.loss, {key: float(value) for key, value in out.numbers.items()}
 
     def before_update(self, step: int) -> None:
-        if step < self.recipe.objective.freeze_last_epochs * self.plan.steps_per_epoch:
+        if dino.last_layer_frozen(step, self.plan.steps_per_epoch, self.recipe.objective.freeze_last_epochs):
             for parameter in self.model.last_layer:
                 parameter.grad = None
 

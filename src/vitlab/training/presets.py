@@ -35,6 +35,8 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         base = read_recipe(known["clip_folder" if holds_captions(path) else "folder"])
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))
+    if "/" in name or name.startswith((".", "~")):
+        raise ValueError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
     raise ValueError(
         f"{what!r} is no recipe, data source or folder.{nearest(name, [*known, *BY_SOURCE])} "
         f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class, or "

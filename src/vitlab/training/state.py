@@ -33,6 +33,7 @@ class Progress:
     images: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
     scaler: float = 0.0  # fp16's loss scale
+    scaler_steps: int = 0  # since it last changed
     finished: bool = False
 
 

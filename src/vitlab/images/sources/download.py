@@ -104,7 +104,7 @@ def fetch(source: str, file: str) -> Path:
         f"{source}: {file} could not be downloaded:\n"
         + "\n".join(failures)
         + "\nTry again later, or fetch it by other "
-        "means and pass its path (data.path), or put it into a folder and set VITLAB_DATA to that."
+        "means and pass its path (data.path=..., or --path), or put it into a folder and set VITLAB_DATA to that."
     )
 
 

@@ -56,7 +56,7 @@ def plot(runs: list[Run], path: Path) -> list[str]:
         raise ValueError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
     kind = picture_kind(path, "--plot")
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     with _able_to_draw("".join(run.name for run in drawn)):
         figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")  # no pyplot: no window, no global state
@@ -67,7 +67,8 @@ def plot(runs: list[Run], path: Path) -> list[str]:
             marker = "o" if len(steps) <= 60 else ""
             axes.plot(steps, top1, dashes, color=f"C{i % 10}", marker=marker, markersize=3, linewidth=1.6)
         axes.set(xlabel="step", ylabel="validation accuracy")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         legend = axes.legend(

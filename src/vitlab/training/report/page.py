@@ -52,7 +52,7 @@ def write_report(
     body = "\n".join(
         [
             _header(folder.resolve().name, log, recipe_text, result, len(classes)),
-            section("Curves", "曲线", charts(log)),
+            section("Curves", "曲线", charts(log, labels=result.get("judged_by", "top-1") == "top-1")),
             section("Events", "事件", _events(log)),
             "" if confusion is None or not confusion.any() else class_tables(confusion, classes),
             section("Worst mistakes", "最严重的错误", gallery(worst, "Wrong, and most sure of it, first.")),
@@ -83,6 +83,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
     names, judged = dict(TILES), str(result.get("judged_by", "top-1"))
     if judged != "top-1":  # neighbours, or words
         names["top1"] = (escaped(judged), TILES["top1"][1])
+        names["loss"] = (escaped(f"Loss ({judged.removesuffix(' top-1')})"), TILES["loss"][1])
     tiles = [
         f'<div><dt>{title} <span lang="zh-CN">{chinese}</span></dt><dd>{number(key, result[key])}</dd></div>'
         for key, (title, chinese) in names.items()
