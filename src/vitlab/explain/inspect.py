@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +459,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@cache
 def size_of(name: str) -> tuple[int, int]:
     """Parameters and MACs (one image, and one text of a CLIP) of a registered model; of MAE and DINO, of their encoder.
 
