@@ -21,13 +21,14 @@ from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped
 from vitlab.training.recipe import read_recipe
 
-SETTINGS = ["run.epochs=2", "data.batch_size=64", "vit:model.depth=1", "deit:model.depth=1", "resnet:optim.lr=0.05"]
+SETTINGS = ["run.epochs=1", "data.batch_size=64", "run.save_every=100", "vit:model.depth=1", "deit:model.depth=1"]
+OF_RESNET = ["resnet:optim.lr=0.05", "resnet:model.depths=[1,1]", "resnet:model.widths=[16,32]"]
 SHARES = [0.1, 1.0]
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    asked = dict(seeds=2, settings=SETTINGS, folder=tmp_path_factory.mktemp("study") / "s")
+    asked = dict(seeds=2, settings=[*SETTINGS, *OF_RESNET], folder=tmp_path_factory.mktemp("study") / "s")
     return study_data_efficiency("digits", "vit,deit,resnet", SHARES, **asked), asked
 
 
@@ -40,7 +41,7 @@ def test_every_run_takes_the_same_steps_and_judges_the_last_model(study):
     assert len(runs(study[0])) == 3 * 2 * 2
     for folder in runs(study[0]).values():
         result, recipe = json.loads((folder / "result.json").read_text()), read_recipe(folder / "recipe.toml")
-        assert result["steps"] == 2 * (whole // 64)
+        assert result["steps"] == whole // 64
         assert result["best_epoch"] == recipe.run.epochs == recipe.run.eval_every
         assert recipe.optim.warmup_steps == round(0.1 * result["steps"])
 
@@ -95,7 +96,16 @@ def test_the_table_is_what_the_runs_say(study):
 def test_the_same_command_again_trains_nothing(study):
     found, asked = study
     before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
-    typed = ["study", "data-efficiency", "digits", *SETTINGS, "--models", "vit,deit,resnet", "--fractions", "0.1,1"]
+    typed = [
+        "study",
+        "data-efficiency",
+        "digits",
+        *asked["settings"],
+        "--models",
+        "vit,deit,resnet",
+        "--fractions",
+        "0.1,1",
+    ]
     done = CliRunner().invoke(
         app, [*typed, "--seeds", "2", "--dir", str(asked["folder"]), "--json"], catch_exceptions=False
     )
@@ -106,10 +116,10 @@ def test_the_same_command_again_trains_nothing(study):
 def test_a_stopped_study_goes_on(study, tmp_path):
     class Impatient(Silent):
         def step(self, done, numbers):
-            if done == 20:
+            if done == 10:
                 raise Stopped("as Ctrl-C does")
 
-    asked = {**study[1], "folder": tmp_path / "s", "seeds": 1, "settings": SETTINGS[:3]}
+    asked = {**study[1], "folder": tmp_path / "s", "seeds": 1, "settings": SETTINGS[:4]}
     with pytest.raises(Stopped):
         study_data_efficiency("digits", "vit", SHARES, **asked, show=Impatient())
     study_data_efficiency("digits", "vit", SHARES, **asked)
