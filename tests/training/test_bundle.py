@@ -134,7 +134,9 @@ def test_clip_reads_words_from_what_lies_in_its_folder(into, command, tmp_path, 
     assert found == pytest.approx(dict(expected.scores), abs=0.01)  # rounded to float16
     told = command("eval", "bundled:clip", "digits", "--zeroshot").stdout
     assert "7 templates of held_out, none of them learned from" in told  # its recipe lies with it
-    assert command("explain", "relevance", "bundled:clip", tmp_path / "photo.png", "--text", "a three", "-o", "a.png")
+    drawn = tmp_path / "a.png"
+    command("explain", "relevance", "bundled:clip", tmp_path / "photo.png", "--text", "a three", "-o", drawn)
+    assert drawn.is_file()
 
 
 def test_the_card_of_clip_tells_its_zero_shot_accuracy(into):
