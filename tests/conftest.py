@@ -1,4 +1,4 @@
-"""What all tests share: a fixed seed, two threads, and small models."""
+"""What all tests share: a fixed seed, two threads, the command in-process, and two processes that work together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import os
 # Some virtual machines report AMX and do not let it be used: torch then dies of an illegal instruction in bfloat16.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import faulthandler
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import distributed
 
 torch.set_num_threads(2)
 
@@ -16,3 +26,73 @@ torch.set_num_threads(2)
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(0)
+
+
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """`vitlab ...` by the console script's own function, which spares each call an import of torch."""
+    main = import_module("vitlab.cli.main")
+
+    def call(*args: object, code: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main.run()
+        found = Done(*capsys.readouterr())
+        assert (stopped.value.code or 0) == code, found
+        return found
+
+    return call
+
+
+@pytest.fixture
+def in_two_processes():
+    return _in_two_processes
+
+
+def _in_two_processes(work: Callable[[int], object]) -> list[int]:
+    """work(rank) with what torchrun gives, in forks, which spares them the import of torch; their exit codes.
+
+    As under torchrun they meet at a store of their parent's, which has its port before anyone is told of it.
+    """
+    import_module("torch._dynamo")  # which DDP imports: here once, and not in each of the forks
+    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            code = 7
+            try:
+                faulthandler.dump_traceback_later(200, exit=True, file=sys.__stderr__)  # one that hangs says where
+                os.environ |= meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+                work(rank)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    return _wait(children)
+
+
+def _wait(children: list[int]) -> list[int]:
+    """A process that has lost the other would wait for it for long."""
+    codes: dict[int, int] = {}
+    patience = float("inf")
+    while len(codes) < len(children):
+        for child in children:
+            if child not in codes and (ended := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(ended[1])
+                patience = time.monotonic() + 20 if codes[child] else patience
+        if time.monotonic() > patience:
+            for child in children:
+                if child not in codes:
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[child] for child in children]

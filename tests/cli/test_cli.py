@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,26 +14,6 @@ import vitlab
 import vitlab.cli.main
 
 VITLAB = Path(sys.executable).parent / "vitlab"
-
-
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Runs the console script's own function in this process, which spares each call an import of torch."""
-
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +26,7 @@ def checkpoint(tmp_path_factory) -> Path:
 def test_help_and_import_do_not_import_torch():
     code = "import sys, vitlab, vitlab.cli.main; vitlab.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = "import sys; sys.argv = ['vitlab', '--help']\nfrom vitlab.cli.main import run\ntry: run()\n"
+    code = "import sys; sys.argv = ['vitlab', '--help']\nfrom vitlab.cli.main import run\ntry: command()\n"
     code += "except SystemExit: sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -71,18 +50,18 @@ def test_starting_takes_less_than_a_third_of_a_second():
         assert min(times) < 0.3, command
 
 
-def test_the_installed_command_helps_and_fails_in_one_line(run):
+def test_the_installed_command_helps_and_fails_in_one_line(command):
     text = subprocess.run([VITLAB, "--help"], capture_output=True, text=True, check=True).stdout
     for verb in ("inspect", "models", "predict", "convert"):
         assert verb in text
     failed = subprocess.run([VITLAB, "inspect", "vit_bse"], capture_output=True, text=True)
     assert failed.returncode == 2
     assert failed.stderr.startswith("vitlab: error: there is no model named 'vit_bse'.") and failed.stdout == ""
-    assert run("--version").stdout.strip() == f"vitlab {vitlab.__version__}"
+    assert command("--version").stdout.strip() == f"vitlab {vitlab.__version__}"
 
 
-def test_inspect_prints_the_anatomy_of_b16(run):
-    text = run("inspect", "vit_base").stdout
+def test_inspect_prints_the_anatomy_of_b16(command):
+    text = command("inspect", "vit_base").stdout
     for part in (
         "86,567,656",
         "17.56 G MACs = 35.13 G FLOPs",
@@ -94,9 +73,9 @@ def test_inspect_prints_the_anatomy_of_b16(run):
     assert re.search(r"blocks.0.attention.qkv +1 x 197 x 2304 +1,771,776 +348.59 M", text)
 
 
-def test_inspect_json_at_another_size(run):
+def test_inspect_json_at_another_size(command):
     found = json.loads(
-        run("inspect", "vit_tiny", "--image-size", "384x256", "--batch", 2, "--depth", 2, "--json").stdout
+        command("inspect", "vit_tiny", "--image-size", "384x256", "--batch", 2, "--depth", 2, "--json").stdout
     )
     assert found["tokens"] == "385 = 1 class token + 24 x 16 patches"
     assert found["total"]["flops"] == 2 * found["total"]["macs"]
@@ -104,39 +83,39 @@ def test_inspect_json_at_another_size(run):
     assert found["steps"][0]["shape"] == [2, 384, 192]
 
 
-def test_inspect_a_checkpoint_with_gradients(run, checkpoint):
-    found = json.loads(run("inspect", checkpoint, "--grads", "--json").stdout)
+def test_inspect_a_checkpoint_with_gradients(command, checkpoint):
+    found = json.loads(command("inspect", checkpoint, "--grads", "--json").stdout)
     assert found["total"]["parameters"] == sum(p.numel() for p in vitlab.load(checkpoint).parameters())
     assert len(found["gradients"]) == len(list(vitlab.load(checkpoint).parameters()))
-    assert "gradient norms" in run("inspect", checkpoint, "--grads").stdout
+    assert "gradient norms" in command("inspect", checkpoint, "--grads").stdout
 
 
-def test_models(run):
-    text = run("models", "vit_base").stdout
+def test_models(command):
+    text = command("models", "vit_base").stdout
     assert "vit_base_patch32" in text and "88,224,232" in text and "ViT-B/32" in text
-    rows = json.loads(run("models", "deit*distilled*", "--json").stdout)
+    rows = json.loads(command("models", "deit*distilled*", "--json").stdout)
     assert [r["parameters"] for r in rows] == [5_910_800, 22_436_432, 87_338_192]
-    assert "no model's name matches" in run("models", "resnext", code=2).stderr
+    assert "no model's name matches" in command("models", "resnext", code=2).stderr
 
 
-def test_convert_there_and_back_with_check(run, checkpoint, tmp_path):
-    text = run("convert", checkpoint, tmp_path / "hf", "--to", "hf", "--check").stdout
+def test_convert_there_and_back_with_check(command, checkpoint, tmp_path):
+    text = command("convert", checkpoint, tmp_path / "hf", "--to", "hf", "--check").stdout
     assert re.search(r"matched +blocks.0.attention.qkv.weight", text)
     assert "0 missing, 0 unused" in text
     assert re.search(r"in transformers: largest logit difference \d\.\d+e-0[6-9]|difference 0.00e\+00", text)
-    run("convert", tmp_path / "hf", tmp_path / "native", "--check")
+    command("convert", tmp_path / "hf", tmp_path / "native", "--check")
     before, after = vitlab.load(checkpoint), vitlab.load(tmp_path / "native")
     for key, value in before.state_dict().items():
         assert torch.equal(value, after.state_dict()[key])
-    found = json.loads(run("convert", checkpoint, tmp_path / "x.npz", "--to", "jax", "--check", "--json").stdout)
+    found = json.loads(command("convert", checkpoint, tmp_path / "x.npz", "--to", "jax", "--check", "--json").stdout)
     assert found["counts"]["matched"] == len(before.state_dict())
     assert found["check"][0]["max_difference"] == 0
     assert any("image_size=(16, 24)" in note for note in found["notes"])
-    run("convert", checkpoint, tmp_path / "timm", "--to", "timm", "--check")
+    command("convert", checkpoint, tmp_path / "timm", "--to", "timm", "--check")
 
 
-def test_convert_can_change_head_and_size(run, checkpoint, tmp_path):
-    text = run("convert", checkpoint, tmp_path / "new", "--classes", 9, "--image-size", "32x16").stdout
+def test_convert_can_change_head_and_size(command, checkpoint, tmp_path):
+    text = command("convert", checkpoint, tmp_path / "new", "--classes", 9, "--image-size", "32x16").stdout
     assert re.search(r"resized +positions.table .* grid 2x3 to 4x2", text)
     assert "2 new" in text
     model = vitlab.load(tmp_path / "new")
@@ -156,22 +135,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("args", "says"), WRONG.values(), ids=WRONG)
-def test_wrong_input_gets_a_clear_error(run, args, says):
-    assert says in " ".join(run(*args, code=2).stderr.split())
+def test_wrong_input_gets_a_clear_error(command, args, says):
+    assert says in " ".join(command(*args, code=2).stderr.split())
 
 
-def test_convert_does_not_write_over_what_is_there(run, checkpoint, tmp_path):
+def test_convert_does_not_write_over_what_is_there(command, checkpoint, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("precious")
-    assert "--force" in run("convert", checkpoint, tmp_path / "full", code=2).stderr
+    assert "--force" in command("convert", checkpoint, tmp_path / "full", code=2).stderr
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
-    run("convert", checkpoint, tmp_path / "full", "--force")
+    command("convert", checkpoint, tmp_path / "full", "--force")
     assert (tmp_path / "full" / "thesis.txt").read_text() == "precious"
 
 
-def test_a_model_that_a_layout_cannot_hold_is_refused_and_nothing_is_written(run, tmp_path):
+def test_a_model_that_a_layout_cannot_hold_is_refused_and_nothing_is_written(command, tmp_path):
     model = vitlab.create("vit_digits", positions="rotary")
     vitlab.save(model, tmp_path / "rotary")
     for to, target in (("hf", "hf"), ("timm", "timm"), ("jax", "x.npz")):
-        assert "cannot express" in run("convert", tmp_path / "rotary", tmp_path / target, "--to", to, code=2).stderr
+        assert "cannot express" in command("convert", tmp_path / "rotary", tmp_path / target, "--to", to, code=2).stderr
         assert not (tmp_path / target).exists()

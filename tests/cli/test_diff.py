@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,26 +15,6 @@ from PIL import Image
 
 import vitlab
 import vitlab.cli.main
-
-
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Runs the console script's own function in this process, which spares each call an import of torch."""
-
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
-
-    return call
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,15 +47,15 @@ def with_eps(a, tmp_path) -> Path:
     return vitlab.save(vitlab.load(a, eps=1e-12), tmp_path / "b")
 
 
-def test_equal_checkpoints(run, a):
-    text = run("diff", a, a).stdout
+def test_equal_checkpoints(command, a):
+    text = command("diff", a, a).stdout
     assert f"A: {a}\n" in text
     assert "A and B agree in all" in text
     assert "blocks.0 to 3, at most in blocks." in text
 
 
-def test_the_printed_remedy_makes_them_equal(run, a, with_eps, tmp_path):
-    text = run("diff", a, with_eps, code=1).stdout
+def test_the_printed_remedy_makes_them_equal(command, a, with_eps, tmp_path):
+    text = command("diff", a, with_eps, code=1).stdout
     assert re.search(r"blocks\.0\.norm1 +7 x 64 +.*<- first difference", text)
     assert "first difference: blocks.0.norm1" in text
     assert (
@@ -85,32 +64,32 @@ def test_the_printed_remedy_makes_them_equal(run, a, with_eps, tmp_path):
     command = re.search(r"To make A as B: vitlab (convert .*)", text)
     assert command is not None
     fixed = tmp_path / "fixed"
-    run(*(fixed if word == "DST" else word for word in shlex.split(command[1])))
-    run("diff", fixed, with_eps)
+    command(*(fixed if word == "DST" else word for word in shlex.split(command[1])))
+    command("diff", fixed, with_eps)
 
 
-def test_later_blocks_are_folded_unless_asked(run, a, with_eps):
-    short = run("diff", a, with_eps, code=1).stdout.splitlines()
-    whole = run("diff", a, with_eps, "--all-blocks", code=1).stdout.splitlines()
+def test_later_blocks_are_folded_unless_asked(command, a, with_eps):
+    short = command("diff", a, with_eps, code=1).stdout.splitlines()
+    whole = command("diff", a, with_eps, "--all-blocks", code=1).stdout.splitlines()
     assert sum(line.startswith("blocks.0.") for line in short) == 9
     assert [line.split()[0] for line in short if line.startswith("blocks.2")] == ["blocks.2.tokens"]
     assert sum(line.startswith("blocks.") for line in whole) == 36
 
 
-def test_json(run, a, with_eps):
-    found = json.loads(run("diff", a, with_eps, "--json", code=1).stdout)
+def test_json(command, a, with_eps):
+    found = json.loads(command("diff", a, with_eps, "--json", code=1).stdout)
     assert (found["equal"], found["first"], found["tolerance"]) == (False, "blocks.0.norm1", 1e-5)
     assert found["causes"][0]["kind"] == "eps" and found["causes"][0]["after"] < 1e-5
     assert len(found["rows"]) == 4 + 36 + 3
-    assert json.loads(run("diff", a, a, "--json").stdout)["equal"] is True
+    assert json.loads(command("diff", a, a, "--json").stdout)["equal"] is True
 
 
-def test_a_wide_tolerance_calls_them_equal(run, a, with_eps):
-    run("diff", a, with_eps, "--tolerance", "0.9")
+def test_a_wide_tolerance_calls_them_equal(command, a, with_eps):
+    command("diff", a, with_eps, "--tolerance", "0.9")
 
 
 @pytest.mark.parametrize("style", ["option", "argument", "repeated"])
-def test_pictures(run, a, model, tmp_path, style):
+def test_pictures(command, a, model, tmp_path, style):
     b = vitlab.save(vitlab.load(a, preprocess=dict(mean=(0.3, 0.3, 0.3))), tmp_path / "b")
     paths = [tmp_path / "1.png", tmp_path / "2.png"]
     for number, path in enumerate(paths):
@@ -121,16 +100,16 @@ def test_pictures(run, a, model, tmp_path, style):
         "argument": paths,
         "repeated": ["--images", paths[0], "--images", paths[1]],
     }[style]
-    text = run("diff", a, b, *args, code=1).stdout
+    text = command("diff", a, b, *args, code=1).stdout
     assert "on 2 pictures, 16 x 24" in text
     assert "first difference: preprocess" in text
     assert "mean (0.5, 0.5, 0.5) in A, (0.3, 0.3, 0.3) in B" in text
     assert re.search(r"each with its own preprocess: head differs by .*; the same class in \d of 2", text)
 
 
-def test_a_sample_of_the_digits(run, tmp_path):
+def test_a_sample_of_the_digits(command, tmp_path):
     path = vitlab.save(vitlab.create("vit_digits"), tmp_path / "digits")
-    text = run("diff", path, path, "digits#3").stdout
+    text = command("diff", path, path, "digits#3").stdout
     assert "on 1 picture, " in text and "A and B agree" in text
 
 
@@ -145,7 +124,7 @@ def test_a_sample_of_the_digits(run, tmp_path):
         (("{a}", "{digits}"), "are different networks: patch_size 8 in A, 2 in B; channels 3 in A, 1 in B"),
     ],
 )
-def test_bad_input_ends_with_2(run, a, args, message, tmp_path):
+def test_bad_input_ends_with_2(command, a, args, message, tmp_path):
     digits = vitlab.save(vitlab.create("vit_digits"), tmp_path / "digits")
-    done = run("diff", *(arg.format(a=a, digits=digits) for arg in args), code=2)
+    done = command("diff", *(arg.format(a=a, digits=digits) for arg in args), code=2)
     assert done.stdout == "" and done.stderr.startswith("vitlab: error: ") and message in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,6 @@ from vitlab.images.preprocess import Preprocess
 LABELS = ["蚂蚁", "bee", "cat", "dog"]
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
 class Place(NamedTuple):
     model: Any
     folder: Any
@@ -33,16 +29,8 @@ class Place(NamedTuple):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", "explain", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
-
-    return call
+def run(command):
+    return partial(command, "explain")
 
 
 @pytest.fixture(scope="module")

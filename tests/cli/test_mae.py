@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +16,11 @@ from vitlab.checkpoints.load import AssumedWarning
 from vitlab.images.preprocess import Preprocess
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
 class Place(NamedTuple):
     model: Any
     checkpoint: str
     encoder: str
     pictures: list[str]
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +49,9 @@ def numbers(path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def test_reconstruct_writes_the_picture_and_its_numbers(run, made):
+def test_reconstruct_writes_the_picture_and_its_numbers(command, made):
     args = ("--mask-ratio", 0.5, "--seed", 7, "--batch-size", 1, "-o", "r.png", "--html")
-    text = run("explain", "reconstruct", made.checkpoint, *made.pictures, *args).stdout
+    text = command("explain", "reconstruct", made.checkpoint, *made.pictures, *args).stdout
     found = vitlab.explain.reconstruct(made.model, made.pictures, mask_ratio=0.5, seed=7)
     for name, error in zip(made.pictures, found.error.tolist(), strict=True):
         assert f"{name}: error {error:.4f} over 12 hidden patches" in text
@@ -87,66 +68,66 @@ def test_reconstruct_writes_the_picture_and_its_numbers(run, made):
         assert picture.format == "PNG"
 
 
-def test_reconstruct_as_json_at_another_size(run, made):
+def test_reconstruct_as_json_at_another_size(command, made):
     found = json.loads(
-        run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--image-size", "64x48", "--json").stdout
+        command("explain", "reconstruct", made.checkpoint, made.pictures[0], "--image-size", "64x48", "--json").stdout
     )
     assert found["files"] == ["explain-reconstruct.png", "explain-reconstruct.npz"]
     assert (found["hidden_patches"], found["mask_ratio"], found["seed"]) == (36, 0.75, 0)
     assert len(found["error"]) == 1 and numbers("explain-reconstruct.npz")["mask"].shape == (1, 8, 6)
 
 
-def test_reconstruct_refuses_what_cannot_work(run, made, tmp_path):
-    done = run("explain", "reconstruct", made.encoder, made.pictures[0], code=2)
+def test_reconstruct_refuses_what_cannot_work(command, made, tmp_path):
+    done = command("explain", "reconstruct", made.encoder, made.pictures[0], code=2)
     assert "without a decoder, so it cannot reconstruct pictures" in done.stderr
     assert "vitlab train mae_cifar10" in done.stderr and not list(tmp_path.iterdir())
     for share in ("0", "1", "-0.5", "nan"):
-        done = run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", share, code=2)
+        done = command("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", share, code=2)
         assert "is a share: above 0 and below 1" in done.stderr
-    done = run("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", "0.99", code=2)
+    done = command("explain", "reconstruct", made.checkpoint, made.pictures[0], "--mask-ratio", "0.99", code=2)
     assert "leaves none visible" in done.stderr
 
 
-def test_a_picture_that_cannot_be_read_does_not_stop_the_others(run, made):
-    done = run("explain", "reconstruct", made.checkpoint, "absent.png", made.pictures[1], "-o", "r.svg", code=1)
+def test_a_picture_that_cannot_be_read_does_not_stop_the_others(command, made):
+    done = command("explain", "reconstruct", made.checkpoint, "absent.png", made.pictures[1], "-o", "r.svg", code=1)
     assert "1 of 2 pictures could not be read" in done.stderr and "written: r.svg" in done.stdout
     assert numbers("r.npz")["image"].tolist() == [made.pictures[1]]
 
 
-def test_other_verbs_explain_the_encoder(run, made):
+def test_other_verbs_explain_the_encoder(command, made):
     for checkpoint, out in ((made.checkpoint, "a.png"), (made.encoder, "b.png")):
-        run("explain", "rollout", checkpoint, made.pictures[0], "-o", out)
+        command("explain", "rollout", checkpoint, made.pictures[0], "-o", out)
     np.testing.assert_array_equal(numbers("a.npz")["maps"], numbers("b.npz")["maps"])
 
 
-def test_predict_needs_classes(run, made):
-    error = run("predict", made.checkpoint, made.pictures[0], code=2).stderr
+def test_predict_needs_classes(command, made):
+    error = command("predict", made.checkpoint, made.pictures[0], code=2).stderr
     assert "(mae) knows no classes" in error and "vitlab train DATA model.init_from=" in error
-    assert "has no classes (classes=0)" in run("predict", made.encoder, made.pictures[0], code=2).stderr
+    assert "has no classes (classes=0)" in command("predict", made.encoder, made.pictures[0], code=2).stderr
 
 
-def test_convert_to_transformers_and_back(run, made):
-    run("convert", made.checkpoint, "square", "--image-size", "32")
-    text = run("convert", "square", "hf", "--to", "hf", "--check").stdout
+def test_convert_to_transformers_and_back(command, made):
+    command("convert", made.checkpoint, "square", "--image-size", "32")
+    text = command("convert", "square", "hf", "--to", "hf", "--check").stdout
     assert "hf in transformers: largest logit difference" in text
-    run("convert", "hf", "back", "--check")
+    command("convert", "hf", "back", "--check")
     a, b = (vitlab.load(name) for name in ("square", "back"))
     assert a.config == b.config and all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
-    run("convert", "square", "encoder", "--encoder", "--to", "timm")
+    command("convert", "square", "encoder", "--encoder", "--to", "timm")
     images = torch.randn(2, 3, 32, 32)
     with pytest.warns(AssumedWarning, match="holds an encoder and no decoder"):
         again = vitlab.load("encoder")
     torch.testing.assert_close(again(images), a.encoder(images), atol=1e-5, rtol=0)
-    done = run("convert", "square", "no", "--to", "timm", code=2)
+    done = command("convert", "square", "no", "--to", "timm", code=2)
     assert "--to hf or native, or --encoder" in done.stderr
 
 
-def test_models_and_inspect(run):
-    names = [row["name"] for row in json.loads(run("models", "mae", "--json").stdout)]
+def test_models_and_inspect(command):
+    names = [row["name"] for row in json.loads(command("models", "mae", "--json").stdout)]
     assert names == [f"mae_{size}" for size in ("tiny", "small", "base", "large", "huge", "cifar", "digits")]
-    text = run("inspect", "mae_cifar").stdout
+    text = command("inspect", "mae_cifar").stdout
     assert "mae_cifar" in text and "17 x 192" in text  # 16 of 64 patches and the class token
-    found = json.loads(run("inspect", "mae_cifar", "--json").stdout)
+    found = json.loads(command("inspect", "mae_cifar", "--json").stdout)
     steps = {step["name"]: step for step in found["steps"]}
     assert steps["blocks.8.tokens"]["shape"] == [1, 17, 192] and steps["visible"]["shape"] == [1, 17, 192]
     assert steps["decoder.blocks.1.tokens"]["shape"] == [1, 65, 96] and steps["decoder.pixels"]["shape"] == [1, 64, 48]
@@ -156,11 +137,11 @@ def test_models_and_inspect(run):
     assert steps["decoder.masked"]["parameters"] == 96 and steps["decoder.embed"]["parameters"] == 192 * 96 + 96
 
 
-def test_gradients_of_every_parameter(run):
-    text = run("inspect", "mae_digits", "--grads").stdout
+def test_gradients_of_every_parameter(command):
+    text = command("inspect", "mae_digits", "--grads").stdout
     assert "have a finite gradient that is not zero" in text and "decoder.mask_token" in text
 
 
-def test_diff_compares_encoders(run, made):
-    done = run("diff", made.checkpoint, made.encoder)
+def test_diff_compares_encoders(command, made):
+    done = command("diff", made.checkpoint, made.encoder)
     assert "A and B agree" in done.stdout

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -134,38 +133,20 @@ def test_a_stranger_s_file_is_refused_in_words(name, tmp_path):
         open_export(path)
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
-
-    return call
-
-
-def test_commands(run, tiny, shipped, tmp_path):
+def test_commands(command, tiny, shipped, tmp_path):
     """The file of one of them, int8, is as far from the model as the gate lets it be."""
     checkpoint = vitlab.save(tiny(), tmp_path / "model")
     path = tmp_path / "model.onnx"
     asked = ["export", checkpoint, "-o", path, "--int8", "dynamic", "--agreement", 0.5, "--images", 16, "--json"]
-    verdict = json.loads(run(*asked).stdout)
+    verdict = json.loads(command(*asked).stdout)
     assert verdict["passed"] and verdict["written"] == str(path) and verdict["max_difference"] > 0
     assert open_export(path).about.int8 == "dynamic"
     asked = ["export", checkpoint, "-o", tmp_path / "no.pt2", "--tolerance", 1e-12, "--images", 8]
-    refused = run(*asked, code=1)
+    refused = command(*asked, code=1)
     assert "--force" in refused.stderr and not (tmp_path / "no.pt2").exists()
-    run("export", checkpoint, "-o", tmp_path / "model.txt", code=2)
+    command("export", checkpoint, "-o", tmp_path / "model.txt", code=2)
     answers: list[Any] = [
-        json.loads(run("predict", which, "digits#3", "--top", 1, "--json").stdout)[0]["scores"][0]
+        json.loads(command("predict", which, "digits#3", "--top", 1, "--json").stdout)[0]["scores"][0]
         for which in ("bundled:digits", shipped)
     ]
     assert answers[0]["label"] == answers[1]["label"]

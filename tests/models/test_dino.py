@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -223,38 +222,23 @@ def test_without_centring_the_centre_stays_out():
     assert out.loss.item() == pytest.approx(loss_by_hand(model, views, 0.05)[0], rel=1e-10)
 
 
-def in_process(rank: int, place: str, target: str, means: torch.Tensor, counts: list[int]) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+def centre_in_process(rank: int, target: str, means: torch.Tensor, counts: list[int]) -> None:
+    distributed.init_process_group("gloo")
+    torch.manual_seed(0)
     model = make()
     model.update_centre(means[rank], counts[rank])
     torch.save(model.centre, f"{target}{rank}.pt")
     distributed.destroy_process_group()
 
 
-def in_two_processes(run, given) -> None:
-    """run(rank, *given(rank)) in two children of this process."""
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                torch.manual_seed(0)
-                run(rank, *given(rank))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
-
-
-def test_two_processes_have_the_centre_of_the_whole_batch(tmp_path):
+def test_two_processes_have_the_centre_of_the_whole_batch(tmp_path, in_two_processes):
     torch.manual_seed(0)
     expected = make()
     answers = torch.randn(14, K, dtype=torch.float64)
     parts = answers[:9], answers[9:]  # a process may have read fewer pictures
     means = torch.stack([part.mean(dim=0) for part in parts])
-    in_two_processes(in_process, lambda rank: (str(tmp_path / "meet"), str(tmp_path / "centre"), means, [9, 5]))
+    target = str(tmp_path / "centre")
+    assert in_two_processes(lambda rank: centre_in_process(rank, target, means, [9, 5])) == [0, 0]
     expected.update_centre(answers.mean(dim=0))
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"centre{rank}.pt"), expected.centre)
@@ -291,16 +275,17 @@ def test_sinkhorn_stands_in_place_of_the_centre():
     torch.testing.assert_close(loss, torch.stack(pairs).mean())
 
 
-def balanced_in_process(rank: int, place: str, target: str, logits: torch.Tensor) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
+def balanced_in_process(rank: int, target: str, logits: torch.Tensor) -> None:
+    distributed.init_process_group("gloo")
     torch.save(dino.sinkhorn(logits, 3), f"{target}{rank}.pt")
     distributed.destroy_process_group()
 
 
-def test_sinkhorn_of_two_processes_is_that_of_the_whole_batch(tmp_path):
+def test_sinkhorn_of_two_processes_is_that_of_the_whole_batch(tmp_path, in_two_processes):
     logits = torch.randn(14, K, dtype=torch.float64) * 3
     parts = logits[:9], logits[9:]
-    in_two_processes(balanced_in_process, lambda rank: (str(tmp_path / "meet"), str(tmp_path / "part"), parts[rank]))
+    target = str(tmp_path / "part")
+    assert in_two_processes(lambda rank: balanced_in_process(rank, target, parts[rank])) == [0, 0]
     found = torch.cat([torch.load(tmp_path / f"part{rank}.pt") for rank in range(2)])
     torch.testing.assert_close(found, dino.sinkhorn(logits, 3))
 

@@ -1,13 +1,8 @@
-"""What the tests of search share: the folder of pictures, and the command, in-process."""
+"""What the tests of search share: the folder of pictures, the model, and the command in two processes."""
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-import traceback
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -54,50 +49,11 @@ def checkpoint(tmp_path_factory) -> Path:
     return vitlab.save(model, tmp_path_factory.mktemp("model") / "small")
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def command(capsys, monkeypatch):
-    """`vitlab ...` by the console script's own function, which spares each call an import of torch."""
+def command_in_two(in_two_processes):
+    """The command in two processes; their exit codes."""
 
-    def call(*args: object, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            vitlab.cli.main.run()
-        found = Done(*capsys.readouterr())
-        assert (stopped.value.code or 0) == code, found
-        return found
+    def call(args: list[object]) -> list[int]:
+        return in_two_processes(lambda rank: vitlab.cli.main.app(list(map(str, args)), standalone_mode=False))
 
     return call
-
-
-def _in_two_processes(args: list[object]) -> list[int]:
-    """The command with the environment that torchrun gives, in forks, which spares them the import of torch."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            code = 7
-            try:
-                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-                os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-                vitlab.cli.main.app(list(map(str, args)), standalone_mode=False)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-
-
-@pytest.fixture(name="in_two_processes")
-def two_processes():
-    return _in_two_processes

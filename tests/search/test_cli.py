@@ -209,7 +209,7 @@ def rows(index: Path) -> dict[str, tuple]:
         return {path: (known, vectors.get(path)) for path, known in ledger.known().items()}
 
 
-def test_two_processes_make_the_index_that_one_makes(in_two_processes, command, checkpoint, photos, tmp_path, draw):
+def test_two_processes_make_the_index_that_one_makes(command_in_two, command, checkpoint, photos, tmp_path, draw):
     (photos / "bad.png").write_bytes(b"nothing")
 
     def compare() -> None:
@@ -224,14 +224,14 @@ def test_two_processes_make_the_index_that_one_makes(in_two_processes, command, 
 
     options = ["--model", checkpoint, "--batch-size", 5, "--device", "cpu"]
     command("index", photos, "-o", tmp_path / "one", *options)
-    assert in_two_processes(["index", photos, "-o", tmp_path / "two", *options]) == [0, 0]
+    assert command_in_two(["index", photos, "-o", tmp_path / "two", *options]) == [0, 0]
     compare()
     draw(photos / "new.png", 100)
     draw(photos / "b/c/01.png", 101)
     (photos / "a" / "00.png").unlink()
     command("index", photos, "-o", tmp_path / "one")
     before = rows(tmp_path / "two")
-    assert in_two_processes(["index", photos, "-o", tmp_path / "two", "--device", "cpu"]) == [0, 0]
+    assert command_in_two(["index", photos, "-o", tmp_path / "two", "--device", "cpu"]) == [0, 0]
     compare()
     changed = {path for path, row in rows(tmp_path / "two").items() if before.get(path, (None,))[0] != row[0]}
     assert changed == {"new.png", "b/c/01.png"}

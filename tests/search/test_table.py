@@ -154,7 +154,7 @@ def test_killed_while_it_joins(checkpoint, photos, tmp_path, monkeypatch):
     check_against_embed(read(tmp_path / "out.parquet"), model, photos)
 
 
-def test_two_processes(in_two_processes, command, checkpoint, photos, tmp_path):
+def test_two_processes(command_in_two, command, checkpoint, photos, tmp_path):
     """Each writes a shard; what one process had begun is taken over."""
     for number in range(4):
         for file in sorted(photos.rglob("*.png"))[:23]:
@@ -165,7 +165,7 @@ def test_two_processes(in_two_processes, command, checkpoint, photos, tmp_path):
 
     chunk, table.write_table.__kwdefaults__["chunk"] = table.CHUNK, 16  # forks inherit it
     try:
-        assert in_two_processes(args) == [0, 0]
+        assert command_in_two(args) == [0, 0]
         shards = sorted((tmp_path / "two.parquet").iterdir())
         assert [shard.name for shard in shards] == ["part-00000-of-00002.parquet", "part-00001-of-00002.parquet"]
         assert min(pq.read_metadata(shard).num_rows for shard in shards) > 20
@@ -173,6 +173,6 @@ def test_two_processes(in_two_processes, command, checkpoint, photos, tmp_path):
         assert [row["path"] for row in one] == [row["path"] for row in two] and len(one) == 115
         for a, b in zip(one, two, strict=True):
             np.testing.assert_allclose(a["embedding"], b["embedding"], atol=1e-6)
-        assert in_two_processes(args) == [0, 0]  # nothing to do
+        assert command_in_two(args) == [0, 0]  # nothing to do
     finally:
         table.write_table.__kwdefaults__["chunk"] = chunk

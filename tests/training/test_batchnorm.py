@@ -48,9 +48,7 @@ def test_the_average_of_the_weights_averages_the_statistics_too():
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
-def test_all_processes_have_the_mean_of_their_statistics_when_they_judge(
-    sharding, tmp_path, monkeypatch, in_two_processes
-):
+def test_all_processes_have_the_mean_of_their_statistics_when_they_judge(sharding, tmp_path, monkeypatch, fit_in_two):
     kept = Job.save_best
 
     def telling(job):
@@ -59,7 +57,7 @@ def test_all_processes_have_the_mean_of_their_statistics_when_they_judge(
 
     monkeypatch.setattr(Job, "save_best", telling)
     recipe = with_settings(Recipe(), [*ONE_STEP, f"run.sharding={sharding}", "optim.ema=0.5"])
-    assert in_two_processes(recipe, tmp_path / "two") == [0, 0]
+    assert fit_in_two(recipe, tmp_path / "two") == [0, 0]
     judged = [load_file(tmp_path / f"judged{rank}.safetensors") for rank in range(2)]
 
     job = prepare(with_settings(Recipe(), ONE_STEP), tmp_path / "one")  # the same first weights

@@ -82,11 +82,11 @@ def test_repeated_augmentation_gives_views_of_one_image():
 SGD = ["optim.name=sgd", "optim.momentum=0", "optim.lr=1", "optim.weight_decay=0", "optim.schedule=constant"]
 
 
-def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, in_two_processes):
+def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, fit_in_two):
     """One plain step of rate 1: the weights differ from the start by the gradient, so gradients are compared."""
     common = ["data.per_class=3", "run.epochs=1", *SGD]
     fit(recipe("data.batch_size=30", *common), tmp_path / "one")
-    assert in_two_processes(recipe("data.batch_size=15", *common), tmp_path / "two") == [0, 0]
+    assert fit_in_two(recipe("data.batch_size=15", *common), tmp_path / "two") == [0, 0]
     one, two = (load_file(tmp_path / run / "last" / "weights.safetensors") for run in ("one", "two"))
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, atol=1e-6, rtol=0, msg=key)

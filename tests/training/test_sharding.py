@@ -53,9 +53,9 @@ MUON = ["optim.name=muon", "optim.lr=1e-6", "model.positions=relative", "optim.a
     ],
     ids=["sgd, clip, ema", "muon, relative positions, micro-steps"],
 )
-def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance, tmp_path, in_two_processes):
+def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance, tmp_path, fit_in_two):
     fit(recipe(*settings, *alone), tmp_path / "one")
-    assert in_two_processes(recipe(*settings, FSDP), tmp_path / "two") == [0, 0]
+    assert fit_in_two(recipe(*settings, FSDP), tmp_path / "two") == [0, 0]
     one, two = files(tmp_path / "one"), files(tmp_path / "two")
     assert one.keys() == two.keys()
     for key, value in one.items():
@@ -74,15 +74,15 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
     assert kinds[0] == kinds[1]
 
 
-def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path, in_two_processes):
+def test_killed_and_resumed_is_identical_to_the_bit_and_goes_on_in_one_process(tmp_path, fit_in_two):
     everything = ["model.dropout=0.1", "model.stochastic_depth=0.1", "augment.mixup=0.5", "augment.erasing=0.3"]
     everything += ["augment.drop_patches=0.5", "optim.name=muon", "optim.clip=1.0", "optim.ema=0.9", "run.amp=bf16"]
     shared = recipe(*everything, FSDP, "run.save_every=2", "run.epochs=2")
-    assert in_two_processes(shared, tmp_path / "straight") == [0, 0]
-    assert in_two_processes(shared, tmp_path / "killed", kill_at=3)[0] == -signal.SIGKILL
+    assert fit_in_two(shared, tmp_path / "straight") == [0, 0]
+    assert fit_in_two(shared, tmp_path / "killed", kill_at=3)[0] == -signal.SIGKILL
     assert json.loads((tmp_path / "killed" / "last" / "state.json").read_text())["step"] == 2
     shutil.copytree(tmp_path / "killed", tmp_path / "alone")
-    assert in_two_processes(shared, tmp_path / "killed", resume=True) == [0, 0]
+    assert fit_in_two(shared, tmp_path / "killed", resume=True) == [0, 0]
     straight, killed = files(tmp_path / "straight"), files(tmp_path / "killed")
     assert straight.keys() == killed.keys() and any("|momentum" in key for key in straight)
     for key, value in straight.items():
@@ -112,7 +112,7 @@ def test_torchrun_with_the_recipe_as_it_is(tmp_path):
     assert result(tmp_path / "one")["top1"] == result(tmp_path / "two")["top1"]
 
 
-def test_each_process_keeps_about_half(tmp_path, monkeypatch, in_two_processes):
+def test_each_process_keeps_about_half(tmp_path, monkeypatch, fit_in_two):
     """Of the parameters, of the running average, and of the optimiser's two numbers for each."""
     save = Job.save
 
@@ -125,7 +125,7 @@ def test_each_process_keeps_about_half(tmp_path, monkeypatch, in_two_processes):
         save(job, progress)
 
     monkeypatch.setattr(Job, "save", counted)
-    assert in_two_processes(recipe(FSDP, "run.epochs=1", "optim.ema=0.9"), tmp_path / "run") == [0, 0]
+    assert fit_in_two(recipe(FSDP, "run.epochs=1", "optim.ema=0.9"), tmp_path / "run") == [0, 0]
     params = result(tmp_path / "run")["params"]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for name in first:
@@ -142,7 +142,7 @@ def test_one_process_keeps_everything_and_says_so(tmp_path):
         assert torch.equal(value, files(tmp_path / "one")[key]), key
 
 
-def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path, in_two_processes):
+def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path, fit_in_two):
     start = vitlab.create("vit_digits", depth=2)
     start.labels = [str(i) for i in range(10)]
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_stops_all_with_layer_and_advice(tmp_path, in_
         start.blocks[1].mlp.fc2.weight.mul_(1e30)
     vitlab.save(start, tmp_path / "start")
     broken = with_settings(Recipe(), [f"model.init_from={tmp_path / 'start'}", "run.epochs=1", FSDP])
-    assert in_two_processes(broken, tmp_path / "run") == [7, 7]
+    assert fit_in_two(broken, tmp_path / "run") == [7, 7]
     said = [(tmp_path / f"run.error{rank}").read_text() for rank in range(2)]
     assert "step 0" in said[0] and "block 1, fc" in said[0] and "process 0" in said[1]
     replay = load_file(tmp_path / "run" / "replay" / "weights.safetensors")

@@ -135,10 +135,10 @@ def test_a_batch_of_which_nothing_can_be_read_teaches_nothing(tmp_path):
     assert json.loads((run / "last/state.json").read_text())["images"] == 4
 
 
-def test_two_processes_count_together(source, tmp_path, in_two_processes):
+def test_two_processes_count_together(source, tmp_path, fit_in_two):
     """Each sees its own part; the log of the first, the limit and the result know of all."""
     shared = recipe(source, "data.batch_size=2", f"data.max_unreadable={len(BROKEN)}")
-    assert in_two_processes(shared, tmp_path / "run") == [0, 0]
+    assert fit_in_two(shared, tmp_path / "run") == [0, 0]
     assert json.loads((tmp_path / "run/result.json").read_text())["unreadable"] == len(BROKEN)
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
 
