@@ -1,4 +1,4 @@
-"""What all tests share: a fixed seed, two threads, the command in-process, and two processes that work together."""
+"""What all tests share: a fixed seed, the command in-process, and two processes that work together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import distributed
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # the networks are small, and the tests run in as many processes as there are cores
 
 
 @pytest.fixture(autouse=True)

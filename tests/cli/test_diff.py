@@ -17,15 +17,6 @@ import vitlab
 import vitlab.cli.main
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The networks are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(0)
@@ -61,10 +52,10 @@ def test_the_printed_remedy_makes_them_equal(command, a, with_eps, tmp_path):
     assert (
         "Likely cause: LayerNorm eps: 1e-06 in A, 1e-12 in B. With A made as B in this, blocks.0.norm1 agrees" in text
     )
-    command = re.search(r"To make A as B: vitlab (convert .*)", text)
-    assert command is not None
+    remedy = re.search(r"To make A as B: vitlab (convert .*)", text)
+    assert remedy is not None
     fixed = tmp_path / "fixed"
-    command(*(fixed if word == "DST" else word for word in shlex.split(command[1])))
+    command(*(fixed if word == "DST" else word for word in shlex.split(remedy[1])))
     command("diff", fixed, with_eps)
 
 

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 
 from vitlab.cli.main import app
@@ -18,15 +17,6 @@ PAGES = {language: (ROOT / "docs" / language / "serve.md").read_text(encoding="u
 
 def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a model only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_code_runs(tmp_path, monkeypatch, capsys):

@@ -36,14 +36,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def write_bins(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Six files in the binary layout; each class is a colour, under noise. Returns test's (N, 3, 32, 32) and labels."""
     rng = np.random.default_rng(0)
@@ -59,7 +51,7 @@ def write_bins(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return planes, labels
 
 
-def test_it_learns_saves_and_tracks_offline(tmp_path, one_thread):
+def test_it_learns_saves_and_tracks_offline(tmp_path):
     planes, labels = write_bins(tmp_path / "bins")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
@@ -86,7 +78,7 @@ def test_it_learns_saves_and_tracks_offline(tmp_path, one_thread):
     assert said == [cifar.CIFAR10.classes[i] for i in alone.argmax(dim=1)]
 
 
-def test_it_makes_the_weights_of_the_recipe_to_the_bit(tmp_path, monkeypatch, one_thread):
+def test_it_makes_the_weights_of_the_recipe_to_the_bit(tmp_path, monkeypatch):
     write_bins(tmp_path / "bins")
     kind = cifar.KINDS["cifar10"]
     small = {name: dataclasses.replace(m, records=RECORDS, sha1=None) for name, m in kind.members.items()}

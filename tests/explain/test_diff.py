@@ -77,15 +77,6 @@ def check(found: Difference, first: str, kind: str, *words: str) -> None:
     assert found.remedy and found.remedy in found.verdict
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The networks are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # ---------------------------------------------------------------- equal copies
 
 

@@ -73,7 +73,6 @@ def planted(count: int, size: tuple[int, int], seed: int, squares: int | None = 
 
 def trained(depth: int, steps: int) -> VisionTransformer:
     """In seconds on one thread, by turns on both sizes."""
-    torch.set_num_threads(1)
     torch.manual_seed(1)
     config = ViTConfig(image_size=(24, 24), patch_size=PATCH, width=32, depth=depth, heads=4, classes=3)
     model = VisionTransformer(config.with_options(positions="sincos"))
@@ -87,7 +86,6 @@ def trained(depth: int, steps: int) -> VisionTransformer:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    torch.set_num_threads(2)
     return model.eval()
 
 

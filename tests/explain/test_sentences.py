@@ -47,8 +47,6 @@ def planted(count: int, squares: int, seed: int) -> tuple[torch.Tensor, np.ndarr
 def taught(words) -> CLIP:
     """A CLIP that has read of one square at a time: some 2 s on one core."""
     torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     image = clip_vit(image_size=(GRID[0] * P, GRID[1] * P), patch_size=P, width=32, depth=1, heads=2, **MEAN)
     text = TextConfig(width=32, depth=1, heads=2, **words.options)
     model = CLIP(CLIPConfig(image, text, 16)).train()
@@ -64,7 +62,6 @@ def taught(words) -> CLIP:
         loss.backward()
         optimiser.step()
         model.clamp_scale()
-    torch.set_num_threads(before)
     return model.eval()
 
 

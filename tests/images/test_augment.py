@@ -30,15 +30,6 @@ BILINEAR = Image.Resampling.BILINEAR
 EVERYTHING = dict(flip=True, randaugment=3, magnitude=8.0, magnitude_std=1.0, jitter=0.4, erasing=0.5)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The batches are small, and two threads that wait for each other are slow where the cores are shared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def pictures(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> torch.Tensor:
     """(B, C, H, W) uint8: noise, blurred noise of little contrast, dark, flat, two levels, a gradient, in turns."""
     rng = np.random.default_rng([seed, height, width, channels])

@@ -21,14 +21,6 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 PLAIN = dict(flip=0.0, jitter=0.0, grey=0.0, blur=(0, 0, 0), solarize=(0, 0, 0))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def pictures(count: int, height: int, width: int, channels: int = 3, seed: int = 0) -> torch.Tensor:
     """(B, C, H, W) uint8: noise, and smooth pictures in which colours differ."""
     rng = np.random.default_rng([seed, height, width, channels])

@@ -14,15 +14,6 @@ from vitlab.text.tokenizer import Tokenizer
 SIZES = [(16, 16), (31, 57), (90, 20), (5, 3), (16, 40)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a model only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def picture(height: int, width: int) -> Image.Image:
     noise = np.random.default_rng([height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise)

@@ -21,15 +21,6 @@ LABELS = ["[red] fox", "大熊猫", ":dog: [/b]", "plain"]
 SIZES = [(16, 16), (31, 57), (90, 20), (5, 3), (16, 40), (64, 64), (23, 19)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a model only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def model():
     return small_model()

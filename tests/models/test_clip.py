@@ -213,7 +213,6 @@ def whole_loss(model: CLIP, images: torch.Tensor, ids: torch.Tensor) -> torch.Te
 
 
 def in_process(rank: int, target: str, loss: str, parts: list[slice]) -> None:
-    torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     model = make(loss=loss).double()

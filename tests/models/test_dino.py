@@ -25,15 +25,6 @@ SMALL = DINOConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(config: DINOConfig = SMALL, **options) -> DINO:
     """In float64, with a teacher and a centre that are no longer as they began."""
     model = DINO(config.with_options(**options)).double()

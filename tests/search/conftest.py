@@ -13,15 +13,6 @@ import vitlab
 import vitlab.cli.main
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a model only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def photos(tmp_path) -> Path:
     """23 pictures in three folders, no two alike."""

@@ -19,15 +19,6 @@ from vitlab.text.tokenizer import Tokenizer
 URL = "http://127.0.0.1:8000"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So small a model only waits for a second one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small_model():
     torch.manual_seed(0)
     model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4)

@@ -40,19 +40,10 @@ NAMES = [f"depth={d},positions={p}" for d in (1, 2) for p in ("learned", "sincos
 STEPS = 2 * (60 // 20)  # of one run
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:
     """The grid, run without a pause."""
     folder = tmp_path_factory.mktemp("study") / "straight"
-    torch.set_num_threads(1)
     study_configs("tiny", Recipe(), [*TINY, *GRID], folder)
     return folder
 

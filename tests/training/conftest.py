@@ -1,22 +1,13 @@
-"""Training tests run tiny networks, for which a second thread only waits for the first."""
+"""Training in two processes that share the work, or of which one is killed."""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from vitlab.training.loop import Silent, fit
 from vitlab.training.recipe import Recipe
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class KillAt(Silent):

@@ -34,7 +34,6 @@ WORDS += ["model.embed_dim=16", *TINY[2:]]
 def into(tmp_path_factory) -> Path:
     """A folder like the package's, with the models of tiny runs."""
     place = tmp_path_factory.mktemp("bundle")
-    torch.set_num_threads(1)
     for method in ("mae", "dino", "clip"):
         settings = WORDS if method == "clip" else TINY
         fit(with_settings(find_recipe(f"{method}_digits")[1], settings), place / "runs" / method)

@@ -37,11 +37,8 @@ LABELS = ",".join("0123456789")
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     """Two thirds of the recipe for digits: some 20 s on one core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("clip") / "run"
     result = fit(with_settings(find_recipe("clip_digits")[1], ["run.epochs=20", "run.eval_every=20"]), run)
-    torch.set_num_threads(before)
     return run, result
 
 

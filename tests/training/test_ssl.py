@@ -27,13 +27,10 @@ QUICK = {
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     """A short run of each method on digits; each takes some 5 s on one core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     found = {}
     for method, settings in QUICK.items():
         run = tmp_path_factory.mktemp("ssl") / method
         found[method] = run, fit(with_settings(find_recipe(f"{method}_digits")[1], settings), run)
-    torch.set_num_threads(before)
     return found
 
 
