@@ -21,7 +21,7 @@ from transformers import SwinConfig, SwinForImageClassification, ViTForImageClas
 from transformers import ViTConfig as HFConfig
 
 from vitlab.checkpoints import hf, keymap, swin
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.registry import build, find
 
 

@@ -24,7 +24,7 @@ from measure import machine, print_table
 from torch import Tensor
 
 import vitlab
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.export.pictures import pictures, prepared
 from vitlab.export.rivals import rival
 from vitlab.export.runners import Runner, Workshop

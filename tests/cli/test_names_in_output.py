@@ -88,7 +88,7 @@ def test_inspect_tells_a_bare_file_its_size_only_where_it_must(run, tmp_path):
 
 def test_frozen_is_not_wrong(capsys):
     from vitlab.cli.inspect import _show_gradients
-    from vitlab.explain.inspect import gradients
+    from vitlab.explain.gradients import gradients
 
     model = small()
     model.blocks.requires_grad_(False)

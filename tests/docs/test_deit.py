@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.resnet import MODELS
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import ObjectiveRecipe, with_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS, find
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import with_settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.explain.inspect import gradients
+from vitlab.explain.gradients import gradients
 from vitlab.layers.attention import kernel_name
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=3, heads=4, classes=7)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.explain.inspect import gradients
+from vitlab.explain.gradients import gradients
 from vitlab.layers.trace import Trace
 from vitlab.models.registry import MODELS
 

@@ -9,7 +9,8 @@ from torch import distributed
 
 import vitlab
 from vitlab.checkpoints.files import CheckpointError
-from vitlab.explain.inspect import gradients, size_of
+from vitlab.explain.gradients import gradients
+from vitlab.explain.sizes import size_of
 from vitlab.models.clip import (
     CLIP,
     CLIPConfig,

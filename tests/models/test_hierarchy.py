@@ -12,8 +12,9 @@ from torch import nn
 
 import vitlab
 from vitlab.explain.diff import diff
-from vitlab.explain.inspect import _count, gradients, size_of
+from vitlab.explain.gradients import gradients
 from vitlab.explain.inspect_stages import count_stages
+from vitlab.explain.sizes import count, size_of
 from vitlab.layers.trace import Trace
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.registry import FAMILIES, MODELS, build, build_config
@@ -94,7 +95,7 @@ def test_a_size_is_that_of_all_blocks(family):
     name, cut = SMALL[family]
     family = family.split()[0]
     config = MODELS[name].config.with_options(**{**cut, "depths": (5, 1)}, image_size=(64, 64))
-    assert count_stages(lambda c: build(family, c), config) == _count(family, config)
+    assert count_stages(lambda c: build(family, c), config) == count(family, config)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_cifar")])
@@ -182,7 +183,7 @@ def test_inspect_shows_stages_blocks_and_steps(family):
     found = vitlab.inspect(model, image_size=SIZE, batch=2)
     assert found.parameters == sum(p.numel() for p in model.parameters()) and found.unused == []
     assert all(step.meaning and "{" not in step.meaning for step in found.steps)
-    assert found.macs == _count(model.family, model.config.with_options(image_size=SIZE))[1] * 2
+    assert found.macs == count(model.family, model.config.with_options(image_size=SIZE))[1] * 2
     assert list(dict.fromkeys(step.name for step in found.at_depth(2)))[1:3] == ["stages.0", "stages.1"]
     trace = Trace(*model.traceable)
     model.eval()(torch.randn(2, 3, *SIZE), trace=trace)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import vitlab
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS, build, build_config
 
 VITS = [name for name, entry in MODELS.items() if entry.family == "vit"]  # the others are in tests of their own

@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitlab
 from vitlab.explain.diff import diff
-from vitlab.explain.inspect import gradients, size_of
+from vitlab.explain.gradients import gradients
+from vitlab.explain.sizes import size_of
 from vitlab.layers.trace import Trace
 from vitlab.models.resnet import MODELS, ResNetConfig
 from vitlab.training.doctor import first_bad_layer

@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from vitlab.cli.console import count, out, parse_size, print_json, say, short
-from vitlab.explain.inspect import Gradient, Inspection, Step, gradients, inspect
+from vitlab.explain.gradients import Gradient, gradients
+from vitlab.explain.inspect import Inspection, Step, inspect
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitlab.cli.console import count, out, print_json, short
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS, list_models
 
 

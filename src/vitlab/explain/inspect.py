@@ -8,27 +8,21 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.checkpoints import load
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.explain.asked import check_batch, resolve, size_asked
 from vitlab.explain.inspect_stages import MEANINGS as STAGE_MEANINGS
-from vitlab.explain.inspect_stages import count_stages, stage_words
+from vitlab.explain.inspect_stages import stage_words
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.models import registry
@@ -208,9 +202,9 @@ def inspect(
     what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
 ) -> Inspection:
     """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
-    _check_batch(batch)
-    asked = _size(image_size)
-    family, config, name, _ = _resolve(what, asked, options)
+    check_batch(batch)
+    asked = size_asked(image_size)
+    family, config, name, _ = resolve(what, asked, options)
     size: tuple[int, int] = asked or config.image_size
     shape = (batch, config.channels, *size)
     with torch.device("meta"):
@@ -254,59 +248,6 @@ def inspect(
     if isinstance(config, StagedConfig):
         tokens += "".join(f", then {rows} x {columns}" for rows, columns in config.grids(*size)[1:])
     return Inspection(name, size, batch, tokens, kernel_name(model), steps, unused)
-
-
-def _resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
-    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one.
-
-    Of DINO it is the encoder, which is what the others read.
-    """
-    family, config, name, model = _named(what, size, options)
-    if not hasattr(config, "encoder") or family in ("mae", "clip"):
-        return family, config, name, model
-    encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
-    return *_encoder(family, config), f"{name}, its encoder", encoder
-
-
-def _encoder(family: str, config: Any) -> tuple[str, Any]:
-    return ("vit", config.encoder) if hasattr(config, "encoder") else (family, config)
-
-
-def _named(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
-    if not isinstance(what, str | Path):
-        if not hasattr(what, "family") or not hasattr(what, "config"):
-            raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
-        return what.family, what.config.with_options(**options), type(what).__name__, what
-    if load.is_checkpoint(what):
-        model = _load(what, size, options)
-        return model.family, model.config, str(what), model
-    entry, config = registry.build_config(str(what), **options)
-    return entry.family, config, entry.name, None
-
-
-def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any]) -> Any:
-    """At the size it was saved with; only a bare file that does not tell its grid is told the asked size."""
-    try:
-        return load.load(what, **options)
-    except CheckpointError as error:
-        if size is None or "--image-size" not in str(error) or not Path(what).expanduser().is_file():
-            raise
-        return load.load(what, image_size=size, **options)
-
-
-def _check_batch(batch: int) -> None:
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
-
-
-def _size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    if image_size is None:
-        return None
-    pair = (image_size, image_size) if isinstance(image_size, int) else image_size
-    whole = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if not whole or len(pair) != 2:
-        raise ValueError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
-    return (pair[0], pair[1])
 
 
 def _memory(family: str, config: Any, shape: tuple[int, ...]) -> dict[tuple[str, int | None], int]:
@@ -389,105 +330,3 @@ def _text_words(config: Any) -> dict[str, Any]:
     hidden = round(c.width * c.mlp_ratio)
     sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": hidden}
     return {**sizes, "mlp": f"MLP, {c.activation}"}
-
-
-@dataclass
-class Gradient:
-    name: str
-    norm: float
-    verdict: str = ""  # "dead", "exploding", or "frozen" where none is asked for
-
-
-def gradients(
-    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
-) -> list[Gradient]:
-    """One backward pass on random images and labels: the gradient's norm of every parameter, in order.
-
-    Dropout and stochastic depth are off, or a branch left out by chance would look dead. The model's own gradients and
-    modes stay as they were.
-    """
-    _check_batch(batch)
-    asked = _size(image_size)
-    family, c, _, model = _resolve(what, asked, options)
-    if not isinstance(what, str | Path) and options:
-        raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
-    model = registry.build(family, c) if model is None else model
-    like = next(model.parameters())
-    if like.is_meta:
-        raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch, c.channels, *(asked or c.image_size), generator=generator).to(like.device, like.dtype)
-    labels = torch.randint(c.classes, (batch,), generator=generator).to(like.device) if c.classes else None
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    slopes: dict[str, Tensor | None] = {}
-    if trained:
-        with _evaluating(model), torch.enable_grad():
-            out: Any = model(images) if family != "clip" else None
-            if family == "mae":
-                loss = out.loss
-            elif family == "clip":
-                loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
-            else:
-                loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
-            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        slopes = dict(zip(trained, found, strict=True))
-    return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
-
-
-def _texts(c: Any, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """Texts of any tokens, as long as they may be."""
-    ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
-    ids[ids == c.text.end_id] = 0
-    ids[:, -1] = c.text.end_id
-    return ids.to(like.device)
-
-
-def _gradient(name: str, trained: bool, slope: Tensor | None) -> Gradient:
-    norm = 0.0 if slope is None else float(slope.float().norm())
-    verdict = "dead" if norm == 0.0 else "exploding" if not norm < 1e3 else ""
-    return Gradient(name, norm, verdict if trained else "frozen")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@cache
-def size_of(name: str) -> tuple[int, int]:
-    """Parameters and MACs (one image, and one text of a CLIP) of a registered model; of MAE and DINO, of their encoder.
-
-    Blocks are equal, so both grow by the same step with each one: shallow models tell the deep one's size exactly.
-    """
-    entry, config = registry.build_config(name)
-    family, config = (entry.family, config) if entry.family == "clip" else _encoder(entry.family, config)
-    if family == "clip":
-        depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
-    elif hasattr(config, "depth"):
-        depths = {"depth": config.depth}
-    elif isinstance(config, StagedConfig):
-        return count_stages(lambda c: registry.build(family, c), config)
-    else:
-        return _count(family, config)
-    shallow = dict.fromkeys(depths, 1)
-    one = _count(family, config.with_options(**shallow))
-    parameters, macs = one
-    for option, depth in depths.items():
-        two = _count(family, config.with_options(**{**shallow, option: 2}))
-        parameters += (two[0] - one[0]) * (depth - 1)
-        macs += (two[1] - one[1]) * (depth - 1)
-    return parameters, macs
-
-
-def _count(family: str, config: Any) -> tuple[int, int]:
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model = registry.build(family, config).eval().requires_grad_(False)
-        images = torch.empty(1, config.channels, *config.image_size)
-        model(*((images, torch.full((1, config.text.context), config.text.end_id)) if family == "clip" else (images,)))
-    return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2

@@ -29,6 +29,7 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked, reads_text
 from vitlab.layers.trace import Trace
+from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce.named import reducer_of
 from vitlab.serve.errors import RefusedError
@@ -198,7 +199,7 @@ def offers(model: Any) -> list[str]:
         "positions": plain and encoder.positions is not None,
         "relevance": classes and hasattr(model, "layout"),
         "fewer": classes and plain and encoder.config.positions.kind not in ("rotary", "relative"),
-        "painted": model.family == "mae",
+        "painted": isinstance(model, MaskedAutoencoder),
         "sentences": reads_text(model) and model.tokenizer is not None,
     }
     return [part for part in PARTS if has[part]]

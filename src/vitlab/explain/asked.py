@@ -1,0 +1,65 @@
+"""What `inspect` and `gradients` were asked about: a model, a registered name, or a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.checkpoints import load
+from vitlab.checkpoints.files import CheckpointError
+from vitlab.models import registry
+
+
+def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
+    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one.
+
+    Of DINO it is the encoder, which is what the others read.
+    """
+    family, config, name, model = _named(what, size, options)
+    if not hasattr(config, "encoder") or family in ("mae", "clip"):
+        return family, config, name, model
+    encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
+    return *encoder_of(family, config), f"{name}, its encoder", encoder
+
+
+def encoder_of(family: str, config: Any) -> tuple[str, Any]:
+    return ("vit", config.encoder) if hasattr(config, "encoder") else (family, config)
+
+
+def _named(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
+    if not isinstance(what, str | Path):
+        if not hasattr(what, "family") or not hasattr(what, "config"):
+            raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
+        return what.family, what.config.with_options(**options), type(what).__name__, what
+    if load.is_checkpoint(what):
+        model = _load(what, size, options)
+        return model.family, model.config, str(what), model
+    entry, config = registry.build_config(str(what), **options)
+    return entry.family, config, entry.name, None
+
+
+def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any]) -> Any:
+    """At the size it was saved with; only a bare file that does not tell its grid is told the asked size."""
+    try:
+        return load.load(what, **options)
+    except CheckpointError as error:
+        if size is None or "--image-size" not in str(error) or not Path(what).expanduser().is_file():
+            raise
+        return load.load(what, image_size=size, **options)
+
+
+def check_batch(batch: int) -> None:
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
+
+
+def size_asked(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if image_size is None:
+        return None
+    pair = (image_size, image_size) if isinstance(image_size, int) else image_size
+    whole = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or len(pair) != 2:
+        raise ValueError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
+    return (pair[0], pair[1])

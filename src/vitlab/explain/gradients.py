@@ -1,0 +1,72 @@
+"""Does every parameter get a gradient? One backward pass, and the norm that each of them saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.explain.asked import check_batch, resolve, size_asked
+from vitlab.explain.inputs import evaluating
+from vitlab.models import registry
+
+
+@dataclass
+class Gradient:
+    name: str
+    norm: float
+    verdict: str = ""  # "dead", "exploding", or "frozen" where none is asked for
+
+
+def gradients(
+    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
+) -> list[Gradient]:
+    """One backward pass on random images and labels: the gradient's norm of every parameter, in order.
+
+    Dropout and stochastic depth are off, or a branch left out by chance would look dead. The model's own gradients and
+    modes stay as they were.
+    """
+    check_batch(batch)
+    asked = size_asked(image_size)
+    family, c, _, model = resolve(what, asked, options)
+    if not isinstance(what, str | Path) and options:
+        raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
+    model = registry.build(family, c) if model is None else model
+    like = next(model.parameters())
+    if like.is_meta:
+        raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch, c.channels, *(asked or c.image_size), generator=generator).to(like.device, like.dtype)
+    labels = torch.randint(c.classes, (batch,), generator=generator).to(like.device) if c.classes else None
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    slopes: dict[str, Tensor | None] = {}
+    if trained:
+        with evaluating(model), torch.enable_grad():
+            out: Any = model(images) if family != "clip" else None
+            if family == "mae":
+                loss = out.loss
+            elif family == "clip":
+                loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
+            else:
+                loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
+            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        slopes = dict(zip(trained, found, strict=True))
+    return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
+
+
+def _texts(c: Any, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Texts of any tokens, as long as they may be."""
+    ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
+    ids[ids == c.text.end_id] = 0
+    ids[:, -1] = c.text.end_id
+    return ids.to(like.device)
+
+
+def _gradient(name: str, trained: bool, slope: Tensor | None) -> Gradient:
+    norm = 0.0 if slope is None else float(slope.float().norm())
+    verdict = "dead" if norm == 0.0 else "exploding" if not norm < 1e3 else ""
+    return Gradient(name, norm, verdict if trained else "frozen")
