@@ -6,7 +6,7 @@
 
 A ResNet learns first (recipe resnet_cifar10), then a ViT three times with the same pictures, steps and rates (recipe
 deit_cifar10): from the labels and the teacher, with DeiT's distillation token; from the labels alone, with that token;
-and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe, --teacher KEY=VALUE the teacher's;
+and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe (objective.* that of the taught one), --teacher KEY=VALUE the teacher's;
 --checkpoint takes a teacher that has learned before.
 """
 
@@ -55,8 +55,9 @@ def main() -> None:
         }
         for seed in range(args.seeds):
             for number, (way, settings) in enumerate(ways.items()):
+                asked = [s for s in args.settings if number == 0 or not s.startswith("objective.")]
                 student = find_recipe("deit_cifar10")[1]
-                student = with_settings(student, [*data, *args.settings, *settings, f"run.seed={seed}"])
+                student = with_settings(student, [*data, *asked, *settings, f"run.seed={seed}"])
                 result = fit_or_go_on(student, runs / f"{number}-{seed}")
                 found.setdefault(way, []).append(result["top1"])
                 seconds[way] = result["seconds"]
