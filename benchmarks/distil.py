@@ -6,8 +6,8 @@
 
 A ResNet learns first (recipe resnet_cifar10), then a ViT three times with the same pictures, steps and rates (recipe
 deit_cifar10): from the labels and the teacher, with DeiT's distillation token; from the labels alone, with that token;
-and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe (objective.* that of the taught one), --teacher KEY=VALUE the teacher's;
---checkpoint takes a teacher that has learned before.
+and from the labels alone as a plain ViT. KEY=VALUE changes the students' recipe (objective.* that of the taught one
+alone), --teacher KEY=VALUE the teacher's; --checkpoint takes a teacher that has learned before.
 """
 
 from __future__ import annotations
