@@ -27,6 +27,7 @@ __all__ = [
     "embed",
     "embed_labels",
     "embed_text",
+    "encoder_of",
     "fingerprint",
     "label_of",
     "predict",
@@ -242,6 +243,11 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
 
 def reads_text(model: Any) -> bool:
     return hasattr(model, "encode_text")
+
+
+def encoder_of(model: Any) -> Any:
+    """What makes the vectors of `embed`: of a model that learned without labels, its encoder; of a CLIP, all of it."""
+    return model if reads_text(model) else getattr(model, "encoder", model)
 
 
 def _check_model(model: Any, function: str, what: str = "images") -> None:

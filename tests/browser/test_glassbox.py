@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,12 @@ from PIL import Image
 
 import vitlab
 from vitlab.explain import attention_maps
+from vitlab.inference import fingerprint
+from vitlab.search import Index, update
 from vitlab.serve.app import create_app
 from vitlab.serve.house import Served, refusals
 from vitlab.serve.settings import Settings
+from vitlab.serve.shelf import open_index
 from vitlab.text.tokenizer import Tokenizer
 
 TABS = ("try", "walk", "attention", "fewer", "more", "training")
@@ -37,9 +41,21 @@ def models() -> dict:
     return {"small": vit, "mae": vitlab.create("mae_digits"), "clip": clip}
 
 
+def index_of(clip, folder: Path) -> Path:
+    """Of 14 pictures; the name of one is markup, if it is taken for that."""
+    noise = np.random.default_rng(1).integers(0, 256, (14, 20, 30, 3), dtype=np.uint8)
+    names = ["<img src=x onerror=alert(1)>", *(f"photo {number}" for number in range(1, 14))]
+    (folder / "photos").mkdir()
+    for name, pixels in zip(names, noise, strict=True):
+        Image.fromarray(pixels).save(folder / "photos" / f"{name}.png")
+    made_by = {"checkpoint": "clip", "fingerprint": fingerprint(clip), "reads_text": True}
+    update(folder / "index", folder / "photos", made_by, partial(vitlab.embed, clip))
+    return folder / "index"
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A server in a thread: its address, its models, its folder of runs, and how to end it."""
+    """A server in a thread: its address, its models, its folder of runs, and its index."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "first").mkdir()
     lines = [{"kind": "train", "step": n, "loss": 2 / n, "lr": 1e-3} for n in range(1, 20)]
@@ -47,14 +63,16 @@ def site(tmp_path_factory):
     (folder / "first" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = models()
     served = [Served(name, model.eval(), refusals(model)) for name, model in known.items()]
+    index = index_of(known["clip"].eval(), tmp_path_factory.mktemp("search"))
+    app = create_app(served, Settings(runs=str(folder)), open_index(index, served))
     listening = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(create_app(served, Settings(runs=str(folder))), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.05)
-    yield address, known, folder
+    yield address, known, folder, index
     server.should_exit = True
     thread.join(20)
 
@@ -182,6 +200,37 @@ def test_masks_tokens_and_sentences(page, picture):
     tab.click("#ask")
     tab.wait_for_function("document.querySelectorAll('#clip-answers canvas').length === 2")
     assert "<b>two</b> cats" in tab.inner_text("#clip-answers")
+
+
+def test_a_sentence_or_the_picture_at_hand_finds_pictures_in_order(page, site, picture):
+    tab, clip = page(), site[1]["clip"]
+    tab.click("#tab-more")
+    assert tab.is_disabled("#search-like")  # there is no picture yet, and words need none
+
+    def found(vector) -> list[str]:
+        with Index(site[3]) as index:
+            return [f"{hit.path.name}\nsimilarity {hit.score:.3f}" for hit in index.search(vector, 12)]
+
+    def shown() -> list[str]:
+        tab.wait_for_function("[...document.querySelectorAll('#hits img')].filter((i) => i.naturalWidth).length === 12")
+        return [text.strip() for text in tab.locator("#hits li").all_inner_texts()]
+
+    tab.fill("#search-text", "two cats")
+    tab.keyboard.press("Enter")
+    assert shown() == found(vitlab.embed_text(clip, "two cats")[0])
+    assert "12 nearest of 14 pictures" in tab.inner_text("#search-told")
+    upload(tab, picture)
+    tab.click("#search-like")
+    assert shown() == found(vitlab.embed(clip, picture)[0].vector)
+    assert tab.locator("#hits img[onerror]").count() == 0
+    with Index(site[3]) as index:
+        first = index.search(vitlab.embed_text(clip, "a dog")[0], 1)[0].path
+    content = first.read_bytes()
+    first.unlink()
+    tab.fill("#search-text", "a dog")
+    tab.click("#search-ask")
+    tab.wait_for_selector("#hits li:first-child .quiet:has-text('cannot be shown')")
+    first.write_bytes(content)
 
 
 def test_curves_follow_a_run(page, site):

@@ -39,7 +39,7 @@ def test_commands_have_the_options_that_are_shown(language):
         verb, *args = words[words.index("vitlab") + 1 :]
         verbs[verb].make_context(verb, args, resilient_parsing=False)
         found += 1
-    assert found == 8
+    assert found == 9
 
 
 @pytest.mark.parametrize("language", PAGES)

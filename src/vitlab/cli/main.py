@@ -385,6 +385,9 @@ def serve(
             metavar="[CHECKPOINT|EXPORT]...", help="What to serve, or NAME=CHECKPOINT. Default: the bundled models."
         ),
     ] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", metavar="INDEX", help="Pictures to search, by vitlab index.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
     token: Annotated[
@@ -408,13 +411,13 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="Threads of each model.", min=1)] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="A line for each request.")] = False,
 ) -> None:
-    """A page at / that shows a model at work, and predict, explain, embed, zeroshot over HTTP. Ctrl-C ends it."""
+    """A page at / that shows a model at work; predict, explain, embed, zeroshot, search over HTTP. Ctrl-C ends it."""
     from vitlab.cli import serve as verb
 
     options = {"host": host, "token": token, "hosts": tuple(allow_host or ()), "origins": tuple(allow_origin or ())}
     options |= {"max_batch": max_batch, "max_wait": max_wait_ms / 1e3, "queue": queue, "timeout": timeout}
     options |= {"runs": str(runs), "max_upload": round(max_upload_mb * 1e6), "max_pixels": round(max_megapixels * 1e6)}
-    verb.run(models or [], port, access_log, threads, options)
+    verb.run(models or [], index, port, access_log, threads, options)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from vitlab.cli.progress import Meter
 from vitlab.explain import draw
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
-from vitlab.inference import embed, embed_text, fingerprint, reads_text
+from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.search import Counts, Hit, Index, check, update
 from vitlab.training.processes import start, stop
 
@@ -126,8 +126,7 @@ def open_encoder(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, A
     model, report = load_with_report(checkpoint)
     for note in () if quiet else report.notes:
         say(f"note: {note}")
-    if not reads_text(model):
-        model = getattr(model, "encoder", model)
+    model = encoder_of(model)
     about = {"checkpoint": checkpoint, "fingerprint": fingerprint(model), "family": model.family}
     return model, {**about, "reads_text": reads_text(model)}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import say
 
 
-def run(models: list[str], port: int, access_log: bool, threads: int | None, options: dict[str, Any]) -> None:
+def run(
+    models: list[str], index: Path | None, port: int, access_log: bool, threads: int | None, options: dict[str, Any]
+) -> None:
     try:
         from vitlab.serve.app import create_app
         from vitlab.serve.run import listen, serve
@@ -19,11 +22,14 @@ def run(models: list[str], port: int, access_log: bool, threads: int | None, opt
     from vitlab.cli.predict import open_any
     from vitlab.serve.house import open_models
     from vitlab.serve.settings import Settings
+    from vitlab.serve.shelf import open_index
 
     settings = Settings(**options)
     if threads is not None:
         torch.set_num_threads(threads)
-    served = open_models(models, lambda source: open_any(source, None, None))
+    load = lambda source: open_any(source, None, None)
+    served = open_models(models, load)
+    shelf = None if index is None else open_index(index, served, load)
     with listen(settings.host, port) as listening:
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -32,6 +38,10 @@ def run(models: list[str], port: int, access_log: bool, threads: int | None, opt
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
         for one in served:
             say(f"{one.name}: {', '.join(one.verbs)}")
+        if shelf is not None:
+            about = shelf.about()
+            how = "words or a picture" if shelf.words else "a picture"
+            say(f"search: {about['pictures']:,} pictures of {about['name']}, with {how}, by {shelf.model}")
         say(f"vitlab: open http://{place}/ in a browser; http://{place}/docs tells how to ask. Ctrl-C ends.")
-        serve(create_app(served, settings), listening, access_log=access_log)
+        serve(create_app(served, settings, shelf), listening, access_log=access_log)
     say("vitlab: all that was accepted is answered.")

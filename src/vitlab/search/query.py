@@ -19,6 +19,7 @@ SPARE = 4  # candidates for each that is asked for: the graph holds rounded vect
 class Hit:
     path: Path
     score: float  # cosine: 1 for the same direction
+    number: int  # of its row in the index
 
 
 class Index:
@@ -71,8 +72,15 @@ class Index:
             scores |= near
         best = sorted(scores, key=lambda number: -scores[number])[:top]
         paths = self.ledger.paths(np.array(best, dtype=np.int64))
-        hits = [Hit(self.folder / path, scores[number]) for number, path in paths.items()]
+        hits = [Hit(self.folder / path, scores[number], number) for number, path in paths.items()]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
+
+    def picture(self, number: int) -> Path | None:
+        """Where the picture of a row is, or was; None: there is no such row, or it leads out of the folder."""
+        path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
+        if path is None or Path(path).is_absolute() or ".." in Path(path).parts:
+            return None
+        return self.folder / path
 
     def _scores(self, vector: np.ndarray, numbers: np.ndarray) -> dict[int, float]:
         """Of those pictures that are still there, by their numbers."""

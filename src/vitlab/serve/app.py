@@ -13,17 +13,21 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from vitlab.serve import docs, glassbox, status, verbs
+from vitlab.serve import docs, glassbox, searching, status, verbs
 from vitlab.serve.asking import Desk
 from vitlab.serve.errors import handle_errors
 from vitlab.serve.guard import Guard
 from vitlab.serve.house import House, Served
 from vitlab.serve.metrics import Metrics
 from vitlab.serve.settings import Settings
+from vitlab.serve.shelf import Shelf
 from vitlab.version import __version__
 
+NAMED = {"/models/": "/models/{name}", "/search/pictures/": "/search/pictures/{number}"}  # what is counted as one
 
-def create_app(models: Iterable[Served], settings: Settings | None = None) -> FastAPI:
+
+def create_app(models: Iterable[Served], settings: Settings | None = None, shelf: Shelf | None = None) -> FastAPI:
+    """`shelf`: the index that is searched, by `open_index`."""
     settings = settings or Settings()
     house = House(models, settings)
     metrics = Metrics(house)
@@ -34,7 +38,7 @@ def create_app(models: Iterable[Served], settings: Settings | None = None) -> Fa
         for served in house.models.values():
             served.worker.watch = metrics.watching(served.name)
         with ThreadPoolExecutor(settings.decoders, thread_name_prefix="vitlab-decode") as decoders:
-            app.state.desk = Desk(house, decoders)
+            app.state.desk = Desk(house, decoders, shelf)
             warming = asyncio.create_task(house.warm_up())
             yield
             warming.cancel()
@@ -52,12 +56,12 @@ def create_app(models: Iterable[Served], settings: Settings | None = None) -> Fa
     )
     app.state.house, app.state.metrics = house, metrics
     handle_errors(app)
-    for part in (verbs, status, docs, glassbox):
+    for part in (verbs, searching, status, docs, glassbox):
         app.include_router(part.router)
     known = {*app.openapi()["paths"], "/docs", "/openapi.json"}
 
     def answered(path: str, code: int, seconds: float) -> None:
-        name = "/models/{name}" if path.startswith("/models/") else path
+        name = next((names for start, names in NAMED.items() if path.startswith(start)), path)
         metrics.answered(name if name in known else "other", code, seconds)  # names of strangers are not kept
 
     app.add_middleware(Guard, settings=settings, answered=answered, draining=lambda: house.draining)

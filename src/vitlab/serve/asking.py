@@ -14,14 +14,19 @@ from fastapi.responses import JSONResponse, Response
 from vitlab.serve.batching import Timing
 from vitlab.serve.errors import RefusedError, busy
 from vitlab.serve.house import House, Served, task
+from vitlab.serve.shelf import Shelf
 from vitlab.serve.uploads import Prepared, Upload, prepare, read_upload
 
 
 class Desk:
-    """What requests share: the models, the threads that decode, and how many requests are being received."""
+    """What requests share: the models, the threads that decode, an index, and how many requests are being received."""
 
-    def __init__(self, house: House, decoders: Executor):
-        self.house, self.decoders, self.receiving = house, decoders, 0
+    def __init__(self, house: House, decoders: Executor, shelf: Shelf | None = None):
+        self.house, self.decoders, self.shelf, self.receiving = house, decoders, shelf, 0
+
+    async def read(self, work: Callable[[], Any]) -> Any:
+        """In a thread of those that read files."""
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, work)
 
 
 class Case:
@@ -36,12 +41,12 @@ class Case:
         self.milliseconds: dict[str, float] = {}
         self.batch = 1
 
-    async def receive(self, request: Request, known: Iterable[str]) -> None:
+    async def receive(self, request: Request, known: Iterable[str], needed: bool) -> None:
         if self.desk.receiving >= self.settings.uploads:
             raise busy(f"{self.desk.receiving} other requests are being received.", 1)
         self.desk.receiving += 1
         try:
-            self.upload = await read_upload(request, known, self.settings)
+            self.upload = await read_upload(request, known, self.settings, needed=needed)
         finally:
             self.desk.receiving -= 1
         self._note("received", self.began)
@@ -52,7 +57,7 @@ class Case:
         began, image = time.monotonic(), self.upload.image
         work = lambda: prepare(self.served.model.preprocess, image, self.settings, keep=keep)
         with self.served.worker.expect():
-            found = await asyncio.get_running_loop().run_in_executor(self.desk.decoders, work)
+            found = await self.desk.read(work)
         self.upload.image = b""
         self._note("decoded", began)
         return found
@@ -84,14 +89,16 @@ async def answer(
     model: str | None,
     work: Callable[[Case], Awaitable[dict[str, Any] | Response]],
     known: Iterable[str] = (),
+    *,
+    needed: bool = True,
 ) -> Response:
-    """`work` finds the answer; `known` are the form's fields beside the picture."""
+    """`work` finds the answer; `known` are the form's fields beside the picture, which is `needed` or not."""
     desk: Desk = request.app.state.desk
     case = Case(desk, desk.house.find(model, verb), verb)
     case.served.check_room()  # before anything is received
     try:
         async with asyncio.timeout(case.settings.timeout):
-            await case.receive(request, known)
+            await case.receive(request, known, needed)
             with case.served.place():
                 found = await _unless_gone(request, work(case))
     except TimeoutError:

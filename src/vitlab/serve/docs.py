@@ -42,12 +42,16 @@ def _page(schema: dict[str, Any], base: str) -> str:
 def _operation(schema: dict[str, Any], base: str, method: str, path: str, about: dict[str, Any]) -> str:
     rows = [(p["name"], f"in the {p['in']}", p.get("description", "")) for p in about.get("parameters", [])]
     form: dict[str, Any] = {}
+    ways: list[list[str]] = []  # where the form holds either this or that
     for content in about.get("requestBody", {}).get("content", {}).values():
         form = content["schema"].get("properties", {})
+        ways = [way["required"] for way in content["schema"].get("oneOf", [])]
     rows += [(name, "in the form", value.get("description", "")) for name, value in form.items()]
-    files = "".join(f" -F {name}={'@cat.jpg' if name == 'image' else '...'}" for name in form)
+    curls = [
+        "".join(f" -F {name}={'@cat.jpg' if name == 'image' else '...'}" for name in way) for way in ways or [form]
+    ]
     found = [f"<h2>{method} {escape(path)}</h2><p>{escape(about.get('description', ''))}</p>"]
-    found.append(f"<pre>curl{escape(files)} {escape(base + path)}</pre>")
+    found.append("<pre>" + "\n".join(f"curl{escape(files)} {escape(base + path)}" for files in curls) + "</pre>")
     if rows:
         found.append(_table(("option", "where", ""), rows))
     answers = [_answer(schema, status, one) for status, one in about["responses"].items()]

@@ -3,7 +3,7 @@ and computes nothing itself: its numbers are those of `looking`, asked for under
 
     POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the picture stays here for a while
     GET  /page/look/ID/attention?layer=3
-    GET  /page/samples, /page/models, /page/runs, /page/runs/NAME?after=BYTE
+    GET  /page/samples, /page/models, /page/index, /page/runs, /page/runs/NAME?after=BYTE
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from vitlab.images.samples import open_sample
 from vitlab.serve import looking
-from vitlab.serve.asking import Case, answer
+from vitlab.serve.asking import Case, Desk, answer
 from vitlab.serve.errors import RefusedError
 from vitlab.serve.house import Remembered, Served
 from vitlab.serve.looking import Look
@@ -56,6 +56,13 @@ async def asset(name: str) -> Response:
 async def models(request: Request) -> Response:
     found = [{**served.about(), **looking.about(served.model)} for served in request.app.state.house.models.values()]
     return JSONResponse(found)
+
+
+@router.get("/page/index")
+async def indexed(request: Request) -> Response:
+    """What POST /search searches; null: nothing."""
+    desk: Desk = request.app.state.desk
+    return JSONResponse(None if desk.shelf is None else await desk.read(desk.shelf.about))
 
 
 @router.get("/page/samples")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -157,10 +157,7 @@ def open_models(sources: Iterable[str] = (), load: Callable[[str], Any] = load) 
         model = load(source)
         if model.preprocess is None:
             raise ValueError(f"{source}: the model has no preprocess, so it cannot read pictures.")
-        name, number = name or called(source), 1
-        while name in found:
-            number += 1
-            name = f"{called(source)}-{number}"
+        name = name if name and name not in found else free_name(source, found)
         found[name] = Served(name, model.eval(), refusals(model))
     return list(found.values())
 
@@ -172,6 +169,15 @@ def called(source: str) -> str:
         parts = parts[:-1]
     name = parts[-1] if parts else "model"
     return Path(name).stem if Path(name).suffix in SUFFIXES else name
+
+
+def free_name(source: str, taken: Container[str]) -> str:
+    """What a model of this source is called where others are; the second cats is cats-2."""
+    name, number = called(source), 1
+    while name in taken:
+        number += 1
+        name = f"{called(source)}-{number}"
+    return name
 
 
 def refusals(model: Any) -> dict[str, str]:

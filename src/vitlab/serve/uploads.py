@@ -24,7 +24,7 @@ HOW = "Send the picture as multipart form data: curl -F image=@cat.jpg URL."
 
 @dataclass
 class Upload:
-    image: bytes
+    image: bytes  # none: empty
     fields: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -37,8 +37,8 @@ class Prepared:
     picture: Image.Image | None = None  # upright, where it is needed
 
 
-async def read_upload(request: Request, known: Iterable[str], settings: Settings) -> Upload:
-    """`known`: fields that may come beside the picture, each once or several times."""
+async def read_upload(request: Request, known: Iterable[str], settings: Settings, *, needed: bool = True) -> Upload:
+    """`known`: fields that may come beside the picture, each once or several times; `needed`: the picture is."""
     kind = request.headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "multipart/form-data":
         raise RefusedError(415, f"the request's Content-Type is {kind[:100]!r}, not multipart/form-data.", HOW)
@@ -46,7 +46,8 @@ async def read_upload(request: Request, known: Iterable[str], settings: Settings
     try:
         async with request.form(**limits) as form:
             images = form.getlist("image")
-            if len(images) != 1 or not isinstance(images[0], UploadFile):
+            given = [image for image in images if isinstance(image, UploadFile)]
+            if len(images) > 1 or len(given) != max(len(images), int(needed)):
                 found = f"it has {len(images)}" if len(images) != 1 else "it came as text, without a file name"
                 raise RefusedError(400, f"the form must have one file in the field image; {found}.", HOW)
             fields: dict[str, list[str]] = {}
@@ -57,7 +58,7 @@ async def read_upload(request: Request, known: Iterable[str], settings: Settings
                 takes = ", ".join(["image", *known])
                 remedy = f"It takes {takes}; other options go behind the path: ?top=3."
                 raise RefusedError(422, f"the form has a field {unknown[0][:100]!r}.", remedy)
-            return Upload(await images[0].read(), fields)
+            return Upload(await given[0].read() if given else b"", fields)
     except ClientDisconnect:
         raise RefusedError(499, "the client has gone.", "") from None
 

@@ -30,6 +30,7 @@ WAYS = tuple(name for name in METHODS if name != "random")
 BY_CLASS = ("relevance", "grad_cam", "gradient_x_input")
 LONGEST = 300  # characters of a label or sentence
 SENTENCES = 10
+IMAGE = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
 
 Model = Annotated[str | None, Query(max_length=200, description="A name from /models. Default: the first that can.")]
 Top = Annotated[int, Query(ge=1, le=1000, description="How many labels, the best first.")]
@@ -66,8 +67,7 @@ class Map(Answer):
 
 def _form(**more: dict[str, Any]) -> dict[str, Any]:
     """The request's body, for the documentation; `receive` reads it as a stream, within limits."""
-    image = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
-    schema = {"type": "object", "required": ["image"], "properties": {"image": image, **more}}
+    schema = {"type": "object", "required": ["image"], "properties": {"image": IMAGE, **more}}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
@@ -77,7 +77,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         400: "The form or the picture is damaged, or the Host is not ours.",
         401: "The token is missing or wrong.",
         403: "A page of another origin.",
-        404: "There is no such model.",
+        404: "There is no such model, index or picture.",
         408: "The request came too slowly.",
         413: "Too many bytes or pixels.",
         415: "Not a picture.",

@@ -13,7 +13,7 @@ const TABS = { try: trying, walk, attention, fewer, more, training };
 const $ = (id) => document.getElementById(id);
 
 export const page = {
-  models: [], chosen: new Set(), focus: null, picture: null, tab: "try", looks: new Map(), views: new Map(), kept: new Map(), turn: 0,
+  models: [], index: null, chosen: new Set(), focus: null, picture: null, tab: "try", looks: new Map(), views: new Map(), kept: new Map(), turn: 0,
   about(name) { return this.models.find((m) => m.name === name); },
   // The picture as `model` sees it, kept at the server under a number.
   async look(model) {
@@ -77,7 +77,7 @@ export async function show() {
   clear($("panels")).append(panel);
   const inside = ["walk", "attention", "fewer"].includes(name);
   $("focus-row").hidden = !inside;
-  if (name !== "training" && !page.picture) { panel.append(el("p", { text: t("nopicture") })); return; }
+  if (!["more", "training"].includes(name) && !page.picture) { panel.append(el("p", { text: t("nopicture") })); return; }
   $("status").textContent = t("working");
   await page.guard(() => TABS[name].show(panel, page, () => turn === page.turn));
   if (turn === page.turn && $("status").textContent === t("working")) $("status").textContent = t("ready");
@@ -133,7 +133,7 @@ async function begin() {
   words();
   tabs();
   await page.guard(async () => {
-    page.models = await json("page/models");
+    [page.models, page.index] = await Promise.all([json("page/models"), json("page/index")]);
     const able = page.models.filter((m) => m.offers.includes("predict"));
     page.chosen = new Set((able.length ? able : page.models).map((m) => m.name));
     page.focus = (page.models.find((m) => m.name === "cifar10") || page.models.find((m) => m.offers.includes("fewer")) || page.models.find((m) => m.offers.includes("walk")) || {}).name;

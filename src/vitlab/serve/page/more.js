@@ -1,20 +1,23 @@
-// 5. Models that learned without labels, or from words.
+// 5. Models that learned without labels, or from words; and a search among pictures, where there is an index.
 import { array } from "./net.js";
 import { bars, board, clear, el, frame, heat } from "./draw.js";
 import { t } from "./text.js";
 import { follow } from "./looking.js";
+import { searchCard } from "./search.js";
 
 export async function show(panel, page, current) {
   const having = (part) => page.models.find((m) => m.offers.includes(part));
   const dino = page.models.find((m) => m.name === "dino") || page.models.find((m) => m.offers.includes("similarity") && !m.offers.includes("predict")) || having("similarity");
-  const parts = [[having("painted"), mae], [dino, tokens], [having("sentences"), words]].filter(([model]) => model);
-  if (!parts.length) panel.append(el("p", { text: t("none_more") }));
+  const parts = [[having("painted"), mae], [dino, tokens], [having("sentences"), words]].filter(([model]) => model && page.picture);
+  if (!page.picture) panel.append(el("p", { text: t("nopicture") }));
+  else if (!parts.length) panel.append(el("p", { text: t("none_more") }));
   for (const [model, make] of parts) {
     const card = el("article", { class: "card" });
     panel.append(card);
     await make(card, page, model);
     if (!current()) return;
   }
+  if (page.index) panel.append(searchCard(page));
 }
 
 async function mae(card, page, model) {

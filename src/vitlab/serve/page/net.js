@@ -48,6 +48,13 @@ function halves(words) {
   return found;
 }
 
+// what: { text } or { image }
+export async function search(what, top) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(what)) name === "image" ? form.append(name, value, "picture") : form.append(name, value);
+  return json(`search?top=${top}`, { method: "POST", body: form });
+}
+
 export async function look(model, picture) {
   const form = new FormData();
   form.append("image", picture, "picture");

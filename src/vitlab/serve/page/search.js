@@ -1,0 +1,36 @@
+// The pictures of the server's index that are nearest to a sentence, or to the picture at hand.
+import { blob, search } from "./net.js";
+import { clear, el } from "./draw.js";
+import { t } from "./text.js";
+
+const SHOWN = 12;
+
+export function searchCard(page) {
+  const { name, model, words, pictures } = page.index;
+  const told = el("p", { id: "search-told", role: "status", class: "quiet" }), found = el("ol", { class: "hits", id: "hits" });
+  let asked = 0;
+  const ask = (what, question) => page.guard(async () => {
+    const mine = ++asked;
+    told.textContent = t("working");
+    const answer = await search(what, SHOWN).catch((error) => { told.textContent = ""; throw error; });
+    if (mine !== asked) return;
+    clear(found).append(...answer.hits.map((hit) => shown(page, hit)));
+    told.textContent = t("searched", { question, n: answer.hits.length, all: answer.pictures });
+  });
+  const like = el("button", { type: "button", id: "search-like", text: t("searchlike"), disabled: !page.picture, onclick: () => ask({ image: page.picture }, t("thispicture")) });
+  const controls = el("div", { class: "row" }, like);
+  if (words) {
+    const box = el("input", { type: "search", id: "search-text", maxlength: 300, value: "a photo of a cat" });
+    const form = el("form", { class: "row" }, el("label", {}, `${t("searchwords")} `, box), el("button", { type: "submit", id: "search-ask", text: t("search") }));
+    form.addEventListener("submit", (event) => { event.preventDefault(); if (box.value.trim()) ask({ text: box.value }, `“${box.value.trim()}”`); });
+    controls.prepend(form);
+  }
+  return el("article", { class: "card", id: "search" }, el("h2", { text: t("searchtitle", { name, n: pictures }) }), el("p", { class: "quiet", text: t(words ? "searchhow" : "searchhowlike", { model }) }), controls, told, found);
+}
+
+function shown(page, { number, name, score }) {
+  const image = el("img", { alt: "" }), missing = el("span", { class: "quiet", hidden: true, text: t("cannotshow") });
+  blob(`search/pictures/${number}`).then((small) => { image.src = URL.createObjectURL(small); }, () => { image.hidden = true; missing.hidden = false; });
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  return el("li", {}, image, missing, el("span", { class: "name", text: name, title: name }), el("span", { class: "number quiet", text: t("alike", { n: score.toFixed(3) }) }));
+}
