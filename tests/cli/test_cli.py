@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory) -> Path:
 def test_help_and_import_do_not_import_torch():
     code = "import sys, vitlab, vitlab.cli.main; vitlab.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = "import sys; sys.argv = ['vitlab', '--help']\nfrom vitlab.cli.main import run\ntry: command()\n"
+    code = "import sys; sys.argv = ['vitlab', '--help']\nfrom vitlab.cli.main import run\ntry: run()\n"
     code += "except SystemExit: sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

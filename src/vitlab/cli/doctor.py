@@ -46,9 +46,7 @@ def _run(folder: Path) -> None:
         last = trained[-1]
         told = {"entropy of the teacher": "teacher_entropy", "directions used": "rank", "spread": "teacher_std"}
         signs = ", ".join(f"{words} {last[key]:.2f}" for words, key in told.items() if key in last)
-        console.print(
-            f"    loss {losses[0]:.3f} -> {losses[-1]:.3f}, which says little; {signs}", markup=False
-        )
+        console.print(f"    loss {losses[0]:.3f} -> {losses[-1]:.3f}, which says little; {signs}", markup=False)
     elif len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
         console.print(
             f"BAD the training loss has not fallen: {losses[0]:.3f} -> {losses[-1]:.3f}. Try another optim.lr."
