@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -57,17 +59,22 @@ def exercises(incomplete: str) -> list[str]:
 
 
 def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
-    """bash replaces only what stands behind its last break: cifar10, where bundled:ci was typed."""
-    kept = 0
-    if os.environ.get("_VITLAB_COMPLETE") == "complete_bash":
-        kept = max(incomplete.rfind(character) for character in BREAKS) + 1
-    return [name[kept:] for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
-def join_words() -> None:
-    """bash tells bundled:ci as three words; make it one, so that it is completed as it was typed."""
+@contextmanager
+def answering_bash() -> Iterator[None]:
+    """bash tells bundled:ci as three words and replaces the last alone: ask with one word, answer with its end."""
     if os.environ.get("_VITLAB_COMPLETE") != "complete_bash":
+        yield
         return
-    words, at = os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD", "0"))
-    before = re.sub(f"\n([{BREAKS}]+)(?:\n|$)", r"\1", "\n".join(words[: at + 1])).split("\n")
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(before), str(len(before) - 1)
+    words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
+    words = re.sub(f"\n([{BREAKS}]+)(?:\n|$)", r"\1", "\n".join(words)).split("\n")
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(len(words) - 1)
+    behind = max(words[-1].rfind(character) for character in BREAKS) + 1
+    answer = StringIO()
+    try:
+        with redirect_stdout(answer):
+            yield
+    finally:
+        print("\n".join(line[behind:] for line in answer.getvalue().splitlines()))

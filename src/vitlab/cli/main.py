@@ -615,8 +615,7 @@ def run() -> None:
     from vitlab.cli.help import prepare
 
     set_up_output()
-    complete.join_words()
-    with reporting_errors():
+    with reporting_errors(), complete.answering_bash():
         code = prepare(get_command(app))(prog_name="vitlab", standalone_mode=False)
         if code == 130:  # what Typer makes of Ctrl-C
             raise KeyboardInterrupt
