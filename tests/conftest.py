@@ -6,6 +6,7 @@ import os
 
 # Some virtual machines report AMX and do not let it be used: torch then dies of an illegal instruction in bfloat16.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ["VITLAB_LANG"] = "en"  # whatever the locale: tests read what the command says
 
 import faulthandler
 import signal

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitlab.checkpoints.files import CheckpointError
-
 PREFIX = "bundled:"
 FOLDER = Path(__file__).parents[1] / "bundled"
 
@@ -17,5 +15,7 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     wanted = name.removeprefix(PREFIX)
     if wanted not in names():
+        from vitlab.checkpoints.files import CheckpointError  # which imports torch; the shell asks for the names
+
         raise CheckpointError(f"{name}: there is no such model in the package; there are {', '.join(names())}.")
     return FOLDER / wanted

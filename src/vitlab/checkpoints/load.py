@@ -313,9 +313,13 @@ def _shape(tensor: Tensor) -> str:
 def _not_there(source: str) -> str:
     try:
         entry, _ = registry.find(source)
-        return f"{source}: no such file or folder. It is a model's name: vitlab.create({entry.name!r}) makes a new one."
+        return (
+            f"{source}: no such file or folder. It is a model's name, which has no weights yet. Train one: "
+            f"vitlab train DATA model.name={entry.name}. In Python: vitlab.create({entry.name!r}) makes a new one."
+        )
     except ValueError:
         pass
     hint = f" For a model on the Hugging Face hub: {hub.PREFIX}{source}." if source.count("/") == 1 else ""
     hint = f" In the package: {bundled.PREFIX}{source}." if source in bundled.names() else hint
+    hint = hint or f" In the package: {', '.join(bundled.PREFIX + name for name in bundled.names())}."
     return f"{source}: no such file or folder.{hint}"

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vitlab.cli.language import spoken
+
 
 def set_up_output() -> None:
     """A terminal that cannot show a character gets a ? instead of an error."""
@@ -24,8 +26,8 @@ def out(markup: bool = True) -> Any:
 
 
 def say(text: str) -> None:
-    """A remark beside the result: to stderr, so that --json output stays clean."""
-    print(text, file=sys.stderr)
+    """A remark beside the result, in the terminal's language: to stderr, so that --json output stays clean."""
+    print(spoken(text), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -60,13 +62,20 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """VITLAB_DEBUG=1 shows the whole traceback."""
+    import typer
+
+    from vitlab.cli.help import UsageError, usage_error
+
     try:
         yield
+    except UsageError as error:
+        print(usage_error(error), file=sys.stderr)
+        raise SystemExit(2) from None
     except (ValueError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):
             raise
         say(f"vitlab: error: {error}")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         say("vitlab: stopped.")
         raise SystemExit(130) from None

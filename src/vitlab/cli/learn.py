@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
-from vitlab.cli.console import out, print_json, say
+from vitlab.cli.console import out, print_json
 from vitlab.cli.language import Language, language
 from vitlab.learn.check import check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
@@ -74,7 +75,7 @@ def _start(exercise: Exercise, spoken: Language) -> None:
 def _check(exercise: Exercise, file: Path, spoken: Language, seconds: float, json: bool) -> None:
     checked = check(exercise, file, seconds)
     if checked.printed.strip():
-        say(checked.printed.rstrip())
+        print(checked.printed.rstrip(), file=sys.stderr)
     verdict = checked.verdict
     if verdict.passed:
         remember(exercise, file)

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.images.randomness import permutation
+from vitlab.images.sources import SOURCES, cifar, idx
 from vitlab.images.sources import captions as captioned
-from vitlab.images.sources import cifar, idx
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     ArrayDataset,
@@ -51,7 +51,6 @@ __all__ = [
     "subset",
 ]
 
-SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "cifar100")
 ACCEPTED = (
     f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV of paths and labels; "
     'tar shards ("shards/train-{000000..000009}.tar"); or pictures with captions: a folder or tar with captions.csv, '

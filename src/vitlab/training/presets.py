@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from vitlab.images.sources.captions import holds_captions
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -32,6 +31,8 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         return path.stem, read_recipe(path)
     pattern = re.search(r"[*?{\[]|::", name)  # of shards
     if path.exists() or pattern:
+        from vitlab.images.sources.captions import holds_captions
+
         base = read_recipe(known["clip_folder" if holds_captions(path) else "folder"])
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))

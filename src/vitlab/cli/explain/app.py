@@ -7,22 +7,19 @@ from typing import Annotated
 
 import typer
 
+from vitlab.cli import complete
+from vitlab.cli.options import BatchSize, Checkpoint, MaybePictures, Pictures
+
 app = typer.Typer(
-    help="Draw what a model sees, on the pictures themselves; the numbers go beside each drawing as .npz.",
+    help="Draw what a model sees, on the pictures themselves.\n\nThe numbers go beside each drawing as .npz.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Checkpoint = Annotated[
-    str,
-    typer.Argument(metavar="CHECKPOINT", help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."),
-]
-Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Picture files, or digits#3.")]
-MaybePictures = Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Picture files, or digits#3.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="FILE", help="File to draw: .png, .svg, .pdf, or .html. Default: explain-VERB.png."
+        "-o", "--out", metavar="FILE", help="File to draw: .png, .svg, .pdf, or .html. Default: explain-VERB.png."
     ),
 ]
 Html = Annotated[bool, typer.Option("--html", help="Also write one self-contained page to explore in a browser.")]
@@ -31,7 +28,6 @@ Size = Annotated[
     str | None,
     typer.Option("--image-size", metavar="HxW", help="Another input size than the model's own, for finer maps."),
 ]
-Batch = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
 Target = Annotated[
     str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each picture's top class.")
 ]
@@ -60,7 +56,7 @@ def attention(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
     """Where a token looks, layer by layer and head by head.
@@ -85,10 +81,13 @@ def rollout(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """Attention multiplied through all layers: Figure 6 of the ViT paper."""
+    """Attention multiplied through all layers.
+
+    Figure 6 of the ViT paper.
+    """
     from vitlab.cli.explain import maps
     from vitlab.cli.explain.job import Options
 
@@ -100,14 +99,19 @@ def relevance(
     checkpoint: Checkpoint,
     images: Pictures,
     method: Annotated[
-        str, typer.Option(metavar="relevance|grad_cam|gradient_x_input", help="How it is measured.")
+        str,
+        typer.Option(
+            metavar="relevance|grad_cam|gradient_x_input",
+            help="How it is measured.",
+            autocompletion=complete.one_of("relevance", "grad_cam", "gradient_x_input"),
+        ),
     ] = "relevance",
     target: Target = None,
     text: Text = None,
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
     """Which patches speak for a class, or for a sentence."""
@@ -123,7 +127,13 @@ def compare(
     checkpoint: Checkpoint,
     images: Pictures,
     other: Annotated[
-        str | None, typer.Option("--with", metavar="CHECKPOINT", help="A second model, on the same pictures.")
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="CHECKPOINT",
+            help="A second model, on the same pictures.",
+            autocompletion=complete.checkpoints,
+        ),
     ] = None,
     methods: Methods = None,
     target: Target = None,
@@ -131,10 +141,10 @@ def compare(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """Two checkpoints, or two and more methods, side by side, and how far they agree.
+    """Two checkpoints or methods side by side, and how they agree.
 
     Methods are attention, rollout, relevance, grad_cam and gradient_x_input.
     """
@@ -152,12 +162,13 @@ def figure7(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """Figure 7 of the ViT paper: filters, position similarity, attention distance; and entropy, token lengths.
+    """Figure 7 of the ViT paper: filters, positions, distances.
 
-    Without pictures, only what the weights alone tell.
+    Position similarity, attention distance and entropy, and the lengths of the tokens. Without pictures, only what the
+    weights alone tell.
     """
     from vitlab.cli.explain import figures
     from vitlab.cli.explain.job import Options
@@ -178,15 +189,18 @@ def features(
     neighbours: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Instead: the most alike pictures of this folder.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1)] = 5,
+    k: Annotated[int, typer.Option("--top", "-k", help="How many neighbours.", min=1)] = 5,
     layer: Annotated[int, typer.Option(help="Tokens after this layer.")] = -1,
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """What patches have in common: principal components as colours, likeness, foreground, nearest pictures."""
+    """What patches have in common: colours, likeness, neighbours.
+
+    The colours are principal components; on request the foreground alone, or the nearest pictures of a folder.
+    """
     from vitlab.cli.explain import figures
     from vitlab.cli.explain.job import Options
 
@@ -211,10 +225,13 @@ def faithfulness(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 32,
+    batch_size: BatchSize = 32,
     json: Json = False,
 ) -> None:
-    """How true each method is: what happens when the patches it calls important go. A table and curves."""
+    """How true each method is: a table, and curves.
+
+    What happens when the patches go that it calls important.
+    """
     from vitlab.cli.explain import figures
     from vitlab.cli.explain.job import Options
 
@@ -233,10 +250,13 @@ def reconstruct(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """What a masked autoencoder (MAE) paints where patches are hidden: figure 2 of its paper."""
+    """What a masked autoencoder paints on hidden patches.
+
+    Figure 2 of the MAE paper.
+    """
     from vitlab.cli.explain import reconstruct as verb
     from vitlab.cli.explain.job import Options
 
@@ -252,10 +272,10 @@ def pruned(
     out: Out = None,
     html: Html = False,
     image_size: Size = None,
-    batch_size: Batch = 8,
+    batch_size: BatchSize = 8,
     json: Json = False,
 ) -> None:
-    """Which patches a reducer kept, merged or dropped, layer by layer."""
+    """Which patches a reducer kept, merged or dropped, by layer."""
     from vitlab.cli.explain import figures
     from vitlab.cli.explain.job import Options
 

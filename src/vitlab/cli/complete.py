@@ -1,0 +1,80 @@
+"""What the shell offers at Tab: values of arguments and options. Nothing here imports torch or numpy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BREAKS = ":="  # where bash ends a word by itself
+
+Complete = Callable[[str], list[str]]
+
+
+def one_of(*names: str) -> Complete:
+    return lambda incomplete: _fitting(names, incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    return _fitting((HERE / "model_names.txt").read_text(encoding="utf-8").split(), incomplete)
+
+
+def checkpoints(incomplete: str) -> list[str]:
+    """Those in the package, and of the runs in this folder; other paths are the shell's own affair."""
+    from vitlab.checkpoints.bundled import PREFIX, names
+
+    trained = [folder.as_posix() for folder in sorted(Path("runs").glob("*/best"))]
+    return _fitting([*(f"{PREFIX}{name}" for name in names()), *trained], incomplete)
+
+
+def models_and_checkpoints(incomplete: str) -> list[str]:
+    return [*models(incomplete), *checkpoints(incomplete)]
+
+
+def sources(incomplete: str) -> list[str]:
+    from vitlab.images.sources import SOURCES
+
+    return _fitting(SOURCES, incomplete)
+
+
+def recipes(incomplete: str) -> list[str]:
+    """A source has the name of its recipe, or one of its own."""
+    from vitlab.images.sources import SOURCES
+    from vitlab.training.presets import recipes as shipped
+
+    return _fitting(sorted({*shipped(), *SOURCES}), incomplete)
+
+
+def runs(incomplete: str) -> list[str]:
+    return _fitting([file.parent.as_posix() for file in sorted(Path("runs").glob("*/recipe.toml"))], incomplete)
+
+
+def exercises(incomplete: str) -> list[str]:
+    files = (HERE.parent / "learn" / "solutions").glob("*.py")
+    return _fitting(sorted(file.stem.replace("_", "-") for file in files), incomplete)
+
+
+def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@contextmanager
+def answering_bash() -> Iterator[None]:
+    """bash tells bundled:ci as three words and replaces the last alone: ask with one word, answer with its end."""
+    if os.environ.get("_VITLAB_COMPLETE") != "complete_bash":
+        yield
+        return
+    words = os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]
+    words = re.sub(f"\n([{BREAKS}]+)(?:\n|$)", r"\1", "\n".join(words)).split("\n")
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(len(words) - 1)
+    behind = max(words[-1].rfind(character) for character in BREAKS) + 1
+    answer = StringIO()
+    try:
+        with redirect_stdout(answer):
+            yield
+    finally:
+        print("\n".join(line[behind:] for line in answer.getvalue().splitlines()))

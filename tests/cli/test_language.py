@@ -1,0 +1,144 @@
+"""Chinese under a Chinese locale: every help text has both languages, first errors are told, JSON stays as it is."""
+
+import json
+
+import pytest
+import typer.main
+
+import vitlab.cli.main
+from vitlab.cli.help import fold, paragraphs
+from vitlab.cli.language import chinese, spoken, table
+
+FRAME = {"Usage", "Arguments", "Options", "Commands", "required", "Show this message and exit."}
+
+
+@pytest.fixture
+def in_chinese(monkeypatch):
+    monkeypatch.setenv("VITLAB_LANG", "zh")
+
+
+def commands(command=None, path="vitlab"):
+    command = command or typer.main.get_command(vitlab.cli.main.app)
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{path} {name}")
+
+
+def test_every_command_and_option_has_both_languages():
+    texts = {text for _, command in commands() for text in paragraphs(command.help)}
+    texts |= {param.help for _, command in commands() for param in command.params}
+    missing = sorted((texts | FRAME) - table()[0].keys())
+    assert not missing, f"without a line in cli/chinese.toml: {missing}"
+    stale = sorted(table()[0].keys() - texts - FRAME)
+    assert not stale, f"in cli/chinese.toml, but said by no command: {stale}"
+
+
+@pytest.mark.parametrize("spoken_here", ["en", "zh"])
+def test_the_line_of_a_command_fits_into_a_terminal(command, monkeypatch, spoken_here):
+    monkeypatch.setenv("VITLAB_LANG", spoken_here)
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ([], ["explain"], ["study"]):
+        text = command(*group, "--help").stdout
+        listed = text.partition("命令：\n" if spoken_here == "zh" else "Commands:\n")[2].rstrip().splitlines()
+        assert len(listed) >= 5 and all(line.startswith("  ") and line[2] != " " for line in listed)  # one line each
+        assert "..." not in "".join(listed)
+
+
+def test_help_in_chinese(command, in_chinese):
+    text = command("serve", "--help").stdout
+    for part in (
+        "用法：vitlab serve",
+        "参数：",
+        "选项：",
+        "[默认：8；x>=1]",
+        "通过 HTTP 提供模型",
+        "环境变量：VITLAB_TOKEN",
+    ):
+        assert part in text
+    assert "Usage" not in text and "default" not in text
+
+
+FIRST = {
+    "unknown command": (
+        ["trian"],
+        2,
+        ["vitlab：错误：没有命令 'trian'。是不是 'train'？", "用 'vitlab -h' 查看帮助。"],
+    ),
+    "unknown option": (["train", "--resum"], 2, ["没有选项 --resum。相近的选项：--resume"]),
+    "nothing given": (["inspect"], 2, ["缺少参数 'NAME|CHECKPOINT'。"]),
+    "option left out": (["embed", "x"], 2, ["缺少选项 '-o' / '--out'。"]),
+    "no number": (["predict", "m", "x.png", "--top", "many"], 2, ["'--top' 的值无效：得到的是 'many'，应为整数"]),
+    "number too small": (["predict", "m", "x.png", "--top", "0"], 2, ["得到的是 '0'，应为不小于 1 的数"]),
+    "wrong model name": (["inspect", "vit_bse"], 2, ["没有名为 'vit_bse' 的模型。是不是 'vit_base'"]),
+    "a name has no weights": (["predict", "vit_base", "x.png"], 2, ["它是模型名，还没有权重。训练一个：vitlab train"]),
+    "no checkpoint": (["predict", "nowhere", "x.png"], 2, ["nowhere：没有这个文件或文件夹。软件包里有：bundled:"]),
+    "wrong bundled name": (["predict", "bundled:cifar", "x.png"], 2, ["软件包里没有这个模型；有 cifar10"]),
+    "no picture": (
+        ["predict", "bundled:digits", "no.png"],
+        1,
+        ["vitlab：no.png：没有这个文件。", "1 张图片中有 1 张读不了"],
+    ),
+    "text as picture": (["predict", "bundled:digits", "text.png"], 1, ["text.png：不是能读的图片。支持 jpg"]),
+    "folder as picture": (["predict", "bundled:digits", "empty"], 1, ["empty：是文件夹。请给出其中的图片文件。"]),
+    "no recipe": (["train", "digts"], 2, ["'digts' 不是配方、数据源或文件夹。是不是 'digits'？配方有："]),
+    "no folder": (["train", "./photos"], 2, ["./photos：没有这个文件或文件夹（从 "]),
+    "empty folder": (
+        ["train", "empty"],
+        2,
+        ["empty：文件夹是空的。把每个类别的图片放进以类别命名的文件夹：empty/cat/1.jpg"],
+    ),
+    "no data": (
+        ["eval", "bundled:digits", "digts"],
+        2,
+        ["没有数据源 'digts'，也没有这个文件或文件夹。是不是 'digits'"],
+    ),
+    "text as weights": (["predict", "text.pth", "x.png"], 2, ["text.pth：是文本，不是权重"]),
+}
+
+
+@pytest.mark.parametrize(("args", "code", "says"), FIRST.values(), ids=FIRST)
+def test_what_a_newcomer_meets_first_is_in_chinese(command, in_chinese, tmp_path, monkeypatch, args, code, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name in ("text.png", "text.pth"):
+        (tmp_path / name).write_text("hello, this is no picture and no model, only words\n")
+    told = command(*args, code=code).stderr
+    for part in says:
+        assert part in told
+
+
+SAID = {
+    "vitlab: saved at step 7 of 90. Go on: vitlab train --resume runs/x": "保存在第 7 步（共 90 步）。继续：vitlab",
+    "vitlab: stopped, and saved. The same command goes on: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
+    "vitlab: stopped.": "vitlab：已停止。",
+    "serve needs uvicorn, which is not installed: pip install 'vitlab[serve]'.": "serve 需要 uvicorn，但没有安装：pip",
+    "pictures need matplotlib, which is not installed: pip install matplotlib.": "需要 matplotlib，但没有安装：pip",
+}
+
+
+@pytest.mark.parametrize("english", SAID)
+def test_stops_and_missing_packages_are_told_in_chinese(english):
+    assert SAID[english] in chinese(english)
+
+
+def test_json_does_not_change_with_the_language(command, in_chinese, tmp_path):
+    args = ("predict", "bundled:digits", "digits#3", tmp_path / "no.png", "--json")
+    there = json.loads(command(*args, code=1).stdout)
+    assert there[1]["error"] == f"{tmp_path / 'no.png'}: no such file."
+
+
+def test_the_locale_decides(monkeypatch):
+    monkeypatch.delenv("VITLAB_LANG", raising=False)
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert spoken("vitlab: stopped.") == "vitlab：已停止。"
+    assert spoken("words that no table knows") == "words that no table knows"
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert spoken("vitlab: stopped.") == "vitlab: stopped."
+
+
+def test_chinese_lines_are_as_wide_as_the_terminal():
+    text = "图像块，以及 vitlab explain attention 的图。" * 3
+    lines = fold(text, 20).removeprefix("\b\n").split("\n")
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(len(line.encode("gbk").rstrip()) <= 22 for line in lines)  # two bytes for two columns; a comma may hang
+    assert not any(line.startswith(("，", "。")) for line in lines)
