@@ -1,10 +1,10 @@
 """The command as people type it: output, JSON, errors, exit codes, and that it starts without torch."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,14 +40,16 @@ def test_training_imports_neither_the_compiler_nor_what_few_runs_need():
 
 
 def test_starting_takes_less_than_a_third_of_a_second():
-    """The best of five, so that a busy machine does not count."""
+    """Seconds of the processor, the best of five, so that a busy machine does not count."""
     for command in ([sys.executable, "-c", "import vitlab"], [VITLAB, "--help"]):
         times = []
         for _ in range(5):
-            start = time.perf_counter()
+            before = os.times()
             subprocess.run(command, capture_output=True, check=True)
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.3, command
+            after = os.times()
+            spent = after.children_user + after.children_system - before.children_user - before.children_system
+            times.append(spent)
+        assert 0 < min(times) < 0.3, command
 
 
 def test_the_installed_command_helps_and_fails_in_one_line(command):
