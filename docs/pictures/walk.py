@@ -1,5 +1,5 @@
-"""A walk through the page of `vitlab serve`, 1280 and 375 pixels wide, in English and Chinese, with a screenshot of every
-part; it tells how long the first answer took, how much memory the server has, and what the browser complained of.
+"""A walk through the page of `vitlab serve`: each part in a screenshot, 1280 and 375 pixels wide, English and Chinese.
+It tells how long the first answer took, how much memory the server has, and what the browser complained of.
 
     python docs/pictures/walk.py                                 # docs/pictures/glassbox.png alone
     python docs/pictures/walk.py --out walk                      # the bundled models, 24 screenshots
