@@ -1,75 +1,159 @@
-"""A walk through the page of `vitlab serve`, part by part, with a screenshot of each.
+"""A walk through the page of `vitlab serve`: each part in a screenshot, 1280 and 375 pixels wide, English and Chinese.
+It tells how long the first answer took, how much memory the server has, and what the browser complained of.
 
-python docs/pictures/walk.py OUT [--models bundled:cifar10 ...]   # 1280 and 375 pixels wide, English and Chinese
-python docs/pictures/walk.py                                      # docs/pictures/glassbox.png alone
+    python docs/pictures/walk.py                                 # docs/pictures/glassbox.png alone
+    python docs/pictures/walk.py --out walk                      # the bundled models, 24 screenshots
+    python docs/pictures/walk.py --out walk --dark               # and as many in the dark
+    python docs/pictures/walk.py --out walk --model vit_base     # a checkpoint; or a name, with random weights
+
+It trains for some seconds, for the curves of the last part, and indexes a few photos, for the search.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from draw import PHOTO, PICTURES, reduced
 from PIL import Image
+from sklearn.datasets import load_sample_image
 
-TABS = {
-    "try": ".bars",
-    "walk": "#step",
-    "attention": "#attention[data-loaded=all]",
-    "fewer": "#fewer-answers .bars",
-    "more": "#mae-made[data-done]",
-    "training": "#panel-training p, #panel-training select",
-}
+import vitlab
+
+TABS = ("try", "walk", "attention", "fewer", "more", "training")
+DONE = '#status:text-is("Done."), #status:text-is("完成。")'  # the page's policy forbids scripts to look at it
+COMMAND = (sys.executable, "-m", "vitlab")
+LONGEST = 120_000  # milliseconds
 
 
-def visit(browser: Any, address: str, tabs: list[str], out: Path, width: int, locale: str) -> None:
-    tab = browser.new_page(viewport={"width": width, "height": 900}, locale=locale)
-    tab.goto(address)
+class Site:
+    """A server of its own, and what it says of its memory."""
+
+    def __init__(self, address: str):
+        self.address = address
+
+    def megabytes(self) -> float:
+        with urllib.request.urlopen(f"{self.address}/metrics") as answer:
+            found = re.search(r"^process_resident_memory_bytes (\S+)", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) / 1e6 if found else float("nan")
+
+
+@contextmanager
+def serving(folder: Path, model: str | None) -> Iterator[Site]:
+    """The bundled models or one other, with an index and a run that are made for it."""
+    photos(folder / "photos")
+    quick = ("run.epochs=5", "run.eval_every=1", f"run.dir={folder / 'runs' / 'digits'}")
+    run("train", "digits", *quick)
+    run("index", folder / "photos", "-o", folder / "photos.index", "--model", "bundled:clip")
+    models = [] if model is None else [checkpoint(model, folder)]
+    more = ["--index", folder / "photos.index"] if model is None else []
+    command = [*COMMAND, "serve", *models, *more, "--runs", folder / "runs", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        said = next(line for line in server.stderr if "http://" in line)
+        yield Site(said[said.index("http://") :].split()[0].rstrip("/"))
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def run(*args: object) -> None:
+    subprocess.run([*COMMAND, *map(str, args)], check=True, capture_output=True)
+
+
+def photos(folder: Path) -> None:
+    """Three photos, and parts of them."""
+    folder.mkdir()
+    china, flower = (Image.fromarray(load_sample_image(f"{name}.jpg")) for name in ("china", "flower"))
+    for name, photo in {"cat": Image.open(PHOTO), "flower": flower, "temple": china}.items():
+        w, h = photo.size
+        boxes = {"all": (0, 0, w, h), "left": (0, 0, w // 2, h), "right": (w // 2, 0, w, h)}
+        for part, box in (boxes | {"middle": (w // 4, h // 4, 3 * w // 4, 3 * h // 4)}).items():
+            photo.crop(box).save(folder / f"{name}, {part}.jpg")
+
+
+def checkpoint(model: str, folder: Path) -> str:
+    """A checkpoint as it is; of a model that is known by name, one with random weights."""
+    if model not in vitlab.list_models():
+        return model
+    return str(vitlab.save(vitlab.create(model), folder / model))
+
+
+def visit(browser: Any, site: Site, out: Path, width: int, locale: str, theme: str, tabs: tuple[str, ...]) -> list[str]:
+    """Screenshots of these parts, and a line about the visit. What the browser complained of."""
+    wrong: list[str] = []
+    tab = browser.new_page(viewport={"width": width, "height": 900}, locale=locale, color_scheme=theme)
+    tab.set_default_timeout(LONGEST)
+    tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto(site.address)
     tab.wait_for_selector("#samples button:nth-child(5)")
+    before, began = site.megabytes(), time.perf_counter()
     tab.set_input_files("#file", PHOTO)
+    tab.wait_for_selector(".card .bars, .card p:not(.quiet)")
+    seconds = time.perf_counter() - began
     for name in tabs:
         tab.click(f"#tab-{name}")
-        tab.wait_for_selector(TABS[name])
-        if name == "attention":
-            box = tab.locator("#attention").bounding_box()
-            tab.mouse.move(box["x"] + 0.32 * box["width"], box["y"] + 0.32 * box["height"])
-        tab.screenshot(path=out / f"{name}-{width}-{locale[:2]}.png", full_page=True)
+        tab.wait_for_selector(DONE)
+        act(tab, name)
+        tab.screenshot(path=out / f"{name}-{width}-{locale[:2]}-{theme}.png", full_page=True)
+    after = site.megabytes()
     tab.close()
+    told = f"{width:4d} px  {locale[:2]}  {theme:5s}  upload to first answer {seconds:6.2f} s"
+    print(f"{told}  memory {before:7.0f} -> {after:7.0f} MB  console errors: {'; '.join(wrong) or 'none'}", flush=True)
+    return wrong
+
+
+def act(tab: Any, name: str) -> None:
+    """What a visitor does first at this part."""
+    if name == "attention" and tab.locator("#attention").count():
+        tab.wait_for_selector("#attention[data-loaded=all]")
+        box = tab.locator("#attention").bounding_box()
+        tab.mouse.move(box["x"] + 0.32 * box["width"], box["y"] + 0.32 * box["height"])
+    elif name == "walk" and tab.locator("[data-step=positions]").count():
+        tab.click("[data-step=positions]")
+        tab.wait_for_selector("#step canvas:nth-of-type(2)")
+    elif name == "more" and tab.locator("#search-ask").count():
+        tab.click("#search-ask")
+        tab.wait_for_selector("#hits[data-drawn]")
+    elif name == "training":
+        tab.wait_for_selector("#curves svg")
 
 
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, nargs="?")
-    parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the screenshots; default: glassbox.png alone")
+    parser.add_argument("--model", metavar="NAME|CHECKPOINT", help="instead of the bundled models")
+    parser.add_argument("--dark", action="store_true", help="in the dark too")
     args = parser.parse_args()
-    command = [sys.executable, "-m", "vitlab", "serve", *args.models, "--port", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        said = next(line for line in server.stderr if "http://" in line)
-        address = said[said.index("http://") :].split()[0]
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        with serving(Path(made), args.model) as site:
             if args.out is None:
-                visit(browser, address, ["attention"], PICTURES, 1280, "en-US")
-                drawn = PICTURES / "attention-1280-en.png"
-                (PICTURES / "glassbox.png").write_bytes(reduced(Image.open(drawn)))
-                drawn.unlink()
+                wrong += visit(browser, site, Path(made), 1280, "en-US", "light", ("attention",))
+                (PICTURES / "glassbox.png").write_bytes(reduced(Image.open(f"{made}/attention-1280-en-light.png")))
             else:
                 args.out.mkdir(parents=True, exist_ok=True)
-                for width in (1280, 375):
-                    for locale in ("en-US", "zh-CN"):
-                        visit(browser, address, list(TABS), args.out, width, locale)
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait(20)
+                for theme in ("light", "dark") if args.dark else ("light",):
+                    for width in (1280, 375):
+                        for locale in ("en-US", "zh-CN"):
+                            wrong += visit(browser, site, args.out, width, locale, theme, TABS)
+        browser.close()
+    raise SystemExit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

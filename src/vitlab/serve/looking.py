@@ -37,6 +37,7 @@ from vitlab.serve.errors import RefusedError
 Options = Mapping[str, str]
 TOP = 5
 TIMED = 3  # passes with and without a reducer; the median counts
+KNOWS = 4  # labels that stand for all
 SENTENCES, LONGEST = 10, 300  # how many at a time, characters of each
 
 
@@ -209,6 +210,8 @@ def about(model: Any) -> dict[str, Any]:
     """What the page must know before it asks."""
     encoder = _encoder(model)
     found: dict[str, Any] = {"offers": offers(model), "size": list(model.preprocess.size)}
+    if "predict" in found["offers"]:
+        found["knows"] = class_labels(model)[:KNOWS]
     if isinstance(encoder, VisionTransformer):
         c = encoder.config
         shapes = {"patch": c.patch_size, "depth": c.depth, "heads": c.heads, "grid": list(c.grid)}

@@ -99,7 +99,7 @@ function modelList() {
 async function sampleList() {
   const box = clear($("samples"));
   for (const name of await json("page/samples")) {
-    const button = el("button", { type: "button", "aria-label": t("sample", { name }), onclick: () => page.guard(async () => take(await blob(`page/samples/${encodeURIComponent(name)}`))) });
+    const button = el("button", { type: "button", "aria-label": t("sample", { name }), title: t("sample", { name }), onclick: () => page.guard(async () => take(await blob(`page/samples/${encodeURIComponent(name)}`))) });
     button.append(el("img", { src: URL.createObjectURL(await blob(`page/samples/${encodeURIComponent(name)}`)), alt: "" }));
     box.append(button);
   }
@@ -107,6 +107,8 @@ async function sampleList() {
 
 export function take(picture) {
   page.picture = picture;
+  URL.revokeObjectURL($("at-hand").src);
+  $("at-hand").src = URL.createObjectURL(picture);
   for (const kept of [page.looks, page.views, page.kept]) kept.clear();
   return show();
 }
@@ -118,7 +120,8 @@ function offered(files) {
   else take(file);
 }
 
-$("file").addEventListener("change", (event) => offered(event.target.files));
+$("file").addEventListener("change", (event) => { offered(event.target.files); event.target.value = ""; }); // the same file may come again
+for (const [kind, hidden] of [["load", false], ["error", true]]) $("at-hand").addEventListener(kind, () => { $("at-hand").hidden = hidden; }); // a browser cannot show all kinds
 for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", false]])
   $("drop").addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.toggle("over", over); if (kind === "drop") offered(event.dataTransfer.files); });
 window.addEventListener("paste", (event) => offered(event.clipboardData.files));

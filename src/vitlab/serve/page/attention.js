@@ -35,7 +35,7 @@ export async function show(panel, page, current) {
         : t("looktoken", { ...place, token: t(about.reads < about.prefix.length ? "t_class" : "t_mean") });
     } else told.textContent = "";
     if (!values) return;
-    heat(canvas, view, grid, values);
+    heat(canvas, view, grid, values, { least: state.mode === "attention" ? 0 : Math.min(...values) });
     if (state.mode === "attention" && state.patch !== null) frame(canvas, grid, state.patch);
     window.vitlab.timings.push(performance.now() - began);
   };
@@ -59,7 +59,7 @@ export async function show(panel, page, current) {
   await change();
   const { distance } = await page.part(name, "distance");
   if (!current()) return;
-  plot.append(chart([distance.flatMap((row, l) => row.map((far) => [l + 1, far]))], { name: t("distance"), dots: true, x: "layer", y: "px" }));
+  plot.append(chart([distance.flatMap((row, l) => row.map((far) => [l + 1, far]))], { name: t("distance"), dots: true, width: Math.min(460, plot.clientWidth), x: t("axis_layer"), y: "px" }));
   for (let n = 0; n < about.depth && current(); n++) await load(n);
   if (!current()) return;
   overview(all, about, layers);
@@ -75,7 +75,7 @@ export async function show(panel, page, current) {
 
 // A small map for each layer and head, of the token that the head reads.
 function overview(canvas, about, layers) {
-  const side = 34, gap = 3, [rows, columns] = about.grid, off = new OffscreenCanvas(columns, rows), one = off.getContext("2d");
+  const gap = 3, side = Math.min(64, Math.floor(444 / about.heads) - gap), [rows, columns] = about.grid, off = new OffscreenCanvas(columns, rows), one = off.getContext("2d");
   [canvas.width, canvas.height] = [about.heads * (side + gap), about.depth * (side + gap)];
   const pen = canvas.getContext("2d");
   pen.imageSmoothingEnabled = false;

@@ -41,13 +41,13 @@ export function paint(canvas, view) {
   return pen;
 }
 
-// values: one for each patch, row by row. The highest is the brightest.
+// values: one for each patch, row by row. The highest is the brightest; where they are low, more of the picture is seen.
 export function heat(canvas, view, grid, values, { strength = 0.6, least = 0, most = null } = {}) {
   const pen = paint(canvas, view), [rows, columns] = grid, top = most ?? highest(values);
   const high = canvas.height / rows, wide = canvas.width / columns;
   for (let i = 0; i < rows * columns; i++) {
-    const [r, g, b] = heatColour(top > least ? (values[i] - least) / (top - least) : 0);
-    pen.fillStyle = `rgba(${r},${g},${b},${strength})`;
+    const value = top > least ? (values[i] - least) / (top - least) : 0, [r, g, b] = heatColour(value);
+    pen.fillStyle = `rgba(${r},${g},${b},${Math.min(strength * (0.6 + 0.7 * value), 1)})`;
     pen.fillRect((i % columns) * wide, Math.floor(i / columns) * high, wide, high);
   }
   return pen;

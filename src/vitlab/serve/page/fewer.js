@@ -29,6 +29,7 @@ export async function show(panel, page, current) {
     found = answer;
     draw();
     clear(answers).append(el("h3", { text: t("alltokens", { ms: found.milliseconds.plain.toFixed(1) }) }), bars(found.plain), el("h3", { text: t("fewertokens", { ms: found.milliseconds.fewer.toFixed(1) }) }), bars(found.scores));
+    if (found.milliseconds.fewer > found.milliseconds.plain && found.tokens.at(-1) < found.tokens[0]) answers.append(el("p", { class: "quiet", text: t("slower") }));
   });
   method.addEventListener("change", () => { range(); change(); });
   amount.addEventListener("input", change);

@@ -29,7 +29,7 @@ async function mae(card, page, model) {
   [seen.className, made.className, seen.id, made.id] = ["seen", "seen", "mae-seen", "mae-made"];
   seen.style.width = made.style.width = "16rem";
   card.append(el("h2", { text: t("mae") }), el("p", { class: "quiet", text: t("maehow") }), el("div", { class: "controls" }, el("label", {}, hideText, hide)), again,
-    el("div", { class: "row" }, el("figure", {}, seen, el("figcaption", { class: "quiet", text: t("left") })), el("figure", {}, made, el("figcaption", { class: "quiet", text: t("made") }))));
+    el("div", { class: "row pair" }, el("figure", {}, seen, el("figcaption", { class: "quiet", text: t("left") })), el("figure", {}, made, el("figcaption", { class: "quiet", text: t("made") }))));
   const draw = (options) => page.guard(async () => {
     const mine = ++asked, found = await page.part(model.name, "painted", options);
     if (mine !== asked) return;
@@ -71,7 +71,8 @@ async function tokens(card, page, model) {
   follow(near, model.grid, draw);
   put(main, colours.data, colours.shape[1], colours.shape[0]);
   draw(Math.floor(model.grid[0] / 2) * model.grid[1] + Math.floor(model.grid[1] / 2));
-  card.append(el("h2", { text: `${t("dino")}: ${model.name}` }), el("p", { class: "quiet", text: t("dinohow") }), el("div", { class: "row" }, near, main));
+  card.append(el("h2", { text: `${t("dino")}: ${model.name}` }), el("p", { class: "quiet", text: t("dinohow") }),
+    el("div", { class: "row pair" }, ...[[near, "dinonear"], [main, "dinomain"]].map(([canvas, words]) => el("figure", {}, canvas, el("figcaption", { class: "quiet", text: t(words) })))));
 }
 
 async function words(card, page, model) {
@@ -83,7 +84,7 @@ async function words(card, page, model) {
     answer.texts.forEach((sentence, i) => {
       const canvas = board(view, Math.max(2, Math.round(200 / view.width)), sentence);
       canvas.className = "seen";
-      heat(canvas, view, [answer.maps[i].length, answer.maps[i][0].length], answer.maps[i].flat());
+      heat(canvas, view, [answer.maps[i].length, answer.maps[i][0].length], answer.maps[i].flat(), { least: Math.min(...answer.maps[i].flat()) });
       found.append(el("div", {}, bars([{ label: sentence, probability: answer.probability[i] }]), canvas, el("p", { class: "quiet", text: t("cosine", { n: answer.cosine[i].toFixed(3) }) })));
     });
   });

@@ -14,8 +14,11 @@ export function searchCard(page) {
     told.textContent = t("working");
     const answer = await search(what, SHOWN).catch((error) => { told.textContent = ""; throw error; });
     if (mine !== asked) return;
-    clear(found).append(...answer.hits.map((hit) => shown(page, hit)));
+    delete clear(found).dataset.drawn;
+    const drawn = answer.hits.map((hit) => shown(found, hit));
     told.textContent = t("searched", { question, n: answer.hits.length, all: answer.pictures });
+    await Promise.all(drawn);
+    if (mine === asked) found.dataset.drawn = question;
   });
   const like = el("button", { type: "button", id: "search-like", text: t("searchlike"), disabled: !page.picture, onclick: () => ask({ image: page.picture }, t("thispicture")) });
   const controls = el("div", { class: "row" }, like);
@@ -28,9 +31,14 @@ export function searchCard(page) {
   return el("article", { class: "card", id: "search" }, el("h2", { text: t("searchtitle", { name, n: pictures }) }), el("p", { class: "quiet", text: t(words ? "searchhow" : "searchhowlike", { model }) }), controls, told, found);
 }
 
-function shown(page, { number, name, score }) {
-  const image = el("img", { alt: "" }), missing = el("span", { class: "quiet", hidden: true, text: t("cannotshow") });
-  blob(`search/pictures/${number}`).then((small) => { image.src = URL.createObjectURL(small); }, () => { image.hidden = true; missing.hidden = false; });
-  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
-  return el("li", {}, image, missing, el("span", { class: "name", text: name, title: name }), el("span", { class: "number quiet", text: t("alike", { n: score.toFixed(3) }) }));
+// One line of the list; done when its picture is there.
+async function shown(list, { number, name, score }) {
+  const picture = el("div", { class: "thumb" });
+  list.append(el("li", {}, picture, el("span", { text: name }), el("span", { class: "quiet", text: t("alike", { n: score.toFixed(3) }) })));
+  try {
+    const image = el("img", { alt: "", src: URL.createObjectURL(await blob(`search/pictures/${number}`)) });
+    await image.decode();
+    URL.revokeObjectURL(image.src);
+    picture.append(image);
+  } catch { picture.append(el("span", { class: "quiet", text: t("cannotshow") })); }
 }

@@ -33,5 +33,5 @@ function draw(box, lines) {
   const points = (kind, key, times = 1) => lines.filter((l) => l.kind === kind && Number.isFinite(l[key])).map((l) => [l.step, times * l[key]]);
   clear(box);
   for (const [title, series, y] of [["c_loss", points("train", "loss"), ""], ["c_val", points("val", "top1", 100), "%"], ["c_lr", points("train", "lr"), ""]])
-    if (series.length) box.append(el("figure", { class: "card" }, el("figcaption", { text: t(title) }), chart([series], { name: t(title), x: t("step"), y })));
+    if (series.length) box.append(el("figure", { class: "card" }, el("figcaption", { text: t(title) }), chart([series], { name: t(title), width: 310, x: t("step"), y })));
 }

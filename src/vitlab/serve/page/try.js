@@ -15,6 +15,7 @@ export async function show(panel, page, current) {
     paint(canvas, view);
     card.append(canvas, el("p", { class: "quiet", text: seen }));
     if (!about.offers.includes("predict")) { card.append(el("p", { text: t("noclasses") })); continue; }
+    card.append(el("p", { class: "quiet", text: t("knows", { n: about.classes, list: about.knows.join(", ") + (about.classes > about.knows.length ? ", …" : "") }) }));
     const found = await page.part(name, "predict");
     if (!current()) return;
     card.append(bars(found.scores), el("p", { class: "quiet", text: t("took", { ms: found.milliseconds.toFixed(1) }) }));

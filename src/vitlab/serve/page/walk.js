@@ -15,9 +15,9 @@ export async function show(panel, page, current) {
   const list = el("ol", { class: "steps" }), detail = el("div", { class: "card", id: "step", "aria-live": "polite" });
   let chosen = 0;
   const choose = (at) => { chosen = at; [...list.querySelectorAll("button")].forEach((b, i) => (i === at ? b.setAttribute("aria-current", "step") : b.removeAttribute("aria-current"))); page.guard(() => step(detail, page, view, walk, walk.steps[at])); };
-  walk.steps.forEach((one, at) => list.append(el("li", {}, el("button", { type: "button", "data-step": one.name, onclick: () => choose(at) }, el("span", { text: titleOf(one.name) }), el("span", { class: "shape", text: one.shape.join(" × ") })))));
+  walk.steps.forEach((one, at) => list.append(el("li", {}, el("button", { type: "button", "data-step": one.name, onclick: () => { choose(at); if (innerWidth < 736) detail.scrollIntoView(); } }, el("span", { text: titleOf(one.name) }), el("span", { class: "shape", text: one.shape.join(" × ") })))));
   panel.append(el("div", { class: "split" }, el("div", {}, el("h2", { text: t("steps") }), list), el("div", {}, detail, walk.by_depth ? depth(page, about, view, walk) : "")));
-  choose(chosen);
+  choose(chosen); // on a phone the step stands below the list: a click leads there
 }
 
 async function step(box, page, view, walk, one) {
