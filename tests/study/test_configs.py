@@ -191,7 +191,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
         (["model.depth=2"], r"nothing to compare"),
         (["model.depth"], r"'model.depth' is not a setting"),
         (["run.dir=a,b"], r"--dir"),
-        (["run.device=cpu,tpu9"], r"^device=tpu9: run.device='tpu9' is not known"),
+        (["run.device=cpu,tpu9"], r"^device=tpu9: device 'tpu9' is not known"),
         (["data.source=digits,digitz"], r"^source=digitz: unknown data source"),
         (["model.init_from=none,nowhere.pth"], r"^init_from=nowhere.pth: nowhere.pth: no such file"),
         (["augment.scale=0.3,1.0"], r"^scale=0.3: augment.scale=0.3 is not valid"),

@@ -79,6 +79,8 @@ def load_with_report(
     """Like `load`, and what became of every key. `encoder`: of a model that learned without labels (MAE, DINO) only
     the ViT that it is about, which can be given classes; of any other, the model.
     """
+    if not str(source).strip():
+        raise CheckpointError("the checkpoint's name is empty: is a shell variable unset? Name a folder or a file.")
     path = locate(source)
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
@@ -110,7 +112,10 @@ def locate(source: str | Path) -> Path:
 
 def is_checkpoint(source: str | Path) -> bool:
     """Whether this names a checkpoint, and not a model to be made."""
-    return str(source).startswith((hub.PREFIX, bundled.PREFIX)) or Path(source).expanduser().exists()
+    text = str(source)
+    if text.startswith((hub.PREFIX, bundled.PREFIX)) or Path(text).expanduser().exists():
+        return True
+    return ("/" in text or Path(text).suffix in files.SUFFIXES) and not _is_name(text)  # a path that is not there
 
 
 def _read_native(folder: Path) -> Found:
@@ -310,15 +315,20 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(str(n) for n in tensor.shape)
 
 
-def _not_there(source: str) -> str:
+def _is_name(text: str) -> bool:
     try:
+        return bool(registry.find(text))
+    except ValueError:
+        return False
+
+
+def _not_there(source: str) -> str:
+    if _is_name(source):
         entry, _ = registry.find(source)
         return (
             f"{source}: no such file or folder. It is a model's name, which has no weights yet. Train one: "
             f"vitlab train DATA model.name={entry.name}. In Python: vitlab.create({entry.name!r}) makes a new one."
         )
-    except ValueError:
-        pass
     hint = f" For a model on the Hugging Face hub: {hub.PREFIX}{source}." if source.count("/") == 1 else ""
     hint = f" In the package: {bundled.PREFIX}{source}." if source in bundled.names() else hint
     hint = hint or f" In the package: {', '.join(bundled.PREFIX + name for name in bundled.names())}."

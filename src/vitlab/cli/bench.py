@@ -24,9 +24,9 @@ def run(
     if is_checkpoint(what):
         model = open_model(what, size)
     else:
-        say(f"note: {what} is a new, untrained model: its times are right, its agreement says little.")
         options = {} if size is None else {"image_size": parse_size(size)}
         model = create(what, **options).eval()
+        say(f"note: {what} is a new, untrained model: its times are right, its agreement says little.")
     if reducers is not None:
         asked["reducers"] = [text for text in reducers if text != "none"]
     with following_downloads():

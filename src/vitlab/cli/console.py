@@ -59,6 +59,16 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return (numbers[0], numbers[-1])
 
 
+def _words(error: Exception) -> str:
+    """The system tells of a file only "[Errno 13] Permission denied: ...": what to do is added."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file that is read as text holds other bytes (at byte {error.start}). Name a text file, in UTF-8."
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        advice = "Name another place, or see that it is there and that you may read and write it."
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}. {advice}"
+    return str(error)
+
+
 @contextmanager
 def reporting_errors() -> Iterator[None]:
     """VITLAB_DEBUG=1 shows the whole traceback."""
@@ -74,7 +84,7 @@ def reporting_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):
             raise
-        say(f"vitlab: error: {error}")
+        say(f"vitlab: error: {_words(error)}")
         raise SystemExit(2) from None
     except (KeyboardInterrupt, typer.Abort):
         say("vitlab: stopped.")

@@ -106,6 +106,7 @@ def predict(
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
     image_size: Size = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Say what is in pictures.
@@ -114,7 +115,7 @@ def predict(
     """
     from vitlab.cli import predict as verb
 
-    verb.run(checkpoint, images, top, heads, image_size, json)
+    verb.run(checkpoint, images, top, heads, image_size, device, json)
 
 
 @app.command()
@@ -127,6 +128,7 @@ def zeroshot(
     ] = "train",
     top: Annotated[int, typer.Option(help="How many labels to show.", min=1)] = 5,
     image_size: Size = None,
+    device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Say which of your words fits each picture, with a CLIP.
@@ -135,7 +137,7 @@ def zeroshot(
     """
     from vitlab.cli import zeroshot as verb
 
-    verb.run(checkpoint, images, labels, templates, top, image_size, json)
+    verb.run(checkpoint, images, labels, templates, top, image_size, device, json)
 
 
 @app.command()

@@ -8,14 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
+from vitlab.training.processes import pick_device
 
 
-def run(checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, json: bool) -> None:
-    model = open_any(checkpoint, size, heads)
+def run(
+    checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, device: str, json: bool
+) -> None:
+    model = place(open_any(checkpoint, size, heads), device)
     report(with_progress(lambda pictures, **more: predict(model, pictures, top=top, **more), images), json)
 
 
@@ -29,6 +34,14 @@ def open_any(source: str, size: str | None, heads: int | None) -> Any:
         raise ValueError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
     shipped, asked = open_export(source), parse_size(size)
     return shipped if asked is None else shipped.with_size(asked)
+
+
+def place(model: Any, device: str) -> Any:
+    if isinstance(model, nn.Module):
+        return model.to(pick_device(device))
+    if device not in ("auto", "cpu"):
+        raise ValueError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
+    return model
 
 
 def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:

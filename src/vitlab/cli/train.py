@@ -23,6 +23,8 @@ def run(
     """`began`: time.perf_counter() at the start of the command, from where minutes count."""
     if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
         what, settings = None, [what, *settings]
+    if changed and resume is None:
+        raise ValueError("--changed is for a run that goes on: add --resume RUN, or leave it out.")
     source = None
     if minutes is not None:
         source = _source(what, minutes, resume)

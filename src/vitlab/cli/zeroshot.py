@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitlab.cli.console import say
-from vitlab.cli.predict import open_model, report, with_progress
+from vitlab.cli.predict import open_model, place, report, with_progress
 from vitlab.inference import embed_labels, zero_shot
 from vitlab.text.templates import fill, read_templates
 
 
 def run(
-    checkpoint: str, images: list[str], labels: str, templates: str, top: int, size: str | None, json: bool
+    checkpoint: str, images: list[str], labels: str, templates: str, top: int, size: str | None, device: str, json: bool
 ) -> None:
     sentences = read_templates(templates)
     names = read_labels(labels)
-    model = open_model(checkpoint, size)
+    model = place(open_model(checkpoint, size), device)
     known = embed_labels(model, names, sentences)
     if len(names) == 1:
         say("note: one label alone is always certain: name others that it could be.")
@@ -28,7 +28,10 @@ def read_labels(text: str) -> list[str]:
     path = Path(text).expanduser()
     if not path.is_file() and "," not in text and (path.suffix == ".txt" or len(path.parts) > 1):
         raise ValueError(f"--labels {text}: no such file. Write cat,dog, or name a file with one label a line.")
-    lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
+    except UnicodeDecodeError:
+        raise ValueError(f"--labels {text}: is no text. Write cat,dog, or name a file with one label a line.") from None
     names = [name.strip() for name in lines if name.strip()]
     if not names:
         raise ValueError(f"--labels {text!r} names nothing: write cat,dog, or a file with one label a line.")

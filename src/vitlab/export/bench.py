@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from vitlab.export.pictures import pictures, prepared
-from vitlab.export.rivals import rival
-from vitlab.export.runners import EXACT, Runner, Workshop
+from vitlab.export.rivals import RIVALS, rival
+from vitlab.export.runners import EXACT, Runner, Workshop, check_way
 from vitlab.export.timing import alternate, memory_of, summary
 from vitlab.export.verify import AGREEMENT, TOLERANCE, agreement_of
+from vitlab.models.config import nearest
+from vitlab.reduce.named import reducer_of
 
 USUAL = (*EXACT, "int8")
 MERGED = 0.5  # share of the patches that the usual reducer merges away, over all layers
@@ -100,6 +102,7 @@ def run_bench(
     progress: Callable[[str], object] | None = None,
 ) -> Bench:
     """`reducers`: what is tried beside all tokens; left out, ToMe that merges half of the patches, where it can."""
+    check_names(ways, reducers or (), against)
     if model.preprocess is None:
         raise ValueError("the model has no preprocess, so it cannot look at pictures: set model.preprocess first.")
     seen = prepared(model.preprocess, pictures(images, channels=model.config.channels, source=source, path=path))
@@ -115,6 +118,17 @@ def run_bench(
     for row in found[len(runners) :]:
         row.ours = False
     return Bench(batch, len(seen), found, fastest(found, agreement), agreement, notes)
+
+
+def check_names(ways: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
+    """A name that is not known is told before anything is timed."""
+    for way in ways:
+        check_way(way)
+    for text in reducers:
+        reducer_of(text)
+    for name in against:
+        if name not in RIVALS:
+            raise ValueError(f"--against {name!r} is not known.{nearest(name, list(RIVALS))} Use {', '.join(RIVALS)}.")
 
 
 def make_all(

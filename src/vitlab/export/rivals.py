@@ -18,14 +18,11 @@ from vitlab.checkpoints import convert
 from vitlab.export.onnx import Session
 from vitlab.export.opened import size_of_file
 from vitlab.export.runners import Runner, Workshop
-from vitlab.models.config import nearest
 
 RIVALS = ("transformers", "onnxruntime")
 
 
 def rival(name: str, model: Any, workshop: Workshop) -> Runner:
-    if name not in RIVALS:
-        raise ValueError(f"--against {name!r} is not known.{nearest(name, list(RIVALS))} Use {', '.join(RIVALS)}.")
     if name == "onnxruntime":
         path = workshop.onnx_file(fold=False)
         return Runner("onnxruntime", Session(path), size_of_file(path))

@@ -43,6 +43,11 @@ class Runner:
         return self.name if self.reducer is None else f"{self.name} + {self.reducer}"
 
 
+def check_way(way: str) -> None:
+    if way not in WAYS:
+        raise ValueError(f"{way!r} is no way to run a model: use {', '.join(WAYS)}.")
+
+
 class Workshop:
     """Makes runners of one model. What two of them need is made once; files lie in a folder that goes with this."""
 
@@ -54,8 +59,7 @@ class Workshop:
         self._made: dict[tuple[str, str | None], Any] = {}
 
     def make(self, way: str, reducer: str | None = None) -> Runner:
-        if way not in WAYS:
-            raise ValueError(f"{way!r} is no way to run a model: use {', '.join(WAYS)}.")
+        check_way(way)
         if way == "eager":
             return _in_torch(way, Tower(self.model, self.gives, reducer), reducer)
         if way == "folded":

@@ -124,7 +124,7 @@ def called(source: Source) -> str:
         return f"{len(source)} bytes"
     if isinstance(source, Image.Image):
         return str(getattr(source, "filename", "") or "the picture")
-    return "the array" if isinstance(source, np.ndarray) else fspath(source)
+    return "the array" if isinstance(source, np.ndarray) else fspath(source) or "''"
 
 
 def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
@@ -133,6 +133,8 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
         return nullcontext(source)
     if isinstance(source, bytes):
         return io.BytesIO(source)
+    if not fspath(source):
+        raise ImageError("is empty, and no file's name.", "Is a shell variable unset?")
     path = Path(source)
     try:
         if path.is_dir():

@@ -122,7 +122,9 @@ def fit(
 def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
     """The saved recipe; another one is refused with what differs, unless that was asked for."""
     if not (run / "recipe.toml").is_file():
-        raise ValueError(f"{run}: holds no recipe.toml, so there is no run to resume.")
+        raise ValueError(
+            f"{run}: holds no recipe.toml, so there is no run to resume. `vitlab runs` lists those in runs/."
+        )
     old = read_recipe(run / "recipe.toml")
     if recipe is None or recipe == old:
         return old

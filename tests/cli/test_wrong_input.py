@@ -1,0 +1,78 @@
+"""What a new user gets wrong: what was found, what was expected, what to type next; never a traceback, never a loss."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+VITLAB = Path(sys.executable).parent / "vitlab"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "bytes").write_bytes(bytes(range(256)))
+    return tmp_path
+
+
+WRONG = {
+    "weights that are not there": (["inspect", "mine.pth"], ["mine.pth: no such file or folder.", "bundled:digits"]),
+    "a run that is not there": (["inspect", "runs/photos/best"], ["runs/photos/best: no such file or folder."]),
+    "no name at all": (["inspect", ""], ["the checkpoint's name is empty", "shell variable"]),
+    "a new name instead of a checkpoint": (["predict", "vit_base", "x.png"], ["vitlab train DATA model.name=vit_base"]),
+    "a file where a folder must be": (
+        ["convert", "bundled:digits", "text.txt/out"],
+        ["Name another place"],
+    ),
+    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["'fast' is no way", "use eager"]),
+    "a reducer that is none": (["bench", "bundled:digits", "--reducer", "tom:r=2"], ["Did you mean 'tome'?"]),
+    "a library that is none": (["bench", "bundled:digits", "--against", "tim"], ["Use transformers, onnxruntime."]),
+    "changed, but not resumed": (["train", "digits", "--changed"], ["add --resume RUN, or leave it out"]),
+    "no run to resume": (["train", "--resume", "empty"], ["holds no recipe.toml", "`vitlab runs` lists"]),
+    "labels that are no text": (
+        ["zeroshot", "bundled:clip", "x.png", "--labels", "bytes"],
+        ["--labels bytes: is no text."],
+    ),
+    "a device that is none": (["predict", "bundled:digits", "digits#3", "--device", "tpu"], ["use auto, cpu, cuda"]),
+    "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), WRONG.values(), ids=WRONG)
+def test_a_clear_error(command, here, args, says):
+    told = command(*args, code=2).stderr
+    for part in says:
+        assert part in told
+    assert "Errno" not in told and "Traceback" not in told
+    assert sorted(path.name for path in here.iterdir()) == ["bytes", "empty", "text.txt"]
+
+
+def test_a_picture_without_a_name(command, here):
+    assert "'': is empty, and no file's name." in command("predict", "bundled:digits", "", code=1).stderr
+
+
+def test_a_place_that_may_not_be_written(command, here):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (here / "empty").chmod(0o555)
+    told = command("convert", "bundled:digits", "empty/out", code=2).stderr
+    assert "permission denied. Name another place" in told
+
+
+def test_ctrl_c_is_told_in_one_line(command, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitlab.cli.models.run", interrupted)
+    assert command("models", code=130).stderr == "vitlab: stopped.\n"
+
+
+def test_output_that_nobody_reads_any_more(tmp_path):
+    """vitlab models | head -1"""
+    script = f"'{VITLAB}' models 'vit_*' | head -1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout.startswith("name") and "Traceback" not in done.stderr and "Exception" not in done.stderr
