@@ -29,6 +29,8 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "vitlab"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_search_language = "en+zh"
 html_copy_source = False

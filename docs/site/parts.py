@@ -1,4 +1,5 @@
-"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, plain docstrings."""
+"""What Sphinx does not bring: formulas without a script, a search that finds Chinese words, plain docstrings, Chinese
+words around Chinese pages."""
 
 from __future__ import annotations
 
@@ -107,8 +108,24 @@ def _escaped(line: str) -> str:
     )
 
 
+# ---------------------------------------------------------------- pages
+
+THEME = {  # what furo writes around a page
+    "Search": "搜索",
+    "Next": "下一页",
+    "Previous": "上一页",
+    "Home": "首页",
+    "On this page": "本页内容",
+    "Back to top": "回到顶部",
+    "Made with ": "制作工具：",
+}
+
+
 def _language(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    context["language"] = "zh-CN" if pagename.startswith("zh/") else "en"
+    chinese = pagename.startswith("zh/")
+    context["language"] = "zh-CN" if chinese else "en"
+    if chinese:
+        context["gettext"] = lambda words: THEME.get(words, words)  # a page's own name goes before that of the templates
 
 
 def _folders(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -18,6 +18,7 @@ import vitlab
 import vitlab.cli.main
 from vitlab.explain.features import patch_tokens
 from vitlab.images.preprocess import Preprocess
+from vitlab.reduce import reducer_of
 
 LABELS = ["蚂蚁", "bee", "cat", "dog"]
 
@@ -220,30 +221,14 @@ def test_faithfulness(run, made):
     assert "better than random by" in text and f"rollout  {area:.3f}" in text
 
 
-def test_pruned_says_that_there_is_no_reducer_and_draws_once_there_is(run, made, monkeypatch):
-    from vitlab.cli.explain import figures
-    from vitlab.layers.reducer import Reduction
-
-    assert "This version has none yet" in run("pruned", checkpoint(made), made.pictures[0], code=2).stderr
-
-    class DropLast:
-        needs = ()
-
-        def removes(self, layer, depth, tokens, prefix):
-            return 6 if layer == 1 else 0
-
-        def reduce(self, tokens, remove, prefix, sizes, seen):
-            B, N, _ = tokens.shape
-            keep = torch.arange(N) < N - remove
-            places = torch.where(keep, torch.arange(N), -1).expand(B, N)
-            return Reduction(tokens[:, keep], places, sizes[:, keep])
-
-    monkeypatch.setitem(figures.REDUCERS, "last", DropLast)
-    found = json.loads(run("pruned", checkpoint(made), *made.pictures, "--reducer", "last", "--json").stdout)
-    assert found["tokens"] == [[25, 19, 19]] * 3
-    groups = numbers("explain-pruned.npz")["groups"]
-    assert (groups[:, 1:, 3] == -1).all() and (groups[:, 0] > 0).all()
-    assert "There are: last" in run("pruned", checkpoint(made), *made.pictures, "--reducer", "x", code=2).stderr
+def test_pruned(run, made):
+    found = json.loads(run("pruned", checkpoint(made), *made.pictures, "--reducer", "tome:r=6", "--json").stdout)
+    assert found["tokens"] == [[19, 13, 7]] * 3  # of 25
+    ours = vitlab.explain.pruned_patches(made.model, made.pictures, reducer_of("tome:r=6"))
+    assert (numbers("explain-pruned.npz")["groups"] == ours.groups.numpy()).all()
+    run("pruned", checkpoint(made), made.pictures[0])  # by default, too
+    told = run("pruned", checkpoint(made), *made.pictures, "--reducer", "tom:r=6", code=2).stderr
+    assert "Did you mean 'tome'" in told and "evit:keep=0.7" in told
 
 
 def test_a_page_alone(run, made):

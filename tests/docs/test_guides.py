@@ -1,4 +1,4 @@
-"""docs/{en,zh}: tour, learning_path, pretrained, many_machines, troubleshooting. Python blocks and ```bash blocks run,
+"""docs/{en,zh}: the guides named below. Python blocks and ```bash blocks run,
 ```bash no-run commands are read by the program itself down to every recipe key; both languages hold the same."""
 
 import ast
@@ -12,14 +12,16 @@ import pytest
 from typer.main import get_command
 
 import vitlab.cli.main
+from vitlab.cli.console import count, short
 from vitlab.cli.main import app
-from vitlab.models.registry import build_config
+from vitlab.explain.inspect import size_of
+from vitlab.models.registry import MODELS, build_config
 from vitlab.study.grid import read_grid
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import with_settings
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("tour", "learning_path", "pretrained", "many_machines", "troubleshooting")
+GUIDES = ("tour", "learning_path", "choosing", "finetune", "pretrained", "many_machines", "troubleshooting")
 QUICK = {"run.dir=runs/tour": ["run.epochs=1", "model.depth=2"]}  # what the tests add to a training
 
 
@@ -103,7 +105,7 @@ def test_every_command_is_understood(name):
             recipe = with_settings(recipe, settings)
             if recipe.model.init_from is None:
                 build_config(recipe.model.name, **recipe.model.options)
-        if verb == "study":
+        if verb == "study" and command.name == "configs":
             grid = read_grid(find_recipe(recipe_name)[1], settings)
             for cell in grid.cells:
                 build_config(cell.recipe.model.name, **cell.recipe.model.options)
@@ -126,6 +128,21 @@ def test_both_languages_hold_the_same(name):
     assert sorted(re.findall(r"`([^`\n]+)`", prose[0])) == sorted(re.findall(r"`([^`\n]+)`", prose[1]))
     links = [[t.replace("/zh/", "/en/") for t in re.findall(r"\]\(([^)]+)\)", p)] for p in prose]
     assert sorted(links[0]) == sorted(links[1])
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_choosing_tells_what_models_prints_and_what_was_measured(language):
+    text = page(language, "choosing")
+    rows = re.findall(r"\| `(\w+)` \| (\d+ x \d+) \| ([\d,]+) \| ([\d.]+ [MGT]) \|$", text, re.MULTILINE)
+    assert len(rows) == 24
+    for name, image, parameters, macs in rows:
+        counted, multiplied = size_of(name)
+        assert (parameters, macs) == (count(counted), short(multiplied)), name
+        assert image == " x ".join(map(str, MODELS[name].config.image_size)), name  # type: ignore[attr-defined]
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    found = text[text.index("140,682") - 400 :]
+    for figure in re.findall(r"\d+\.\d+(?= %)|[+-]\d\.\d+|\b0\.\d{3}\b|\d{3},\d{3}", found):
+        assert figure in measured, figure
 
 
 def test_the_hint_on_the_page_is_the_one_that_is_given():

@@ -1,9 +1,9 @@
 """练习 1/5：从图像到 token，即 ViT 论文（arXiv:2010.11929）式 1 的前半部分。
 
-    x_p E        每个 P x P 的图像块展成一个长向量，乘以同一个矩阵 E
+    x_p E        每个 P x P 的图块展成一个长向量，乘以同一个矩阵 E
 
-把图像 (B, C, H, W) 按行切成 N = (H/P)(W/P) 个图像块。图像块内部数值的顺序是通道、行、列。
-然后由 self.proj 把每个图像块变成宽度为 D 的 token：(B, N, D)。图像不一定是正方形。
+把图像 (B, C, H, W) 按行切成 N = (H/P)(W/P) 个图块。图块内部数值的顺序是通道、行、列。
+然后由 self.proj 把每个图块变成宽度为 D 的 token：(B, N, D)。图像不一定是正方形。
 
 写好 forward，然后运行：vitlab learn patch-embed patch_embed.py
 """
