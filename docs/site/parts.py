@@ -125,7 +125,8 @@ def _language(app: Sphinx, pagename: str, templatename: str, context: dict[str, 
     chinese = pagename.startswith("zh/")
     context["language"] = "zh-CN" if chinese else "en"
     if chinese:
-        context["gettext"] = lambda words: THEME.get(words, words)  # a page's own name goes before that of the templates
+        # a page's own name goes before that of the templates
+        context["gettext"] = lambda words: THEME.get(words, words)
 
 
 def _folders(app: Sphinx, docname: str, source: list[str]) -> None:
