@@ -34,6 +34,7 @@ class Client:
         self.next += 1
         row: list[Any] = [time.monotonic(), None, None, 0, None]
         self.rows.append(row)
+        self.idle = [link for link in self.idle if not link[0].at_eof()]  # the server ends those that rest too long
         try:
             link = self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.job["port"])
         except OSError:

@@ -10,6 +10,7 @@ import asyncio
 import math
 import signal
 import socket
+import sys
 import time
 from types import FrameType
 from typing import Any
@@ -34,6 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(app: FastAPI, listening: socket.socket, *, access_log: bool = False) -> None:
     """Returns when the server has ended in order."""
     settings: Settings = app.state.house.settings
+    sys.setswitchinterval(5e-4)  # a model asks for the interpreter between any two operations, and must not wait long
     config = uvicorn.Config(
         app,
         http="h11",
