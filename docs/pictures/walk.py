@@ -51,18 +51,23 @@ class Site:
 @contextmanager
 def serving(folder: Path, model: str | None) -> Iterator[Site]:
     """The bundled models or one other, with an index and a run that are made for it."""
+    models = [] if model is None else [checkpoint(model, folder)]
     photos(folder / "photos")
     quick = ("run.epochs=5", "run.eval_every=1", f"run.dir={folder / 'runs' / 'digits'}")
     run("train", "digits", *quick)
-    run("index", folder / "photos", "-o", folder / "photos.index", "--model", "bundled:clip")
-    models = [] if model is None else [checkpoint(model, folder)]
-    more = ["--index", folder / "photos.index"] if model is None else []
-    command = [*COMMAND, "serve", *models, *more, "--runs", folder / "runs", "--port", "0"]
+    command = [*COMMAND, "serve", *models, "--runs", folder / "runs", "--port", "0"]
+    if model is None:
+        run("index", folder / "photos", "-o", folder / "photos.index", "--model", "bundled:clip")
+        command += ["--index", folder / "photos.index"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        said = next(line for line in server.stderr if "http://" in line)
-        yield Site(said[said.index("http://") :].split()[0].rstrip("/"))
+        said: list[str] = []
+        while not said or "http://" not in said[-1]:
+            if not (line := server.stderr.readline()):
+                raise RuntimeError("".join(said))
+            said.append(line)
+        yield Site(said[-1][said[-1].index("http://") :].split()[0].rstrip("/"))
     finally:
         server.terminate()
         server.wait(60)
@@ -85,7 +90,7 @@ def photos(folder: Path) -> None:
 
 def checkpoint(model: str, folder: Path) -> str:
     """A checkpoint as it is; of a model that is known by name, one with random weights."""
-    if model not in vitlab.list_models():
+    if Path(model).exists() or ":" in model:
         return model
     return str(vitlab.save(vitlab.create(model), folder / model))
 

@@ -63,7 +63,8 @@ function put(canvas, bytes, width, height) {
 
 async function tokens(card, page, model) {
   const [view, like, colours] = await Promise.all([page.view(model.name), page.part(model.name, "similarity", null, array), page.part(model.name, "colours", null, array)]);
-  const zoom = Math.max(2, Math.round(260 / view.width)), near = board(view, zoom, t("dino")), main = board(view, zoom, t("dino")), count = like.shape[0];
+  const [title, how] = model.offers.includes("predict") ? ["alike_title", "alike_how"].map((words) => t(words)) : [t("dino"), t("dinohow")];
+  const zoom = Math.max(2, Math.round(260 / view.width)), near = board(view, zoom, title), main = board(view, zoom, title), count = like.shape[0];
   near.id = "similarity";
   near.className = main.className = "seen";
   near.style.width = main.style.width = "16rem";
@@ -71,7 +72,7 @@ async function tokens(card, page, model) {
   follow(near, model.grid, draw);
   put(main, colours.data, colours.shape[1], colours.shape[0]);
   draw(Math.floor(model.grid[0] / 2) * model.grid[1] + Math.floor(model.grid[1] / 2));
-  card.append(el("h2", { text: `${t("dino")}: ${model.name}` }), el("p", { class: "quiet", text: t("dinohow") }),
+  card.append(el("h2", { text: `${title}: ${model.name}` }), el("p", { class: "quiet", text: how }),
     el("div", { class: "row pair" }, ...[[near, "dinonear"], [main, "dinomain"]].map(([canvas, words]) => el("figure", {}, canvas, el("figcaption", { class: "quiet", text: t(words) })))));
 }
 

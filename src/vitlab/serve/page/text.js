@@ -72,6 +72,7 @@ const WORDS = {
   maehow: ["Click or drag over patches to hide or show them, or hide a share at random.", "点击或拖动来遮住或显示图块，或随机遮住一部分。"],
   hide: ["Hidden: {n} %", "遮住：{n} %"], again: ["Hide others", "换一批"], left: ["what the model sees", "模型看到的"], made: ["what it paints", "模型画出的"],
   dino: ["Tokens that learned without labels", "无标签学到的 token"], dinohow: ["Nobody told this model what is in a picture; yet tokens of one thing are alike.", "没有人告诉过这个模型图片里有什么；但属于同一事物的 token 彼此相似。"],
+  alike_title: ["Which patches are alike", "哪些图块彼此相似"], alike_how: ["This model learned from labels of whole pictures; how alike are its tokens of one thing?", "这个模型是用整张图片的标签训练的；属于同一事物的 token 有多相似？"],
   dinonear: ["How alike each patch is to the one you point at. Bright: very.", "每个图块与所指图块的相似度。越亮越相似。"], dinomain: ["The three main directions of the tokens, as colours: like colours are like tokens.", "token 的三个主方向，显示为颜色：颜色相近，token 就相近。"],
   clip: ["Sentences (CLIP)", "句子（CLIP）"], cliphow: ["One sentence in each line; the probabilities are among these. Bright: the patches that speak most for the sentence.", "每行一句；概率在这些句子之间计算。越亮的图块，越支持这个句子。"], askit: ["Ask", "提问"], cosine: ["cosine {n}", "余弦 {n}"],
   none_more: ["No model here learned without labels or reads sentences.", "这里没有无标签训练或能读句子的模型。"],
