@@ -168,7 +168,7 @@ def test_pointing_at_a_patch_shows_where_it_looks_at_once(page, site, picture):
     for mode in ("rollout", "relevance"):
         tab.select_option("#mode", mode)
         tab.wait_for_function("document.getElementById('told').textContent === ''")
-    tab.locator("#all-heads").click(position={"x": 50, "y": 10})  # first layer, second head
+    tab.locator("#all-heads").click(position={"x": 100, "y": 10})  # first layer, second head
     tab.wait_for_function("document.getElementById('head').value === '1'")
     assert tab.input_value("#layer") == "1"
 
