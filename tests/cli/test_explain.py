@@ -18,6 +18,7 @@ import vitlab
 import vitlab.cli.main
 from vitlab.explain.features import patch_tokens
 from vitlab.images.preprocess import Preprocess
+from vitlab.reduce import reducer_of
 
 LABELS = ["蚂蚁", "bee", "cat", "dog"]
 
@@ -220,30 +221,18 @@ def test_faithfulness(run, made):
     assert "better than random by" in text and f"rollout  {area:.3f}" in text
 
 
-def test_pruned_says_that_there_is_no_reducer_and_draws_once_there_is(run, made, monkeypatch):
-    from vitlab.cli.explain import figures
-    from vitlab.layers.reducer import Reduction
+@pytest.mark.parametrize("reducer", ["tome:r=3", "evit:keep=0.7", "random:keep=0.5,layers=1"])
+def test_pruned_draws_what_a_reducer_left(run, made, reducer):
+    found = json.loads(run("pruned", checkpoint(made), *made.pictures, "--reducer", reducer, "--json").stdout)
+    ours = vitlab.explain.pruned_patches(made.model, made.pictures, reducer_of(reducer))
+    assert found["tokens"] == ours.tokens.tolist() and ours.tokens[0, -1] < 25
+    np.testing.assert_array_equal(numbers("explain-pruned.npz")["groups"], ours.groups)
 
-    assert "This version has none yet" in run("pruned", checkpoint(made), made.pictures[0], code=2).stderr
 
-    class DropLast:
-        needs = ()
-
-        def removes(self, layer, depth, tokens, prefix):
-            return 6 if layer == 1 else 0
-
-        def reduce(self, tokens, remove, prefix, sizes, seen):
-            B, N, _ = tokens.shape
-            keep = torch.arange(N) < N - remove
-            places = torch.where(keep, torch.arange(N), -1).expand(B, N)
-            return Reduction(tokens[:, keep], places, sizes[:, keep])
-
-    monkeypatch.setitem(figures.REDUCERS, "last", DropLast)
-    found = json.loads(run("pruned", checkpoint(made), *made.pictures, "--reducer", "last", "--json").stdout)
-    assert found["tokens"] == [[25, 19, 19]] * 3
-    groups = numbers("explain-pruned.npz")["groups"]
-    assert (groups[:, 1:, 3] == -1).all() and (groups[:, 0] > 0).all()
-    assert "There are: last" in run("pruned", checkpoint(made), *made.pictures, "--reducer", "x", code=2).stderr
+def test_pruned_names_the_reducers(run, made):
+    assert (
+        "Did you mean 'tome'?" in run("pruned", checkpoint(made), made.pictures[0], "--reducer", "tom", code=2).stderr
+    )
 
 
 def test_a_page_alone(run, made):

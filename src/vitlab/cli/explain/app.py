@@ -268,7 +268,9 @@ def reconstruct(
 def pruned(
     checkpoint: Checkpoint,
     images: Pictures,
-    reducer: Annotated[str | None, typer.Option(metavar="NAME", help="What makes fewer tokens.")] = None,
+    reducer: Annotated[
+        str, typer.Option(metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="What makes fewer tokens.")
+    ] = "tome:r=2",
     out: Out = None,
     html: Html = False,
     image_size: Size = None,

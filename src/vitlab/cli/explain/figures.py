@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,9 +17,7 @@ from vitlab.explain.features import foreground_mask, nearest, patch_similarity, 
 from vitlab.explain.methods import METHODS
 from vitlab.explain.pruned import pruned_patches
 from vitlab.images.read import read_image
-from vitlab.layers.reducer import Reducer
-
-REDUCERS: dict[str, Callable[[], Reducer]] = {}  # by name; none ships yet
+from vitlab.reduce.named import reducer_of
 
 
 def figure7(options: Options) -> None:
@@ -110,16 +107,10 @@ def faithfulness(options: Options, methods: str | None, kinds: str, steps: int, 
     finish(job, figure, numbers, page, {"scores": [row.to_dict() for row in rows]}, lambda: _table(rows))
 
 
-def pruned(options: Options, name: str | None) -> None:
-    if name is None or name not in REDUCERS:
-        have = f"There are: {', '.join(REDUCERS)}." if REDUCERS else "This version has none yet."
-        asked = "Name a reducer: --reducer NAME." if name is None else f"There is no reducer {name!r}."
-        raise ValueError(
-            f"{asked} {have} From Python any Reducer will do: vitlab.explain.pruned_patches(model, images, reducer), "
-            "then vitlab.explain.draw.pruned."
-        )
+def pruned(options: Options, name: str) -> None:
+    reducer = reducer_of(name)
     job = start(options)
-    found = pruned_patches(job.model, job.images, REDUCERS[name](), batch_size=job.many)
+    found = pruned_patches(job.model, job.images, reducer, batch_size=job.many)
     title = f"Tokens left by {name}"
     figure = lambda: draw.pruned(job.views, found, title=title)
     page = lambda drawn: draw.figure_page(drawn if drawn is not None else figure(), title=title)
