@@ -38,6 +38,13 @@ WRONG = {
         ["--labels bytes: is no text."],
     ),
     "a device that is none": (["predict", "bundled:digits", "digits#3", "--device", "tpu"], ["use auto, cpu, cuda"]),
+    "a table of another kind": (["embed", "digits", "-o", "x.csv"], ["Parquet: name it x.parquet"]),
+    "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
+    "a reducer to draw that is none": (
+        ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
+        ["'nope' is no way to have fewer tokens.", "tome:r=13"],
+    ),
+    "an address of another machine": (["serve", "bundled:digits", "--host", "192.0.2.1"], ["--host is an address"]),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }
 

@@ -24,7 +24,7 @@ def run(folder: Path | None) -> None:
 def _run(folder: Path) -> None:
     """How a run went, from what it left behind."""
     if not (folder / "recipe.toml").is_file():
-        raise ValueError(f"{folder}: holds no recipe.toml, so it is not a run.")
+        raise ValueError(f"{folder}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
     console = out()
     replay = folder / "replay" / "step.json"
     if replay.is_file():

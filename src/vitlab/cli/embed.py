@@ -16,11 +16,14 @@ from vitlab.search.table import write_table
 from vitlab.training.processes import start, stop
 
 DEFAULT = "bundled:dino"
+OTHERS = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")  # what the table is not
 
 
 def run(
     source: str, out: Path, checkpoint: str | None, path: str | None, batch_size: int, device: str, json: bool
 ) -> None:
+    if out.suffix.lower() in OTHERS:
+        raise ValueError(f"{out}: the table is written as Parquet: name it {out.with_suffix('.parquet')}.")
     began = time.perf_counter()
     who = start(device, patience=PATIENCE)
     try:

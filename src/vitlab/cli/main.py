@@ -596,7 +596,7 @@ def learn(
     ] = None,
     solution: Annotated[bool, typer.Option("--solution", help="Show our solution.")] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the file to begin with instead of writing it.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time for your code; then it is stopped.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="Time for your code; then it is stopped.", min=0.01)] = 20.0,
     json: Json = False,
 ) -> None:
     """Write a ViT yourself, in five exercises that are checked.

@@ -27,8 +27,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
+        why = (error.strerror or "").partition(" (while")[0]
         raise ValueError(
-            f"cannot listen at {host}:{port} ({error.strerror}). Choose another --port, or 0 for any that is free."
+            f"cannot listen at {host}:{port} ({why}). Choose another --port, or 0 for any that is free; --host is an "
+            "address of this machine."
         ) from None
 
 
