@@ -206,7 +206,8 @@ def _steps(recipe: Recipe, pictures: int, epochs: int) -> int:
 
 def _title(source: str, data: Data, cells: list[Cell]) -> str:
     largest = max(cells, key=lambda cell: cell.values["data.fraction"]).recipe
-    return f"{Path(source).name}, {len(data.classes)} classes, {largest.run.epochs} epochs of the largest share"
+    n = largest.run.epochs
+    return f"{Path(source).name}, {len(data.classes)} classes, {n} {'epoch' if n == 1 else 'epochs'} of the largest share"
 
 
 def _words(networks: list[Network], cells: list[Cell]) -> list[str]:
