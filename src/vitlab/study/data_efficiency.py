@@ -206,8 +206,8 @@ def _steps(recipe: Recipe, pictures: int, epochs: int) -> int:
 
 def _title(source: str, data: Data, cells: list[Cell]) -> str:
     largest = max(cells, key=lambda cell: cell.values["data.fraction"]).recipe
-    n = largest.run.epochs
-    return f"{Path(source).name}, {len(data.classes)} classes, {n} {'epoch' if n == 1 else 'epochs'} of the largest share"
+    epochs = "1 epoch" if largest.run.epochs == 1 else f"{largest.run.epochs} epochs"
+    return f"{Path(source).name}, {len(data.classes)} classes, {epochs} of the largest share"
 
 
 def _words(networks: list[Network], cells: list[Cell]) -> list[str]:
