@@ -14,7 +14,7 @@ from typer.main import get_command
 import vitlab.cli.main
 from vitlab.cli.console import count, short
 from vitlab.cli.main import app
-from vitlab.explain.inspect import size_of
+from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS, build_config
 from vitlab.study.grid import read_grid
 from vitlab.training.presets import find_recipe
