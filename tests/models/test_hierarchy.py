@@ -224,11 +224,14 @@ def test_it_learns_a_batch_by_heart(family):
     labels = torch.arange(8) % 5
     optimisers = Optimisers(model.train(), OptimRecipe(name="adamw", lr=5e-3, weight_decay=0.0))
     for _ in range(40):
+        found = model(images)
+        if (found.argmax(dim=1) == labels).all():
+            return
         optimisers.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
+        F.cross_entropy(found, labels).backward()
         for part in optimisers.parts:
             part.step()
-    assert (model(images).argmax(dim=1) == labels).all()
+    pytest.fail(f"after 40 steps it says {found.argmax(dim=1).tolist()}")
 
 
 def test_what_does_not_decay_and_how_fast_stages_learn(family):
