@@ -77,7 +77,7 @@ def test_explain(client, models, picture, ask, method):
             "attention": lambda: explain.attention_maps(model, image, layers=[-1], heads="mean")[:, 0, 0],
             "rollout": lambda: explain.rollout(model, image),
         }.get(method, lambda: getattr(explain, method)(model, image, target))()  # noqa: B023
-        np.testing.assert_allclose(found["map"], offline[0], atol=1e-5)
+        np.testing.assert_allclose(found["map"], offline[0], rtol=1e-5, atol=1e-6)  # float32, in other memory
         chances = dict(vitlab.predict(model, image)[0].scores)
         assert found["label"] == {None: max(chances, key=chances.get), "dog": "dog", "0": "<b>fox</b>"}[target]
         assert found["probability"] == pytest.approx(chances[found["label"]], abs=1e-6)
