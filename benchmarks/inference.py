@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from measure import alternate, machine, summary
+from measure import machine
 from transformers import SwinConfig, SwinForImageClassification, ViTForImageClassification
 from transformers import ViTConfig as HFConfig
 
 from vitlab.checkpoints import hf, keymap, swin
 from vitlab.explain.sizes import size_of
+from vitlab.export.timing import alternate, summary
 from vitlab.models.registry import build, find
 
 

@@ -1,12 +1,11 @@
-"""What the benchmarks share: the machine in a line, runs in turns, medians and spreads, tables, training runs."""
+"""What the benchmarks share: the machine in a line, means and spreads, tables, training runs."""
 
 from __future__ import annotations
 
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,6 @@ def machine() -> str:
     if "transformers" in sys.modules:
         versions += f", transformers {sys.modules['transformers'].__version__}"
     return f"{cores}, {found['threads']} threads; {versions}"
-
-
-def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run, in turns, so that whatever else the machine does meets them equally."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return times
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"median": median, "quarter": low, "three_quarters": high, "n": len(values)}
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

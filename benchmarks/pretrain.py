@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import alternate, machine, print_table, summary
+from measure import machine, print_table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTMAEForPreTraining
 
 import vitlab
 from vitlab.checkpoints import convert
+from vitlab.export.timing import alternate, summary
 from vitlab.models.mae import choose_visible
 from vitlab.models.registry import build
 

@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, duration, machine, print_table, summary
+from measure import duration, machine, print_table
 from PIL import Image
 
 import vitlab
+from vitlab.export.timing import alternate, summary
 from vitlab.inference import embed, fingerprint
 from vitlab.search import Counts, Index, graph, update
 from vitlab.search.ledger import Entry, Ledger

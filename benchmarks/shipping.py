@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,19 @@ from vitlab.models.registry import find
 from vitlab.training.labels import class_order
 
 SIDE = 1536  # of the matrices whose product measures the machine
-SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8)  # of the patches that merging takes away, over all layers
+SHARES = (0.4, 0.5, 0.6, 0.7, 0.8)  # of the patches that merging takes away, over all layers
+EARLY = ("0", "0/1", "0/2", "0/1/2")  # layers at which a share of the tokens goes at once
 KEEPS = (0.8, 0.7, 0.6, 0.5)
 POINT = 0.01  # of accuracy that may be lost
 
 
 def times_of(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
     return {name: summary(seconds) for name, seconds in alternate(runs, rounds).items()}
+
+
+def tell(text: str) -> None:
+    """On the way, on stderr: the table stays alone on stdout."""
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def spread(t: dict[str, float]) -> str:
@@ -50,11 +57,12 @@ def spread(t: dict[str, float]) -> str:
 
 def untrained(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     """One model at one batch size: a row for each way."""
+    tell(f"{name}, batch {batch}")
     torch.manual_seed(0)
     model = vitlab.create(name).eval()
     seen = prepared(model.preprocess, pictures(batch))
     workshop = Workshop(model)
-    exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=max(5, rounds // 2))
+    exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=rounds)
     for note in exact.notes:
         print(f"note: {note}")
     runs: dict[str, Callable[[Tensor], Tensor]] = {
@@ -108,25 +116,18 @@ def show_untrained(rows: list[dict[str, Any]]) -> None:
 
 
 class Judged:
-    """A split, prepared batch by batch, and what is right there."""
+    """A split, prepared once, and what is right there."""
 
     def __init__(self, model: Any, split: Dataset, order: list[int], most: int | None):
-        self.model, self.split, self.order = model, split, order
+        self.order = order
         count = len(split) if most is None else min(most, len(split))
-        self.numbers = np.linspace(0, len(split) - 1, count).astype(int)
-        self.labels = torch.as_tensor(np.asarray(split.labels)[self.numbers])
+        numbers = np.linspace(0, len(split) - 1, count).astype(int)
+        self.labels = torch.as_tensor(np.asarray(split.labels)[numbers])
+        pixels = (split.read(int(n)) for n in numbers)
+        self.images = torch.stack([model.preprocess(p[:, :, 0] if p.shape[2] == 1 else p) for p in pixels])
 
     def answers(self, runner: Runner, batch: int = 50) -> Tensor:
-        found = []
-        for start in range(0, len(self.numbers), batch):
-            chosen = self.numbers[start : start + batch]
-            images = torch.stack([self.model.preprocess(self._picture(int(n))) for n in chosen])
-            found.append(runner.run(images)[:, self.order].argmax(dim=1))
-        return torch.cat(found)
-
-    def _picture(self, number: int) -> np.ndarray:
-        pixels = self.split.read(number)
-        return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+        return torch.cat([runner.run(part)[:, self.order].argmax(dim=1) for part in self.images.split(batch)])
 
     def accuracy(self, answers: Tensor) -> float:
         return float((answers == self.labels).float().mean())
@@ -137,6 +138,7 @@ def candidates(model: Any) -> list[str]:
     patches, depth = model.config.grid[0] * model.config.grid[1], len(model.blocks)
     counts = dict.fromkeys(max(1, round(share * patches / depth)) for share in SHARES)
     found = [f"tome:r={r}{how}" for how in ("", ",schedule=decreasing") for r in counts]
+    found += [f"tome:keep={keep},layers={layers}" for layers in EARLY for keep in (0.6, 0.5)]
     return found + ([f"evit:keep={keep}" for keep in KEEPS] if model.config.tokens.class_token else [])
 
 
@@ -148,14 +150,15 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
     chosen_on = Judged(model, data.val, order, args.choose)
     judged = Judged(model, data.test or data.val, order, args.images)
     workshop = Workshop(model)
-    print(f"\n{args.checkpoint} on {args.data}: {len(judged.numbers)} test pictures; "
-          f"chosen on {len(chosen_on.numbers)} of val")  # fmt: skip
+    print(f"\n{args.checkpoint} on {args.data}: {len(judged.images)} test pictures; "
+          f"chosen on {len(chosen_on.images)} of val")  # fmt: skip
 
     whole = chosen_on.accuracy(chosen_on.answers(workshop.make("eager")))
     fitting: dict[str, list[str]] = {"eager": [], "int8": []}
     for reducer in args.reducers or candidates(model):
         for way in fitting:
             lost = whole - chosen_on.accuracy(chosen_on.answers(workshop.make(way, reducer)))
+            tell(f"{way} + {reducer}: {100 * lost:.2f} points lost on val")
             if lost <= args.margin * POINT:
                 fitting[way].append(reducer)
     batch = prepared(model.preprocess, pictures(8, channels=model.config.channels, source=args.data, path=args.path))
@@ -165,7 +168,10 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
     ways += [(way, picked["eager"]) for way in ("eager", "onnx") if picked["eager"]]
     ways += [("int8", picked["int8"])] if picked["int8"] else []
     runners = [workshop.make(way, reducer) for way, reducer in ways]
-    answers = {runner.title: judged.answers(runner) for runner in runners}
+    answers = {}
+    for runner in runners:
+        tell(f"{runner.title} on the test pictures")
+        answers[runner.title] = judged.answers(runner)
     baseline = in_transformers(model, workshop)
     rows = []
     for size in args.batches:

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from inference import pair
-from measure import alternate, machine, print_table, summary
+from measure import machine, print_table
 from torch import Tensor
 
 import vitlab
+from vitlab.export.timing import alternate, summary
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import DataError, Dataset, open_data
 from vitlab.images.mix import Mix

@@ -6,9 +6,9 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from vitlab.cli.console import out, say
+from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import following_downloads
 from vitlab.images.datasets import SOURCES
 from vitlab.training.autopick import pick
@@ -18,7 +18,13 @@ from vitlab.training.recipe import Recipe, read_recipe, with_settings, with_valu
 
 
 def run(
-    what: str | None, settings: list[str], resume: Path | None, changed: bool, minutes: float | None, began: float
+    what: str | None,
+    settings: list[str],
+    resume: Path | None,
+    changed: bool,
+    minutes: float | None,
+    began: float,
+    json: bool,
 ) -> None:
     """`began`: time.perf_counter() at the start of the command, from where minutes count."""
     if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
@@ -40,7 +46,7 @@ def run(
         name, recipe = find_recipe(what)
         recipe = with_settings(recipe, settings)
         folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / name)
-    show = Bar() if sys.stdout.isatty() else Plain()
+    show = Bar() if sys.stdout.isatty() and not json else Plain(sys.stderr if json else sys.stdout)
     try:
         with show, following_downloads():
             if source is not None and minutes is not None:
@@ -53,6 +59,9 @@ def run(
     except Stopped as stopped:
         say(f"vitlab: {stopped}")
         raise SystemExit(130) from None
+    if json:
+        print_json({"model": str(folder / "best"), "report": str(folder / "report.html"), **result})
+        return
     console = out()
     console.print(
         f"{result['split']} {result.get('judged_by', 'top-1')} [bold]{result['top1']:.2%}[/bold] "
@@ -96,6 +105,9 @@ def _fresh(folder: Path) -> Path:
 class Plain:
     """For files and pipes: a line now and then."""
 
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
     def __enter__(self) -> Plain:
         return self
 
@@ -112,7 +124,7 @@ class Plain:
             self.note(f"step {done} of {self.total}: loss {numbers['loss']:.4f}, lr {numbers['lr']:.2e}")
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        print(text, file=self.stream, flush=True)
 
 
 class Bar:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PAUSE = 0.002  # seconds between two runs, or the threads that one leaves waiting would slow the next
+PAUSE = 0.1  # seconds between two runs: threads that one leaves waiting keep a core busy for a while
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, list[float]]:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitlab.layers.trace import Trace
+from vitlab.training.runlog import read_log
 
 
 class TrainingError(ValueError):
@@ -79,6 +80,44 @@ def half_works() -> bool:
         return True
     code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def check_run(run: Path) -> list[tuple[bool | None, str]]:
+    """(is it well, words) of a run, from what it left behind; None: a fact that is neither good nor bad."""
+    if not (run / "recipe.toml").is_file():
+        raise ValueError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
+    replay = run / "replay" / "step.json"
+    if replay.is_file():
+        step = json.loads(replay.read_text(encoding="utf-8"))
+        broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
+        return [
+            (False, broke),
+            (None, f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."),
+        ]
+    log = read_log(run)
+    rows: list[tuple[bool | None, str]] = []
+    if skipped := [e for e in log if e["kind"] == "skip"]:
+        rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
+    rows += [(False, said) for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
+    rows += _loss([e for e in log if e["kind"] == "train"])
+    finished = (run / "result.json").is_file()
+    unfinished = f"the run is not finished. Go on: vitlab train --resume {run}"
+    return [*rows, (True, "the run is finished") if finished else (None, unfinished)]
+
+
+def _loss(trained: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:
+    losses = [e["loss"] for e in trained]
+    if not losses:
+        return []
+    way = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
+    if any("teacher_entropy" in e for e in trained):  # of DINO: it may rise while all is well
+        last = trained[-1]
+        told = {"entropy of the teacher": "teacher_entropy", "directions used": "rank", "spread": "teacher_std"}
+        signs = ", ".join(f"{words} {last[key]:.2f}" for words, key in told.items() if key in last)
+        return [(None, f"loss {way}, which says little; {signs}")]
+    if len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
+        return [(False, f"the training loss has not fallen: {way}. Try another optim.lr.")]
+    return [(True, f"training loss {way}")]
 
 
 def check_installation() -> list[tuple[str, bool, str]]:
