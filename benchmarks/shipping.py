@@ -30,9 +30,10 @@ from vitlab.export.pictures import pictures, prepared
 from vitlab.export.rivals import rival
 from vitlab.export.runners import Runner, Workshop
 from vitlab.export.timing import alternate, summary
-from vitlab.images.datasets import Dataset, open_data
+from vitlab.images.datasets import Data, Dataset, open_data
 from vitlab.models.registry import find
 from vitlab.training.labels import class_order
+from vitlab.training.recipe import Recipe, read_recipe
 
 SIDE = 1536  # of the matrices whose product measures the machine
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.8)  # of the patches that merging takes away, over all layers
@@ -144,7 +145,7 @@ def candidates(model: Any) -> list[str]:
 
 def trained(args: argparse.Namespace) -> dict[str, Any]:
     model = vitlab.load(args.checkpoint).eval()
-    data = open_data(args.data, path=args.path)
+    data = as_trained(args)
     order = class_order(model.labels, data.classes) if model.labels else list(range(len(data.classes)))
     assert order is not None, "the model knows other classes"
     chosen_on = Judged(model, data.val, order, args.choose)
@@ -199,6 +200,13 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
             )
     show_trained(rows)
     return {"rows": rows, "fitting": fitting}
+
+
+def as_trained(args: argparse.Namespace) -> Data:
+    """With the validation split of the checkpoint's run, so that no picture to choose by was trained on."""
+    recipe = Path(args.checkpoint).parent / "recipe.toml"
+    split = read_recipe(recipe) if recipe.is_file() else Recipe()
+    return open_data(args.data, path=args.path, seed=split.run.seed, val_fraction=split.data.val_fraction)
 
 
 def in_transformers(model: Any, workshop: Workshop) -> list[Runner]:
