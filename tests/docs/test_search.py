@@ -1,14 +1,11 @@
-"""docs/{en,zh}/search.md: the code runs, commands and figures are the package's, both languages hold the same."""
+"""docs/{en,zh}/search.md: the code runs, figures are the package's, both languages hold the same."""
 
 import inspect
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from vitlab.cli.main import app
 from vitlab.search import graph, query, update
 
 ROOT = Path(__file__).parents[2]
@@ -27,20 +24,6 @@ def test_code_runs(language, tmp_path, monkeypatch, capsys):
         printed = capsys.readouterr().out.splitlines()
         told = re.findall(r"print\(.*\)  # (.*)$", block, re.MULTILINE)
         assert printed[: len(told)] == told and len(printed) == len(told) + 3
-
-
-@pytest.mark.parametrize("language", PAGES)
-def test_commands_have_the_options_that_are_shown(language):
-    verbs = get_command(app).commands  # type: ignore[attr-defined]
-    found = 0
-    for line in "\n".join(blocks(PAGES[language], "bash")).splitlines():
-        words = shlex.split(line, comments=True)
-        if "vitlab" not in words:
-            continue
-        verb, *args = words[words.index("vitlab") + 1 :]
-        verbs[verb].make_context(verb, args, resilient_parsing=False)
-        found += 1
-    assert found == 5
 
 
 @pytest.mark.parametrize("language", PAGES)
