@@ -19,6 +19,7 @@ from vitlab.explain.relevance import class_numbers
 from vitlab.explain.sentences import ask
 from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
 from vitlab.serve.asking import Case, answer
+from vitlab.serve.computing import computed
 from vitlab.serve.errors import Problem, RefusedError
 from vitlab.serve.house import Served
 from vitlab.serve.uploads import Prepared
@@ -134,7 +135,8 @@ async def zeroshot(request: Request, model: Model = None, top: Top = 5) -> Respo
         found = await case.picture()
         features: Tensor = _finite(await case.run(found.tensor))  # (E,)
         rows = [await _label(case, label, templates) for label in labels]
-        chances = among(case.served.model, features[None], Labels(labels, torch.stack(rows)))[0]  # (K,)
+        words = Labels(labels, torch.stack(rows))
+        chances = (await computed(among, case.served.model, features[None], words))[0]  # (K,)
         return _scores(chances, labels, top)
 
     return await answer(request, "zeroshot", model, work, ("labels", "templates"))
