@@ -128,12 +128,10 @@ class House:
 
     def find(self, name: str | None, verb: str | None) -> Served:
         """The model that a request names; without a name, the first that can do this. None: nothing is asked of it."""
-        if name is None and verb is None:
-            return next(iter(self.models.values()))
         if name is None:
-            able = [served for served in self.models.values() if verb in served.verbs]
+            able = [served for served in self.models.values() if verb is None or verb in served.verbs]
             if not able:
-                why = next(iter(self.models.values())).refuses[verb]
+                why = next(iter(self.models.values())).refuses[str(verb)]
                 raise RefusedError(422, f"no model here can {verb}. {why}", "Start the server with one that can.")
             return able[0]
         served = self.models.get(name)
