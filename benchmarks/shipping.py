@@ -32,6 +32,7 @@ from vitlab.export.runners import Runner, Workshop
 from vitlab.export.timing import alternate, summary
 from vitlab.images.datasets import Data, Dataset, open_data
 from vitlab.models.registry import find
+from vitlab.reduce import r_for
 from vitlab.training.labels import class_order
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -137,7 +138,7 @@ class Judged:
 def candidates(model: Any) -> list[str]:
     """From the mildest to the strongest of each kind."""
     patches, depth = model.config.grid[0] * model.config.grid[1], len(model.blocks)
-    counts = dict.fromkeys(max(1, round(share * patches / depth)) for share in SHARES)
+    counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
     found = [f"tome:r={r}{how}" for how in ("", ",schedule=decreasing") for r in counts]
     found += [f"tome:keep={keep},layers={layers}" for layers in EARLY for keep in (0.7, 0.6)]
     return found + ([f"evit:keep={keep}" for keep in KEEPS] if model.config.tokens.class_token else [])
