@@ -32,13 +32,14 @@ from vitlab.export.runners import Runner, Workshop
 from vitlab.export.timing import alternate, summary
 from vitlab.images.datasets import Data, Dataset, open_data
 from vitlab.models.registry import find
+from vitlab.reduce import r_for
 from vitlab.training.labels import class_order
 from vitlab.training.recipe import Recipe, read_recipe
 
 SIDE = 1536  # of the matrices whose product measures the machine
-SHARES = (0.4, 0.5, 0.6, 0.7, 0.8)  # of the patches that merging takes away, over all layers
-EARLY = ("0", "0/1", "0/2", "0/1/2")  # layers at which a share of the tokens goes at once
-KEEPS = (0.8, 0.7, 0.6, 0.5)
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the patches that merging takes away, over all layers
+EARLY = ("0", "0/1", "0/2")  # layers at which a share of the tokens goes at once
+KEEPS = (0.9, 0.8, 0.7)
 POINT = 0.01  # of accuracy that may be lost
 
 
@@ -137,9 +138,9 @@ class Judged:
 def candidates(model: Any) -> list[str]:
     """From the mildest to the strongest of each kind."""
     patches, depth = model.config.grid[0] * model.config.grid[1], len(model.blocks)
-    counts = dict.fromkeys(max(1, round(share * patches / depth)) for share in SHARES)
+    counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
     found = [f"tome:r={r}{how}" for how in ("", ",schedule=decreasing") for r in counts]
-    found += [f"tome:keep={keep},layers={layers}" for layers in EARLY for keep in (0.6, 0.5)]
+    found += [f"tome:keep={keep},layers={layers}" for layers in EARLY for keep in (0.7, 0.6)]
     return found + ([f"evit:keep={keep}" for keep in KEEPS] if model.config.tokens.class_token else [])
 
 
@@ -253,7 +254,7 @@ def main() -> None:
     parser.add_argument("--path")
     parser.add_argument("--images", type=int, help="judge on so many test pictures, not on all")
     parser.add_argument("--choose", type=int, default=2000, help="pictures of val to choose by")
-    parser.add_argument("--margin", type=float, default=0.8, help="of the point that may be lost, when choosing")
+    parser.add_argument("--margin", type=float, default=0.5, help="of the point that may be lost, when choosing")
     parser.add_argument("--reducers", nargs="*", help="try these, not the usual ones: tome:r=13 evit:keep=0.7")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

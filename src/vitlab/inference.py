@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.read import ImageError, Source
+from vitlab.layers.reducer import Reducer
 from vitlab.models.evaluating import evaluating
 from vitlab.models.features import features_of
 from vitlab.text.templates import class_embeddings, read_templates
@@ -60,11 +62,12 @@ def predict(
     *,
     top: int = 5,
     batch_size: int = 16,
+    reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[Prediction]:
     """The `top` classes of every picture. A picture that cannot be read is reported under its name; the others go on.
 
-    `progress` is called with the number of pictures done, after each batch.
+    `reducer`: a ViT with fewer tokens. `progress` is called with the number of pictures done, after each batch.
     """
     check_predicts(model)
     if top < 1:
@@ -72,7 +75,7 @@ def predict(
     labels = class_labels(model)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(class_probabilities(model, tensors)) if tensors else iter(())
+        chances = iter(class_probabilities(model, tensors, reducer)) if tensors else iter(())
         results += _predictions(names, errors, chances, labels, top)
         if progress is not None:
             progress(len(names))
@@ -98,9 +101,10 @@ def check_predicts(model: Any) -> None:
         )
 
 
-def class_probabilities(model: Any, tensors: list[Tensor]) -> Tensor:
+def class_probabilities(model: Any, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
     """Prepared pictures, each (C, H, W) -> (B, classes)."""
-    return _run(model, model, tensors).softmax(dim=-1)
+    look = model if reducer is None else partial(model, reducer=reducer)
+    return _run(model, look, tensors).softmax(dim=-1)
 
 
 @dataclass(frozen=True)

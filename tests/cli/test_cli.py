@@ -156,3 +156,17 @@ def test_a_model_that_a_layout_cannot_hold_is_refused_and_nothing_is_written(com
     for to, target in (("hf", "hf"), ("timm", "timm"), ("jax", "x.npz")):
         assert "cannot express" in command("convert", tmp_path / "rotary", tmp_path / target, "--to", to, code=2).stderr
         assert not (tmp_path / target).exists()
+
+
+def test_a_script_can_read_how_training_went(command, tmp_path):
+    told = command("train", "digits", "run.epochs=3", "model.depth=1", f"run.dir={tmp_path}", "--json")
+    found = json.loads(told.stdout)
+    kept = json.loads((tmp_path / "result.json").read_text())
+    assert found["top1"] == kept["top1"] and found["model"] == str(tmp_path / "best") and "epoch 3 of 3" in told.stderr
+    (loss, ended) = json.loads(command("doctor", tmp_path, "--json").stdout)
+    assert loss["ok"] and "training loss" in loss["says"] and ended == {"ok": True, "says": "the run is finished"}
+    for number, line in enumerate(lines := (tmp_path / "log.jsonl").read_text().splitlines()):
+        event = json.loads(line)
+        lines[number] = json.dumps(event | ({"loss": 3.0} if event["kind"] == "train" else {}))
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    assert "has not fallen" in command("doctor", tmp_path, code=1).stdout

@@ -12,7 +12,18 @@ import vitlab
 from vitlab.layers.trace import Trace
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import ViTConfig
-from vitlab.reduce import Constant, Decreasing, EViT, KeepRatio, RandomDrop, ToMe, reducer_of
+from vitlab.reduce import (
+    Constant,
+    Decreasing,
+    EViT,
+    KeepRatio,
+    RandomDrop,
+    Same,
+    ToMe,
+    for_training,
+    r_for,
+    reducer_of,
+)
 from vitlab.reduce.tome import match, merge
 
 OPTIONS = dict(image_size=(24, 32), patch_size=4, width=24, depth=4, heads=3, classes=5, registers=2)
@@ -142,6 +153,51 @@ def test_evit_equals_the_slow_loop():
         assert found.sizes[b, -1] == len(rest)
 
 
+def test_evit_without_the_summary_drops_the_others():
+    prefix, N, keep = 2, 20, 11
+    x, attention = torch.randn(2, N, 6, dtype=torch.float64), torch.rand(2, 4, N, dtype=torch.float64)
+    sizes = torch.ones(2, N, dtype=torch.float64)
+    reducer = EViT(KeepRatio(0.6), fuse=False)
+    assert reducer.removes(1, 4, N, prefix) == N - prefix - keep
+    found = reducer.reduce(x, N - prefix - keep, prefix, sizes, {"class_attention": attention})
+    for b in range(2):
+        score = attention[b].mean(0)[prefix:].tolist()
+        best = sorted(sorted(range(18), key=lambda n: -score[n])[:keep])
+        assert torch.equal(found.tokens[b], x[b, [0, 1, *(prefix + n for n in best)]])
+        assert found.assignment[b].tolist() == [0, 1, *(prefix + best.index(n) if n in best else -1 for n in range(18))]
+    assert torch.equal(found.sizes, torch.ones(2, prefix + keep, dtype=torch.float64))
+
+
+def evit_by_hand(m: VisionTransformer, x: torch.Tensor, keep: int, at: int) -> torch.Tensor:
+    """Eq. 4 in plain autograd: attention written out, one image and one patch at a time."""
+    z, _ = m.embed(x, m.layout(24, 32))
+    prefix = len(m.config.prefix)
+    for layer, block in enumerate(m.blocks):
+        q, k, v = block.attention.qkv(block.norm1(z)).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        attention = (q @ k.mT / math.sqrt(8)).softmax(-1)  # (B, h, N, N)
+        z = z + block.attention.proj((attention @ v).transpose(1, 2).flatten(2))
+        if layer == at:
+            rows = []
+            for tokens, weights in zip(z, attention[:, :, 0].mean(1), strict=True):
+                order = sorted(range(prefix, len(tokens)), key=lambda n: -weights[n].item())
+                summary = sum(weights[n] * tokens[n] for n in order[keep:])
+                rows.append(torch.stack([*tokens[:prefix], *(tokens[n] for n in sorted(order[:keep])), summary]))
+            z = torch.stack(rows)
+        z = z + block.mlp(block.norm2(z))
+    return m.head(m.norm(z)[:, 0])
+
+
+def gradients(m: VisionTransformer, out: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(out.square().sum(), list(m.parameters())))
+
+
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+def test_training_goes_through_the_weights_of_the_summary(attention):
+    m, x = model(attention=attention, depth=3), images(2)
+    found = gradients(m, m(x, reducer=EViT(KeepRatio(0.5, layers=(1,)))))
+    torch.testing.assert_close(found, gradients(m, evit_by_hand(m, x, 24, at=1)), rtol=1e-7, atol=1e-9)
+
+
 def test_evit_keeps_what_the_class_token_looks_at():
     m, x, trace = model(), images(), Trace("class_attention", "assignment", layers=[1])
     m(x, trace=trace, reducer=EViT(KeepRatio(0.5, layers=(1,))))
@@ -175,6 +231,45 @@ def test_an_image_alone_gives_what_it_gives_in_a_batch_and_gradients_flow(text):
     assert not torch.allclose(out, m(x))
     out.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in m.parameters())
+
+
+@pytest.mark.parametrize("text", ["tome:r=9", "evit:keep=0.6", "random:keep=0.6"])
+def test_blocks_that_run_twice_for_their_gradients_reduce_alike(text):
+    plain, x = model(dropout=0.2, stochastic_depth=0.3).train(), images()
+    twice = model(dropout=0.2, stochastic_depth=0.3, gradient_checkpointing=True).train()
+    twice.load_state_dict(plain.state_dict())
+    found, ran = [], []
+    for m in (plain, twice):
+        m.blocks[0].register_forward_pre_hook(lambda *_: ran.append(1))
+        torch.manual_seed(3)
+        found.append(gradients(m, m(x, reducer=for_training(reducer_of(text)))))
+    assert len(ran) == 3  # the second network's block ran again
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_in_training_random_drop_follows_the_seed_of_the_step():
+    m, x, kept = model(), images(), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        trace = Trace("assignment", layers=[1])
+        m(x, trace=trace, reducer=for_training(reducer_of("random:keep=0.5")))
+        kept.append(trace["assignment", 1])
+    assert torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[0], kept[2])
+    tome = reducer_of("tome:r=9")
+    assert for_training(tome) is tome
+
+
+@pytest.mark.parametrize("text", ["tome:r=9", "tome:r=9,schedule=decreasing", "evit:keep=0.6", "evit:keep=0.3"])
+def test_random_drop_may_take_as_many_as_another_at_every_layer(text):
+    counts = []
+    for reducer in (text, f"random:like={text}"):
+        trace = Trace("tokens")
+        model()(images(), trace=trace, reducer=reducer_of(reducer))
+        counts.append([trace["tokens", layer].shape[1] for layer in range(4)])
+    assert counts[0] == counts[1]
+    assert counts[0][-1] < 51
 
 
 def test_random_drop_repeats_itself_and_drops_other_patches_of_each_image():
@@ -211,6 +306,14 @@ def test_schedules():
     assert falling == sorted(falling, reverse=True)
     assert [KeepRatio(0.7).removes(i, 12, 196) for i in range(12)] == [0, 0, 0, 58, 0, 0, 58, 0, 0, 58, 0, 0]
     assert [KeepRatio(0.5, layers=(-1,)).removes(i, 4, 9) for i in range(4)] == [0, 0, 0, 4]
+    assert r_for(0.5, patches=196, depth=12) == 8
+    assert r_for(0.1, patches=4, depth=12) == 1
+
+
+@pytest.mark.parametrize("layer", [12, -13])
+def test_a_layer_that_does_not_exist(layer):
+    with pytest.raises(ValueError, match=f"layer {layer} does not exist: this model has layers 0 to 11"):
+        KeepRatio(0.5, layers=(3, layer)).removes(0, 12, 196)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +323,7 @@ def test_schedules():
         ("tome:r=13,schedule=decreasing", ToMe(Decreasing(13))),
         ("evit:keep=0.7", EViT(KeepRatio(0.7))),
         ("random:keep=0.5,layers=3/6", RandomDrop(KeepRatio(0.5, (3, 6)))),
+        ("random:like=tome:r=13,schedule=decreasing", RandomDrop(Same(ToMe(Decreasing(13))))),
     ],
 )
 def test_in_words(text, expected):
@@ -230,6 +334,7 @@ def test_in_words(text, expected):
     ("text", "words"),
     [
         ("tomme:r=3", "Did you mean 'tome'"),
+        ("random:like=tomme:r=3", "Did you mean 'tome'"),
         ("tome", "say how many go"),
         ("tome:r=3,keep=0.5", "say how many go"),
         ("tome:s=3", "'s=3' is not understood"),

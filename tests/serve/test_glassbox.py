@@ -181,7 +181,9 @@ def test_with_a_token_only_the_page_itself_is_open(serving):
 def test_runs_are_followed_line_by_line(serving, tmp_path):
     (tmp_path / "a<b").mkdir()
     log = tmp_path / "a<b" / "log.jsonl"
-    log.write_text(json.dumps({"kind": "train", "step": 1, "loss": 2.5}) + "\n" + '{"kind": "tr')
+    log.write_text(
+        '{"kind": "damaged\n' + json.dumps({"kind": "train", "step": 1, "loss": 2.5}) + "\n" + '{"kind": "tr'
+    )
     client = serving(runs=str(tmp_path))
     assert client.get("/page/runs").json() == ["a<b"]
     found = client.get("/page/runs/a<b").json()
@@ -192,6 +194,7 @@ def test_runs_are_followed_line_by_line(serving, tmp_path):
     found = client.get("/page/runs/a<b", params={"after": found["after"]}).json()
     assert [line["step"] for line in found["lines"]] == [2] and found["ended"]
     assert client.get("/page/runs/..").status_code == 404
+    assert client.get("/page/runs/a<b", params={"after": 10**20}).status_code == 422
 
 
 def test_each_model_says_what_it_has(client, models):

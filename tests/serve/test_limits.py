@@ -46,6 +46,9 @@ def test_ways_to_ask_wrongly(client, picture, ask):
     )
     check(bad, 400)
     check(client.post("/predict", content=b"x", headers={"content-type": "multipart/form-data"}), 400, "boundary")
+    form = b'--x\r\nContent-Disposition: form-data; name="top"\r\n\r\n1\r\n--x--\r\n'
+    kind = "multipart/form-data; boundary=x; charset=undefined"  # a codec of Python's that always fails
+    check(client.post("/predict", content=form, headers={"content-type": kind}), 400, "charset")
 
 
 def test_words_that_are_none(client, picture, ask, tmp_path):
@@ -60,6 +63,8 @@ def test_words_that_are_none(client, picture, ask, tmp_path):
     for templates in (str(secret), "no place", "{} and {}", "", "a {}|b"):
         told = check(ask(client, "/zeroshot", good, labels="cat,dog", templates=templates), 422, "is no list")
         assert "nobody may read" not in told["error"]
+    for home in ("~root {}", "~nobody-of-this-name {}"):  # nor is anybody's home looked for
+        assert ask(client, "/zeroshot", good, labels="cat,dog", templates=home).status_code == 200
     check(ask(client, "/explain?model=clip", good, text=["x"] * 11), 422, "11 texts")
     check(ask(client, "/explain?model=small&target=cat", good), 422, "is no class of this model")
     check(ask(client, "/explain?model=small", good, text="a dog"), 422, "only a CLIP reads sentences")
@@ -184,12 +189,17 @@ def test_no_answer_in_time(serving, picture, ask):
     house = client.app.state.house
     while not house.warm:
         time.sleep(0.01)
+    look = client.post("/page/look?model=small", files={"image": ("x", picture(1))}).json()["look"]
     held, worker = threading.Event(), house.models["small"].worker
     holding = client.portal.start_task_soon(worker.run, lambda items: [held.wait(30)], None, 0, time.monotonic() + 60)
     check(ask(client, "/predict", picture(1)), 504, "no answer within 0.3 s")
+    check(client.get(f"/page/look/{look}/predict"), 504, "no answer within 0.3 s")
+    late = client.portal.start_task_soon(worker.run, lambda items: items, None, 0, time.monotonic())
     assert house.models["small"].inside == 0
     held.set()
     holding.result()
+    with pytest.raises(TimeoutError):
+        late.result(timeout=30)
     seen = []
     worker.watch = lambda *batch: seen.append(batch)
     assert ask(client, "/predict", picture(1)).json()["batch"] == 1

@@ -18,6 +18,7 @@ from vitlab import explain
 from vitlab.serve.app import create_app
 from vitlab.serve.house import Served, open_models, refusals
 from vitlab.serve.settings import Settings
+from vitlab.serve.uploads import prepare
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -203,6 +204,28 @@ def test_a_model_with_damaged_weights(picture, ask, models, caplog):
         assert "not finite" in caplog.text
 
 
+def test_a_model_that_cannot_run_is_told_at_once(models, picture, ask, caplog):
+    from starlette.testclient import TestClient
+
+    broken = vitlab.create("vit_digits", image_size=16, channels=3, classes=4)
+    known = [Served(name, model, refusals(model)) for name, model in (("broken", broken), ("small", models["small"]))]
+    broken.blocks[0].forward = None
+    with TestClient(create_app(known), "http://127.0.0.1") as client:
+        while "warmed up" in (told := client.get("/ready")).text:
+            time.sleep(0.01)
+        assert told.status_code == 503 and "broken cannot run" in told.json()["error"]
+        assert ask(client, "/predict?model=small", picture(1)).status_code == 200
+    assert "broken fails" in caplog.text
+
+
+def test_a_large_picture_waits_in_a_small_size(models):
+    """What is drawn on is made smaller before it waits; places are told in the picture as it was sent."""
+    file = io.BytesIO()
+    Image.new("RGB", (4000, 2400)).save(file, "PNG")
+    found = prepare(models["small"].preprocess, file.getvalue(), Settings(), keep=True)
+    assert found.picture.size == (1600, 960) and found.geometry.original == (2400, 4000)
+
+
 def test_an_exported_file(picture, ask, models, tmp_path):
     """Served by the name of the file; it answers as the file does offline, and as the model it was made of."""
     from starlette.testclient import TestClient
@@ -222,3 +245,7 @@ def test_an_exported_file(picture, ask, models, tmp_path):
             found = ask(client, path, picture(1))
             assert found.status_code == 422 and words in found.json()["error"]
         assert client.get("/models/small").json()["labels"] == models["small"].labels
+        assert client.get("/models").json()[0]["parameters"] is None
+        look = ask(client, "/page/look", picture(1)).json()["look"]  # the page shows what it can
+        assert client.get("/page/models").json()[0]["offers"] == ["predict"]
+        assert client.get(f"/page/look/{look}/predict").json()["scores"] == answer["scores"]

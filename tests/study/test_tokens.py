@@ -14,11 +14,13 @@ from vitlab.study.tokens import ALL, default_ways, study_tokens
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate
 
+WAYS = ["tome:r=3", "evit:keep=0.5"]
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
-    ways = ["tome:r=0", "tome:r=3", "evit:keep=0.5", "random:keep=0.5"]
+    ways = ["tome:r=0", *WAYS, *(f"random:like={way}" for way in WAYS)]
     return study_tokens("bundled:digits", "digits", ways=ways, rounds=3, batch=4, folder=folder / "study")
 
 
@@ -32,9 +34,12 @@ def test_accuracy_is_that_of_evaluation(study):
     assert 0.9 < merged.agreement < 1
 
 
-def test_choosing_beats_chance(study):
+@pytest.mark.parametrize("way", WAYS)
+def test_choosing_beats_chance_with_as_many_tokens(study, way):
     by_name = {way.name: way for way in study.ways}
-    assert by_name["evit:keep=0.5"].top1 > by_name["random:keep=0.5"].top1
+    chosen, random = by_name[way], by_name[f"random:like={way}"]
+    assert chosen.tokens == random.tokens
+    assert chosen.top1 > random.top1
 
 
 def test_every_way_is_timed_as_often(study):
@@ -46,7 +51,7 @@ def test_every_way_is_timed_as_often(study):
 def test_what_is_written(study):
     assert {path.name for path in study.folder.iterdir()} == {"study.json", "results.csv", "table.md", "plot.png"}
     table = (study.folder / "table.md").read_text(encoding="utf-8")
-    assert table.count("\n") == 2 + 5
+    assert table.count("\n") == 2 + 6
     assert "evit:keep=0.5" in table
 
 
@@ -54,8 +59,10 @@ def test_the_usual_ways_fit_the_model():
     ways = default_ways(vitlab.create("vit_base"))
     assert "tome:r=12,schedule=decreasing" in ways
     assert "evit:keep=0.7" in ways
+    assert "random:like=tome:r=12,schedule=decreasing" in ways
+    assert "random:like=evit:keep=0.7" in ways
     plain = vitlab.create("vit_digits", class_token=False, pooling="mean")
-    assert not any(way.startswith("evit") for way in default_ways(plain))
+    assert not any("evit" in way for way in default_ways(plain))
 
 
 def test_on_the_command_line(tmp_path):

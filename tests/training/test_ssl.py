@@ -119,7 +119,7 @@ def test_the_doctor_sees_a_collapse_without_centring(tmp_path, command):
         "dino", [*sure, "objective.freeze_last_epochs=0", "run.epochs=12", "run.eval_every=12"], tmp_path / "run"
     )
     assert any("centring" in words for words in said), said
-    assert "BAD" in command("doctor", tmp_path / "run").stdout
+    assert "BAD" in command("doctor", tmp_path / "run", code=1).stdout
 
 
 def test_the_doctor_sees_a_mask_that_is_the_wrong_way_round(tmp_path, monkeypatch):

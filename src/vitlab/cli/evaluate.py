@@ -13,6 +13,8 @@ from vitlab.cli.console import out, say
 from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.images.datasets import Data, open_data
+from vitlab.layers.reducer import Reducer
+from vitlab.reduce import reducer_of
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.fewshot import few_shot_accuracies
@@ -36,12 +38,14 @@ def run(
     draws: int,
     zeroshot: str | None,
     flip: bool,
+    fewer: str | None,
     batch_size: int,
     device: str,
     max_unreadable: int,
     json: bool,
 ) -> None:
-    """`zeroshot`: the templates that a CLIP is judged by, where that is asked for."""
+    """`zeroshot`: the templates that a CLIP is judged by, where that is asked for. `fewer`: a reducer in words."""
+    reducer = _reducer(checkpoint, fewer)
     model, report = load_with_report(checkpoint, encoder=zeroshot is None)
     for note in report.notes:
         say(f"note: {note}")
@@ -59,7 +63,7 @@ def run(
         if frozen:
             raise ValueError("--knn, --probe and --few-shot judge features by classes: leave them out here.")
         whole = model if zeroshot is not None else load_with_report(checkpoint)[0]
-        common = dict(flip=flip, batch_size=batch_size, device=device)
+        common = dict(flip=flip, reducer=reducer, batch_size=batch_size, device=device)
         found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
         found = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes, **found}
         check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
@@ -80,12 +84,13 @@ def run(
     order = _order(model, data, checkpoint, source, features_will_do=frozen)
     if order is not None:
         with counting(f"{source}, {chosen}", len(pictures)) as progress:
-            scores = evaluate(model, pictures, batch_size=batch_size, flip=flip, order=order, progress=progress)
+            common: dict[str, Any] = dict(batch_size=batch_size, reducer=reducer, progress=progress)
+            scores = evaluate(model, pictures, flip=flip, order=order, **common)
         skipped |= scores.skipped
         found |= {**scores.to_dict(), "confused": confused(scores, data.classes)}
     if frozen or order is None:
         with counting("features", len(data.train) + len(pictures)) as progress:
-            common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, progress=progress)
+            common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, reducer=reducer, progress=progress)
             known = features(model, Pictures(data.train, model.preprocess), **common)
             asked = features(model, pictures, **common)
         found |= {"knn": knn_accuracy(known, asked)} if knn or not frozen else {}
@@ -94,6 +99,15 @@ def run(
     found |= {"unreadable": len(skipped), "unreadable_pictures": list(skipped.values())}
     check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
     print(to_json(found), end="") if json else _show(found)
+
+
+def _reducer(checkpoint: str, asked: str | None) -> Reducer | None:
+    if asked is not None:
+        return reducer_of(asked)
+    recipe = recipe_of(checkpoint)
+    if recipe is not None and recipe.model.reducer is not None:
+        say(f"note: {checkpoint} was trained with fewer tokens. To judge it so: --reducer {recipe.model.reducer}")
+    return None
 
 
 def _split_as_trained(checkpoint: str, source: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from vitlab.checkpoints.load import locate
 from vitlab.cli.console import out
 from vitlab.cli.progress import counting
 from vitlab.images.datasets import Captioned, Data
+from vitlab.layers.reducer import Reducer
 from vitlab.text.templates import LISTS, read_templates
 from vitlab.text.tokenizer import its_tokenizer
 from vitlab.training.batches import Pictures
@@ -41,6 +42,7 @@ def judge_by_words(
     templates: str | None,
     *,
     flip: bool,
+    reducer: Reducer | None,
     batch_size: int,
     device: str,
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -55,7 +57,7 @@ def judge_by_words(
     part = getattr(data, split)
     pictures = Pictures(part, model.preprocess)
     with counting(f"{data.name}, {split}", len(pictures)) as progress:
-        common: dict[str, Any] = dict(batch_size=batch_size, flip=flip, progress=progress)
+        common: dict[str, Any] = dict(batch_size=batch_size, flip=flip, reducer=reducer, progress=progress)
         if isinstance(part, Captioned):
             found = evaluate_retrieval(model, pictures, part.captions, **common)
             return found.to_dict(), found.skipped

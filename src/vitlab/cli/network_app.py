@@ -19,6 +19,7 @@ from vitlab.cli.options import (
     NameOrCheckpoint,
     Pictures,
     Pool,
+    Reducer,
     Size,
     SourcePath,
     TimedBatch,
@@ -74,6 +75,7 @@ def predict(
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,
     image_size: Size = None,
+    reducer: Reducer = None,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
@@ -83,7 +85,7 @@ def predict(
     """
     from vitlab.cli import predict as verb
 
-    verb.run(checkpoint, images, top, heads, image_size, device, json)
+    verb.run(checkpoint, images, top, heads, image_size, reducer, device, json)
 
 
 @app.command()

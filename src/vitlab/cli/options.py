@@ -43,6 +43,9 @@ Heads = Annotated[int | None, typer.Option(help="Number of heads, where bare wei
 Size = Annotated[
     str | None, typer.Option("--image-size", metavar="HxW", help="Image size: 384, or height x width: 384x256.")
 ]
+Reducer = Annotated[
+    str | None, typer.Option("--reducer", metavar="tome:r=8|evit:keep=0.7", help="With fewer tokens. Only ViTs can.")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
 TimedBatch = Annotated[int, typer.Option("--batch-size", "--batch", help="Pictures in a batch that is timed.", min=1)]
 Device = Annotated[

@@ -14,14 +14,27 @@ from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
+from vitlab.reduce import reducer_of
 from vitlab.training.processes import pick_device
 
 
 def run(
-    checkpoint: str, images: list[str], top: int, heads: int | None, size: str | None, device: str, json: bool
+    checkpoint: str,
+    images: list[str],
+    top: int,
+    heads: int | None,
+    size: str | None,
+    fewer: str | None,
+    device: str,
+    json: bool,
 ) -> None:
+    """`fewer`: a reducer in words."""
+    reducer = None if fewer is None else reducer_of(fewer)
     model = place(open_any(checkpoint, size, heads), device)
-    report(with_progress(lambda pictures, **more: predict(model, pictures, top=top, **more), images), json)
+    if reducer is not None and not isinstance(model, nn.Module):
+        raise ValueError(f"{checkpoint} has its tokens inside: leave --reducer out here, and give it to vitlab export.")
+    common: dict[str, Any] = dict(top=top, reducer=reducer)
+    report(with_progress(lambda pictures, **more: predict(model, pictures, **common, **more), images), json)
 
 
 def open_any(source: str, size: str | None, heads: int | None) -> Any:

@@ -20,16 +20,17 @@ def run(
     import torch
 
     from vitlab.cli.predict import open_any
+    from vitlab.serve.computing import compute
     from vitlab.serve.house import open_models
     from vitlab.serve.settings import Settings
     from vitlab.serve.shelf import open_index
 
     settings = Settings(**options)
     if threads is not None:
-        torch.set_num_threads(threads)
+        compute(torch.set_num_threads, threads)
     load = lambda source: open_any(source, None, None)
-    served = open_models(models, load)
-    shelf = None if index is None else open_index(index, served, load)
+    served = compute(open_models, models, load)
+    shelf = None if index is None else compute(open_index, index, served, load)
     with listen(settings.host, port) as listening:
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

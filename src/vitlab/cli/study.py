@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.cli.console import out, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
-from vitlab.cli.train import Bar, Plain
+from vitlab.cli.train import Bar, Beside
 from vitlab.study.configs import Study, study_configs
 from vitlab.study.data_efficiency import study_data_efficiency
 from vitlab.study.data_efficiency import table_for_people as efficiency_table
@@ -232,10 +232,3 @@ class OneBar(Bar):
         for task in self.progress.task_ids:
             self.progress.remove_task(task)
         super().start(done, total)
-
-
-class Beside(Plain):
-    """For files and pipes: lines on stderr, so that the table alone is on stdout."""
-
-    def note(self, text: str) -> None:
-        say(text)

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import following_downloads
@@ -46,7 +46,7 @@ def run(
         name, recipe = find_recipe(what)
         recipe = with_settings(recipe, settings)
         folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / name)
-    show = Bar() if sys.stdout.isatty() and not json else Plain(sys.stderr if json else sys.stdout)
+    show = Beside() if json else Bar() if sys.stdout.isatty() else Plain()
     try:
         with show, following_downloads():
             if source is not None and minutes is not None:
@@ -105,9 +105,6 @@ def _fresh(folder: Path) -> Path:
 class Plain:
     """For files and pipes: a line now and then."""
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-
     def __enter__(self) -> Plain:
         return self
 
@@ -124,7 +121,14 @@ class Plain:
             self.note(f"step {done} of {self.total}: loss {numbers['loss']:.4f}, lr {numbers['lr']:.2e}")
 
     def note(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(text, flush=True)
+
+
+class Beside(Plain):
+    """The same on stderr, so that the result alone is on stdout."""
+
+    def note(self, text: str) -> None:
+        say(text)
 
 
 class Bar:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.options import BatchSize, Checkpoint, Data, Device, Format, Json, Recipe, Settings, SourcePath
+from vitlab.cli.options import BatchSize, Checkpoint, Data, Device, Format, Json, Recipe, Reducer, Settings, SourcePath
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -111,6 +111,7 @@ def evaluate(
         typer.Option("--templates", metavar="LIST", help='Of --zeroshot: held_out, a file, or "a photo of a {}".'),
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with the mirror image's.")] = False,
+    reducer: Reducer = None,
     batch_size: BatchSize = 256,
     device: Device = "auto",
     max_unreadable: Annotated[int, typer.Option(help="Pictures that may be skipped.", min=0)] = 20,
@@ -127,7 +128,7 @@ def evaluate(
         raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
     words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
-    verb.run(checkpoint, data, path, split, *asked, flip, batch_size, device, max_unreadable, json)
+    verb.run(checkpoint, data, path, split, *asked, flip, reducer, batch_size, device, max_unreadable, json)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from vitlab.export.runners import EXACT, Runner, Workshop, check_way
 from vitlab.export.timing import alternate, memory_of, summary
 from vitlab.export.verify import AGREEMENT, TOLERANCE, agreement_of
 from vitlab.models.config import nearest
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce import r_for, reducer_of
 
 USUAL = (*EXACT, "int8")
 MERGED = 0.5  # share of the patches that the usual reducer merges away, over all layers
@@ -198,4 +198,4 @@ def default_reducers(model: Any) -> list[str]:
     encoder = getattr(model, "encoder", model)
     if not hasattr(encoder, "blocks") or encoder.config.positions.kind not in ("learned", "sincos"):
         return []
-    return [f"tome:r={max(1, round(MERGED * math.prod(encoder.config.grid) / len(encoder.blocks)))}"]
+    return [f"tome:r={r_for(MERGED, patches=math.prod(encoder.config.grid), depth=len(encoder.blocks))}"]

@@ -5,6 +5,7 @@ Eqs. 5-8 of ViT (arXiv:2010.11929): [q, k, v] = z U_qkv;  A = softmax(q k^T / sq
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -35,7 +36,8 @@ class Heads(nn.Module):
             return self._explicit_attention(q, k, v, bias, trace)
         x = self.fused(q, k, v, bias)
         if trace is not None:
-            self._write_down(q, k, v, bias, trace)
+            with nullcontext() if trace.gradients else torch.no_grad():
+                self._write_down(q, k, v, bias, trace)
         return x
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -62,7 +64,6 @@ class Heads(nn.Module):
             trace.mark_heads("class_attention", weights, row=0)
         return F.dropout(weights, self.attention_dropout, self.training) @ v
 
-    @torch.no_grad()
     def _write_down(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
         """Compute beside the fused kernel only what is asked for."""
         for kind, value in (("queries", q), ("keys", k), ("values", v)):

@@ -6,16 +6,16 @@ keeping every token changes nothing, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from vitlab.layers.block import Block
-from vitlab.layers.trace import FROM_HEADS, LayerTrace
+from vitlab.layers.trace import FROM_HEADS, LayerTrace, Trace
 
 SEEN = ("norm1", "qkv", "heads", "proj", "after_attention", *FROM_HEADS)  # what a block has shown before it reduces
 
@@ -31,7 +31,10 @@ class Reduction:
 
 
 class Reducer(Protocol):
-    """One method of making fewer tokens; `needs` names trace kinds ("keys", "class_attention") it scores tokens by."""
+    """One method of making fewer tokens; `needs` names trace kinds ("keys", "class_attention") it scores tokens by.
+
+    One that computes with them, and does not only choose by them, has `gradients = True`: then training goes through.
+    """
 
     needs: tuple[str, ...]
 
@@ -58,28 +61,50 @@ class Reducing:
         self.assignment: Tensor | None = None  # (B, N at the start): where each first token is now, -1 dropped
         self.key_bias: Tensor | None = None
 
-    def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None) -> Tensor:
+    def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None, call: Callable[..., Any]) -> Tensor:
+        """`call(f, *inputs)` gives f(*inputs), at once or with a second run for the gradients: so f changes nothing."""
         bias = None if self.key_bias is None else self.key_bias[:, None, None, :]  # (B, 1, 1, M)
         remove = self.reducer.removes(layer, self.depth, z.shape[1], self.prefix)
         if remove == 0:
-            return block(z, bias=bias, trace=trace)
+            return call(block, z, None, bias, trace)
         patches = z.shape[1] - self.prefix
         if not 0 < remove <= patches:
             raise ValueError(
                 f"{type(self.reducer).__name__} removes {remove} tokens at layer {layer}, where {patches} patches are "
                 f"left (prefix tokens stay): it must be 0 to {patches}."
             )
-        seen = LayerTrace(trace.trace if trace is not None else None, layer, needs=self.reducer.needs)
-        return block(z, bias=bias, trace=seen, reduce=partial(self._reduce, remove, seen))
-
-    def _reduce(self, remove: int, seen: LayerTrace, z: Tensor) -> Tensor:
         if self.sizes is None or self.assignment is None:
             self.sizes = z.new_ones(z.shape[:2])
             self.assignment = torch.arange(z.shape[1], device=z.device).expand(z.shape[:2])
-        step = self.reducer.reduce(z, remove, self.prefix, self.sizes, seen.seen)
-        moved = step.assignment.gather(1, self.assignment.clamp(min=0))
-        self.assignment = torch.where(self.assignment < 0, self.assignment, moved)
-        self.sizes, self.key_bias = step.sizes, step.key_bias
-        seen.mark("assignment", self.assignment)
-        seen.mark("sizes", self.sizes)
-        return step.tokens
+        asked = trace.trace if trace is not None else None
+        step = partial(self._step, block, layer, remove, asked)
+        z, self.sizes, self.assignment, self.key_bias = call(step, z, bias, self.sizes, self.assignment)
+        return z
+
+    def _step(
+        self,
+        block: Block,
+        layer: int,
+        remove: int,
+        trace: Trace | None,
+        z: Tensor,
+        bias: Tensor | None,
+        sizes: Tensor,
+        assignment: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """A block that reduces: its tokens, their sizes, where each first token is now, and the next key bias."""
+        gradients = getattr(self.reducer, "gradients", False)
+        seen = LayerTrace(trace, layer, needs=self.reducer.needs, gradients=gradients)
+        account: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+        def reduce(z: Tensor) -> Tensor:
+            found = self.reducer.reduce(z, remove, self.prefix, sizes, seen.seen)
+            moved = found.assignment.gather(1, assignment.clamp(min=0))
+            places = torch.where(assignment < 0, assignment, moved)
+            seen.mark("assignment", places)
+            seen.mark("sizes", found.sizes)
+            account.append((found.sizes, places, found.key_bias))
+            return found.tokens
+
+        z = block(z, None, bias, seen, reduce)
+        return z, *account[0]

@@ -192,14 +192,23 @@ class LayerTrace:
     """One layer's view of a Trace, and of what a Reducer needs there; attention layers and blocks write to it.
 
     windows: where attention runs inside windows, which stand in the batch one after another, how many an image has.
+    gradients: whether the reducer gets what it needs with the graph behind it.
     """
 
-    def __init__(self, trace: Trace | None, layer: int, needs: Iterable[str] = (), windows: int | None = None):
+    def __init__(
+        self,
+        trace: Trace | None,
+        layer: int,
+        needs: Iterable[str] = (),
+        windows: int | None = None,
+        gradients: bool = False,
+    ):
         self.trace, self.layer, self.needs, self.windows = trace, layer, frozenset(needs), windows
+        self.gradients = gradients
         self.seen: dict[str, Tensor] = {}  # for the reducer of this layer
 
     def in_windows(self, count: int) -> LayerTrace:
-        return LayerTrace(self.trace, self.layer, self.needs, count)
+        return LayerTrace(self.trace, self.layer, self.needs, count, self.gradients)
 
     @property
     def needs_explicit(self) -> bool:
@@ -212,7 +221,7 @@ class LayerTrace:
 
     def mark(self, kind: str, value: Tensor) -> None:
         if kind in self.needs:
-            self.seen[kind] = value.detach()
+            self.seen[kind] = value if self.gradients else value.detach()
         if self.trace is not None:
             self.trace.mark(kind, value, self.layer)
 
@@ -222,7 +231,8 @@ class LayerTrace:
         Of windows, (B * windows, h, ...) becomes (B, h, windows, ...).
         """
         if kind in self.needs:
-            self.seen[kind] = (value if row is None else value[:, :, row]).detach()
+            part = value if row is None else value[:, :, row]
+            self.seen[kind] = part if self.gradients else part.detach()
         if self.trace is not None:
             heads, windows = self.trace.pick_heads, self.windows
 

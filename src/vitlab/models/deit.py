@@ -12,6 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.layers.reducer import Reducer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 SIZES = {"tiny": "Ti", "small": "S", "base": "B"}
@@ -31,11 +32,11 @@ class TwoHeads(nn.Module):
         super().__init__()
         self.student = student
 
-    def forward(self, images: Tensor) -> Heads:
+    def forward(self, images: Tensor, *, reducer: Reducer | None = None) -> Heads:
         if getattr(self.student, "head_distill", None) is None:
-            logits = self.student(images)  # (B, K)
+            logits = self.student(images, reducer=reducer)  # (B, K)
             return logits, logits
-        return self.student.forward_heads(self.student.forward_features(images))
+        return self.student.forward_heads(self.student.forward_features(images, reducer=reducer))
 
 
 def soft_loss(

@@ -8,8 +8,9 @@ Run `vitlab inspect vit_base` to see every step with its shape, parameters and M
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -128,22 +129,22 @@ class VisionTransformer(nn.Module):
         """
         check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
         layout = self.layout(*images.shape[-2:])
-        reducing = self._reducing(reducer) if reducer is not None else None
+        reducing = self.reducing(reducer) if reducer is not None else None
         if trace is not None:
             more = ("assignment", "sizes") * (reducing is not None) + ("visible",) * (keep is not None)
             trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
         z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
+        twice = self.config.gradient_checkpointing and self.training and trace is None
+        call = partial(checkpoint, use_reentrant=False) if twice else _at_once
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             relative = block.attention.relative
             bias = None if relative is None or index is None else relative(index, layout.grid)  # (1, h, N, N)
             if reducing is not None:
-                z = reducing.run(block, z, layer, at)  # (B, M, D), M <= N
-            elif self.config.gradient_checkpointing and self.training and trace is None:
-                z = checkpoint(block, z, rope, bias, use_reentrant=False)
+                z = reducing.run(block, z, layer, at, call)  # (B, M, D), M <= N
             else:
-                z = block(z, rope, bias, at)  # (B, N, D), eqs. 2-3
+                z = call(block, z, rope, bias, at)  # (B, N, D), eqs. 2-3
         z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
         return z, reducing.sizes if reducing is not None else None
 
@@ -171,7 +172,8 @@ class VisionTransformer(nn.Module):
         z = self.dropout(z)
         return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept
 
-    def _reducing(self, reducer: Reducer) -> Reducing:
+    def reducing(self, reducer: Reducer) -> Reducing:
+        """A forward pass under this reducer; refused where the network cannot do with fewer tokens."""
         if self.config.positions.kind in ("rotary", "relative"):
             raise ValueError(
                 f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
@@ -275,6 +277,10 @@ def build_block(c: ViTConfig, layer: int) -> Block:
 
 def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
+
+
+def _at_once(work: Callable[..., Any], *inputs: Any) -> Any:
+    return work(*inputs)
 
 
 def _head(width: int, classes: int) -> nn.Module:

@@ -4,9 +4,22 @@ model(images, reducer=reducer_of("tome:r=13"))
 """
 
 from vitlab.reduce.evit import EViT
-from vitlab.reduce.named import REDUCERS, reducer_of
+from vitlab.reduce.named import REDUCERS, for_training, reducer_of
 from vitlab.reduce.random_drop import RandomDrop
-from vitlab.reduce.schedule import Constant, Decreasing, KeepRatio, Schedule
+from vitlab.reduce.schedule import Constant, Decreasing, KeepRatio, Same, Schedule, r_for
 from vitlab.reduce.tome import ToMe
 
-__all__ = ["REDUCERS", "Constant", "Decreasing", "EViT", "KeepRatio", "RandomDrop", "Schedule", "ToMe", "reducer_of"]
+__all__ = [
+    "REDUCERS",
+    "Constant",
+    "Decreasing",
+    "EViT",
+    "KeepRatio",
+    "RandomDrop",
+    "Same",
+    "Schedule",
+    "ToMe",
+    "for_training",
+    "r_for",
+    "reducer_of",
+]

@@ -3,7 +3,8 @@
     model(images, reducer=EViT(KeepRatio(0.7)))
 
 The score of a patch is the class token's attention to it, averaged over heads (section 3.1). The best stay, in their
-order; the others are fused into one token after them, each weighted by its attention (eq. 4).
+order; the others are fused into one token after them, each weighted by its attention (eq. 4), which training goes
+through: so attention also learns what the summary is to hold.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class EViT:
     schedule: Schedule
     fuse: bool = True  # False: inattentive patches are dropped, as the paper's ablation has it
     needs: tuple[str, ...] = ("class_attention",)
+
+    @property
+    def gradients(self) -> bool:
+        return self.fuse  # dropping only chooses
 
     def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
         patches = tokens - prefix

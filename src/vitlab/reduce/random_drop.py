@@ -18,7 +18,7 @@ from vitlab.reduce.schedule import Schedule
 @dataclass(frozen=True)
 class RandomDrop:
     schedule: Schedule
-    seed: int = 0  # the same batch loses the same patches each time
+    seed: int | None = 0  # the same batch loses the same patches each time; None: as torch's generator stands
     needs: tuple[str, ...] = ()
 
     def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
@@ -27,7 +27,10 @@ class RandomDrop:
 
     def reduce(self, tokens: Tensor, remove: int, prefix: int, sizes: Tensor, seen: dict[str, Tensor]) -> Reduction:
         B, N, _ = tokens.shape
-        noise = torch.rand(B, N - prefix, generator=torch.Generator().manual_seed(self.seed + N)).to(tokens.device)
+        if self.seed is None:  # which a training loop sets by (seed, step, rank, micro-step), as for dropout
+            noise = torch.rand(B, N - prefix, device=tokens.device)
+        else:
+            noise = torch.rand(B, N - prefix, generator=torch.Generator().manual_seed(self.seed + N)).to(tokens.device)
         x, kept = keep_patches(tokens, prefix, noise.argsort(dim=1)[:, remove:].sort(dim=1).values)
         assignment = torch.full((B, N), -1, device=tokens.device)
         assignment.scatter_(1, kept, torch.arange(kept.shape[1], device=tokens.device).expand_as(kept))

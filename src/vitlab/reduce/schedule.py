@@ -3,6 +3,8 @@
 Constant(13)                  # 13 in every layer, ToMe's plain schedule
 Decreasing(13)                # as many in all, from 26 in the first layer to 0 in the last
 KeepRatio(0.7)                # at a quarter, a half and three quarters of the depth, 7 of 10 stay: EViT's
+Same(EViT(KeepRatio(0.7)))    # as many as another method, at every layer
+Constant(r_for(0.5, patches=196, depth=12))
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Protocol
+
+from vitlab.layers.reducer import Reducer
 
 
 class Schedule(Protocol):
@@ -55,15 +59,33 @@ class KeepRatio:
     """Section 3.1 of EViT (arXiv:2202.07800): at some layers a share of the patches stays, at the others all."""
 
     ratio: float
-    layers: tuple[int, ...] | None = None  # a quarter, a half and three quarters of the depth, as in the paper
+    layers: tuple[int, ...] | None = None  # -1: the last; None: at 1/4, 1/2 and 3/4 of the depth, as in the paper
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio={self.ratio} must be above 0 and at most 1: the share of the patches that stays.")
 
     def removes(self, layer: int, depth: int, patches: int) -> int:
-        chosen = {depth // 4, depth // 2, 3 * depth // 4} if self.layers is None else {n % depth for n in self.layers}
-        return patches - math.ceil(patches * self.ratio) if layer in chosen else 0
+        layers = (depth // 4, depth // 2, 3 * depth // 4) if self.layers is None else self.layers
+        for n in layers:
+            if not -depth <= n < depth:
+                raise ValueError(f"layer {n} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+        return patches - math.ceil(patches * self.ratio) if layer in {n % depth for n in layers} else 0
+
+
+@dataclass(frozen=True)
+class Same:
+    """As many as another method takes away, so that the two can be compared."""
+
+    other: Reducer
+
+    def removes(self, layer: int, depth: int, patches: int) -> int:
+        return self.other.removes(layer, depth, patches, 0)
+
+
+def r_for(share: float, *, patches: int, depth: int) -> int:
+    """How many a layer has to remove so that after `depth` layers about this share of the patches is gone."""
+    return max(1, round(share * patches / depth))
 
 
 def _check_r(r: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Request
@@ -32,7 +33,7 @@ class Desk:
 class Case:
     """One request to one model."""
 
-    def __init__(self, desk: Desk, served: Served, verb: str):
+    def __init__(self, desk: Desk, served: Served, verb: str | None):
         self.desk, self.served, self.verb = desk, served, verb
         self.settings = desk.house.settings
         self.began = time.monotonic()
@@ -65,6 +66,7 @@ class Case:
     async def run(self, item: Any, work: Callable[[list[Any]], list[Any]] | None = None) -> Any:
         """In a batch of this verb; or by other work, alone."""
         if work is None:
+            assert self.verb is not None
             result, timing = await self.served.worker.run(*task(self.served, self.verb), item, self.deadline)
         else:
             result, timing = await self.served.worker.run(work, None, item, self.deadline)
@@ -85,34 +87,42 @@ class Case:
 
 async def answer(
     request: Request,
-    verb: str,
+    verb: str | None,
     model: str | None,
     work: Callable[[Case], Awaitable[dict[str, Any] | Response]],
     known: Iterable[str] = (),
     *,
     needed: bool = True,
 ) -> Response:
-    """`work` finds the answer; `known` are the form's fields beside the picture, which is `needed` or not."""
+    """`verb`: what the model must be able to do, if anything. `work` finds the answer; `known` are the form's fields
+    beside the picture, which is `needed` or not.
+    """
     desk: Desk = request.app.state.desk
     case = Case(desk, desk.house.find(model, verb), verb)
     case.served.check_room()  # before anything is received
-    try:
-        async with asyncio.timeout(case.settings.timeout):
-            await case.receive(request, known, needed)
-            with case.served.place():
-                found = await _unless_gone(request, work(case))
-    except TimeoutError:
-        limit = f"{case.settings.timeout:g} s"
-        if case.upload is None:
-            raise RefusedError(408, f"the request did not arrive within {limit}.", "Send a smaller picture.") from None
-        raise RefusedError(504, f"there was no answer within {limit}.", "Ask again later, or for less.") from None
+    async with in_time(case):
+        await case.receive(request, known, needed)
+        with case.served.place():
+            found = await unless_gone(request, work(case))
     if isinstance(found, Response):
         return found
     case._note("total", case.began)
     return JSONResponse({"model": case.served.name, **found, "batch": case.batch, "milliseconds": case.milliseconds})
 
 
-async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
+@asynccontextmanager
+async def in_time(case: Case) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(case.settings.timeout):
+            yield
+    except TimeoutError:
+        limit = f"{case.settings.timeout:g} s"
+        if case.upload is None:
+            raise RefusedError(408, f"the request did not arrive within {limit}.", "Send a smaller picture.") from None
+        raise RefusedError(504, f"there was no answer within {limit}.", "Ask again later, or for less.") from None
+
+
+async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     """The result of the work, which ends as soon as the client hangs up."""
 
     async def hung_up() -> None:

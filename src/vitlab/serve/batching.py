@@ -1,4 +1,4 @@
-"""One model, one thread, one queue: pictures that arrive together are run together.
+"""One model, one queue: pictures that arrive together are run together.
 
     worker = Worker("digits", max_batch=8, max_wait=0.005)
     result = await worker.run(work, "predict", tensor, deadline)    # work: a list of tensors -> a list of results
@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from vitlab.serve.computing import compute
 
 Work = Callable[[list[Any]], list[Any]]
 
@@ -67,7 +69,7 @@ class Worker:
                 self._changed.notify()
 
     async def run(self, work: Work, kind: Hashable, item: Any, deadline: float) -> tuple[Any, Timing]:
-        """The result of one item. Cancelled or late, it is not begun; what was begun is finished, for nobody."""
+        """The result of one item; TimeoutError if its turn came too late. What nobody waits for is not begun."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[Any, Timing]] = loop.create_future()
 
@@ -97,7 +99,7 @@ class Worker:
         while batch := self._next():
             began = time.monotonic()
             try:
-                results = batch[0].work([job.item for job in batch])
+                results = compute(batch[0].work, [job.item for job in batch])
                 assert len(results) == len(batch)
                 error = None
             except Exception as caught:  # what a request cannot have, or a fault: its own handler tells them apart
@@ -107,8 +109,7 @@ class Worker:
                 self.pace += 0.2 * (seconds / len(batch) - self.pace)
                 self.watch(batch[0].kind, len(batch), seconds)
             for job, result in zip(batch, results, strict=True):
-                with suppress(RuntimeError):  # the event loop has ended, so nobody waits
-                    job.done(result, error, Timing(began - job.since, seconds, len(batch)))
+                self._settle(job, result, error, Timing(began - job.since, seconds, len(batch)))
             del batch, results, error  # so that nothing is kept until the next one comes
 
     def _next(self) -> list[Job]:
@@ -128,10 +129,18 @@ class Worker:
                 self._changed.wait(left)
 
     def _forget(self) -> None:
-        """Jobs that nobody waits for are not run."""
+        """Jobs that nobody waits for, or that are late, are not run."""
         now = time.monotonic()
-        if any(job.dropped or job.deadline < now for job in self._jobs):
+        late = [job for job in self._jobs if job.deadline < now]
+        if late or any(job.dropped for job in self._jobs):
             self._jobs = deque(job for job in self._jobs if not job.dropped and job.deadline >= now)
+        for job in late:
+            self._settle(job, None, TimeoutError(), Timing(now - job.since, 0.0, 1))
+
+    @staticmethod
+    def _settle(job: Job, result: Any, error: BaseException | None, timing: Timing) -> None:
+        with suppress(RuntimeError):  # the event loop has ended, so nobody waits
+            job.done(result, error, timing)
 
     def _enough(self, kind: Hashable) -> bool:
         return sum(job.kind == kind for job in self._jobs) >= self.max_batch

@@ -25,10 +25,12 @@ from torch import Tensor
 
 from vitlab.images.samples import open_sample
 from vitlab.serve import looking
-from vitlab.serve.asking import Case, Desk, answer
+from vitlab.serve.asking import Case, Desk, answer, in_time, unless_gone
+from vitlab.serve.computing import computed
 from vitlab.serve.errors import RefusedError
 from vitlab.serve.house import Remembered, Served
 from vitlab.serve.looking import Look
+from vitlab.serve.uploads import Upload
 
 router = APIRouter(include_in_schema=False)
 
@@ -41,6 +43,7 @@ POLICY = (
 KEPT = 64  # pictures that are looked at; the one that was asked for longest ago is forgotten
 DIGITS = (0, 1, 2)  # of the test pictures: no two show the same
 LINES = 2_000_000  # bytes of a log that one answer brings
+MOST = 2**62  # where no log has a byte
 
 
 @router.get("/")
@@ -55,8 +58,8 @@ async def asset(name: str) -> Response:
 
 @router.get("/page/models")
 async def models(request: Request) -> Response:
-    found = [{**served.about(), **looking.about(served.model)} for served in request.app.state.house.models.values()]
-    return JSONResponse(found)
+    served = list(request.app.state.house.models.values())
+    return JSONResponse(await computed(lambda: [{**one.about(), **looking.about(one.model)} for one in served]))
 
 
 @router.get("/page/index")
@@ -89,14 +92,14 @@ async def look(request: Request, model: Annotated[str | None, Query(max_length=2
         looks(request).put(number, kept)
         return {"look": number}
 
-    return await answer(request, "embed", model, work)
+    return await answer(request, None, model, work)
 
 
 @router.get("/page/look/{number}/view")
 async def view(request: Request, number: str) -> Response:
     served, kept = _kept(request, number)
     picture = io.BytesIO()
-    Image.fromarray(looking.view(served.model, kept)).save(picture, "PNG")
+    Image.fromarray(await computed(looking.view, served.model, kept)).save(picture, "PNG")
     return Response(picture.getvalue(), media_type="image/png")
 
 
@@ -107,9 +110,12 @@ async def part(request: Request, number: str, part: str) -> Response:
         there = ", ".join(looking.offers(served.model))
         raise RefusedError(404, f"{served.name} has no {part[:100]!r}.", f"It has: {there}.")
     options = dict(request.query_params)
-    case = Case(request.app.state.desk, served, part)
-    with served.place():
-        found = await case.run(kept, lambda items: [looking.PARTS[part](served.model, item, options) for item in items])
+    case = Case(request.app.state.desk, served, None)
+    case.upload = Upload(b"")  # it came before
+    work = lambda items: [looking.PARTS[part](served.model, item, options) for item in items]
+    async with in_time(case):
+        with served.place():
+            found = await unless_gone(request, case.run(kept, work))
     return JSONResponse(found) if isinstance(found, dict) else _array(found)
 
 
@@ -122,7 +128,7 @@ async def runs(request: Request) -> Response:
 
 
 @router.get("/page/runs/{name}")
-async def run(request: Request, name: str, after: Annotated[int, Query(ge=0)] = 0) -> Response:
+async def run(request: Request, name: str, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> Response:
     """What the log of a run has gained since byte `after`."""
     folder = Path(request.app.state.house.settings.runs)
     path = next((path for path in folder.glob("*/log.jsonl") if path.parent.name == name), None)
@@ -132,8 +138,17 @@ async def run(request: Request, name: str, after: Annotated[int, Query(ge=0)] = 
         log.seek(after)
         text = log.read(LINES)
     whole = text[: text.rfind(b"\n") + 1]  # a line may be half written
-    lines = [json.loads(line) for line in whole.splitlines() if line.strip()]
+    lines = [line for line in map(_event, whole.splitlines()) if line is not None]
     return JSONResponse({"lines": lines, "after": after + len(whole), "ended": (path.parent / "result.json").is_file()})
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A line of a log; None: damaged, or empty."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def looks(request: Request) -> Remembered:

@@ -18,7 +18,7 @@ from vitlab.explain.inputs import check_model
 from vitlab.inference import check_predicts, reads_text
 from vitlab.models.features import features_of
 from vitlab.serve.batching import Worker
-from vitlab.serve.errors import RefusedError, busy
+from vitlab.serve.errors import RefusedError, busy, logger
 from vitlab.serve.settings import Settings
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors", ".npz", ".pth", ".pt", ".bin")
@@ -82,7 +82,8 @@ class Served:
         height, width = self.model.preprocess.size
         found = {"name": self.name, "family": self.model.family, "verbs": self.verbs}
         found["classes"] = 0 if "predict" in self.refuses else self.model.config.classes
-        return found | {"image_size": [height, width], "parameters": sum(p.numel() for p in self.model.parameters())}
+        count = sum(p.numel() for p in self.model.parameters()) or None  # of an exported file it is not known
+        return found | {"image_size": [height, width], "parameters": count}
 
 
 class House:
@@ -93,10 +94,11 @@ class House:
         self.settings = settings
         self.draining = False
         self.warm = False
+        self.broken: list[str] = []  # models that failed when they were warmed up
 
     @property
     def ready(self) -> bool:
-        return self.warm and not self.draining
+        return self.warm and not self.draining and not self.broken
 
     def start(self) -> None:
         for served in self.models.values():
@@ -110,21 +112,26 @@ class House:
 
         for served in self.models.values():
             verb = next((verb for verb in ("predict", "embed") if verb in served.verbs), None)
-            if verb is not None:
-                tensor = served.model.preprocess(Image.new("RGB", (64, 48), "grey"))
+            if verb is None:
+                continue
+            tensor = served.model.preprocess(Image.new("RGB", (64, 48), "grey"))
+            try:
                 await served.worker.run(*task(served, verb), tensor, time.monotonic() + 600)
+            except Exception as error:  # whatever it is, the other models go on
+                logger.error("%s fails", served.name, exc_info=error)
+                self.broken.append(served.name)
         self.warm = True
 
     def stop(self) -> None:
         for served in self.models.values():
             served.worker.stop()
 
-    def find(self, name: str | None, verb: str) -> Served:
-        """The model that a request names; without a name, the first that can do this."""
+    def find(self, name: str | None, verb: str | None) -> Served:
+        """The model that a request names; without a name, the first that can do this. None: nothing is asked of it."""
         if name is None:
-            able = [served for served in self.models.values() if verb in served.verbs]
+            able = [served for served in self.models.values() if verb is None or verb in served.verbs]
             if not able:
-                why = next(iter(self.models.values())).refuses[verb]
+                why = next(iter(self.models.values())).refuses[str(verb)]
                 raise RefusedError(422, f"no model here can {verb}. {why}", "Start the server with one that can.")
             return able[0]
         served = self.models.get(name)

@@ -25,7 +25,9 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on; they wait until the server is up. Port 0: any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        found = socket.create_server((host, port), family=family, backlog=2048)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the end of an answer waits for 40 ms
+        return found
     except OSError as error:
         why = (error.strerror or "").partition(" (while")[0]
         raise ValueError(

@@ -24,7 +24,7 @@ class About(BaseModel):
     verbs: list[str]
     image_size: list[int]
     classes: int
-    parameters: int
+    parameters: int | None  # of an exported file it is not known
 
 
 class Model(About):
@@ -43,7 +43,9 @@ async def ready(request: Request) -> State:
     """Requests are welcome: the models are warm, and the server is not about to end."""
     house = _desk(request).house
     if not house.ready:
-        raise busy("the server is about to end." if house.draining else "the models are being warmed up.", 1)
+        broken = f"{', '.join(house.broken)} cannot run: the server's log says why." if house.broken else None
+        ending = "the server is about to end." if house.draining else None
+        raise busy(ending or broken or "the models are being warmed up.", 1)
     return State(status="ready")
 
 

@@ -19,6 +19,7 @@ from vitlab.serve.settings import FORMATS, Settings
 
 NAME = "the image"  # what messages call it
 FIELD_BYTES = 20_000  # of a field that is no picture
+DRAWN = 1600  # longer side of a picture that is drawn on
 HOW = "Send the picture as multipart form data: curl -F image=@cat.jpg URL."
 
 
@@ -34,7 +35,7 @@ class Prepared:
 
     tensor: Tensor  # (C, H, W)
     geometry: Geometry  # where the model's view lies in it
-    picture: Image.Image | None = None  # upright, where it is needed
+    picture: Image.Image | None = None  # upright, where it is needed; at most DRAWN long
 
 
 async def read_upload(request: Request, known: Iterable[str], settings: Settings, *, needed: bool = True) -> Upload:
@@ -61,6 +62,8 @@ async def read_upload(request: Request, known: Iterable[str], settings: Settings
             return Upload(await given[0].read() if given else b"", fields)
     except ClientDisconnect:
         raise RefusedError(499, "the client has gone.", "") from None
+    except UnicodeError:  # of a charset that the form names
+        raise RefusedError(400, "the form's text is not in the charset that it names.", HOW) from None
 
 
 def prepare(preprocess: Any, image: bytes, settings: Settings, *, keep: bool = False) -> Prepared:
@@ -70,4 +73,7 @@ def prepare(preprocess: Any, image: bytes, settings: Settings, *, keep: bool = F
         tensor = preprocess.normalize(preprocess.view(picture, name=NAME))
     except ImageError as error:
         raise of_picture(error) from None
-    return Prepared(tensor, preprocess.geometry((picture.height, picture.width)), picture if keep else None)
+    geometry = preprocess.geometry((picture.height, picture.width))
+    if keep:
+        picture.thumbnail((DRAWN, DRAWN))  # now: large ones would fill the memory while they wait
+    return Prepared(tensor, geometry, picture if keep else None)

@@ -19,6 +19,7 @@ from vitlab.explain.relevance import class_numbers
 from vitlab.explain.sentences import ask
 from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
 from vitlab.serve.asking import Case, answer
+from vitlab.serve.computing import computed
 from vitlab.serve.errors import Problem, RefusedError
 from vitlab.serve.house import Served
 from vitlab.serve.uploads import Prepared
@@ -30,6 +31,7 @@ WAYS = tuple(name for name in METHODS if name != "random")
 BY_CLASS = ("relevance", "grad_cam", "gradient_x_input")
 LONGEST = 300  # characters of a label or sentence
 SENTENCES = 10
+WRITTEN = rf"^({'|'.join(LISTS)}|[^{{}}|]*\{{\}}[^{{}}|]*(\|[^{{}}|]*\{{\}}[^{{}}|]*)*)$"
 IMAGE = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
 
 Model = Annotated[str | None, Query(max_length=200, description="A name from /models. Default: the first that can.")]
@@ -65,9 +67,9 @@ class Map(Answer):
     box: list[float] = Field(description="Left, top, right, bottom of what the model saw, in the picture's pixels.")
 
 
-def _form(**more: dict[str, Any]) -> dict[str, Any]:
+def _form(needed: tuple[str, ...], more: dict[str, Any]) -> dict[str, Any]:
     """The request's body, for the documentation; `receive` reads it as a stream, within limits."""
-    schema = {"type": "object", "required": ["image"], "properties": {"image": IMAGE, **more}}
+    schema = {"type": "object", "required": ["image", *needed], "properties": {"image": IMAGE, **more}}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
@@ -88,8 +90,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _post(path: str, returns: type[BaseModel], **fields: dict[str, Any]) -> Any:
-    return router.post(path, response_model=returns, responses=PROBLEMS, openapi_extra=_form(**fields))
+def _post(path: str, returns: type[BaseModel], needed: tuple[str, ...] = (), **fields: dict[str, Any]) -> Any:
+    return router.post(path, response_model=returns, responses=PROBLEMS, openapi_extra=_form(needed, fields))
 
 
 @_post("/predict", Scores)
@@ -118,13 +120,18 @@ async def embed(request: Request, model: Model = None) -> Response:
 @_post(
     "/zeroshot",
     Scores,
+    needed=("labels",),
     labels={
         "type": "array",
         "items": {"type": "string", "maxLength": LONGEST},
         "minItems": 1,
         "description": "What may be in the picture: cat,dog in one field, or a field for each.",
     },
-    templates={"type": "string", "description": f'One of {", ".join(LISTS)}, or "a photo of a {{}}|one {{}}".'},
+    templates={
+        "type": "string",
+        "pattern": WRITTEN,
+        "description": f'One of {", ".join(LISTS)}, or "a photo of a {{}}|one {{}}".',
+    },
 )
 async def zeroshot(request: Request, model: Model = None, top: Top = 5) -> Response:
     """Say which of your words fits a picture, with a CLIP."""
@@ -134,7 +141,8 @@ async def zeroshot(request: Request, model: Model = None, top: Top = 5) -> Respo
         found = await case.picture()
         features: Tensor = _finite(await case.run(found.tensor))  # (E,)
         rows = [await _label(case, label, templates) for label in labels]
-        chances = among(case.served.model, features[None], Labels(labels, torch.stack(rows)))[0]  # (K,)
+        words = Labels(labels, torch.stack(rows))
+        chances = (await computed(among, case.served.model, features[None], words))[0]  # (K,)
         return _scores(chances, labels, top)
 
     return await answer(request, "zeroshot", model, work, ("labels", "templates"))

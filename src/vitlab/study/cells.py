@@ -13,10 +13,11 @@ import torch
 
 from vitlab.checkpoints.native import on_meta
 from vitlab.study.grid import Cell
+from vitlab.training.checks import check_objective, check_reducer
 from vitlab.training.finetune import build_model
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, fit
-from vitlab.training.objectives import check_objective, mix_of
+from vitlab.training.objectives import mix_of
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
@@ -121,6 +122,7 @@ def _build(recipe: Recipe, classes: list[str], channels: int) -> list[str]:
 
     def build() -> Any:
         model, told = build_model(recipe.model, classes, channels, recipe.objective)
+        check_reducer(recipe, model)
         notes.extend(told)
         return model
 

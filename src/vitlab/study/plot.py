@@ -85,19 +85,21 @@ def draw_ssl(study: SSLStudy, path: Path) -> Figure:
 
 
 def draw_tokens(study: TokenStudy, path: Path) -> Figure:
-    """Accuracy over speed-up, a line for each method; a dashed one is what all tokens have."""
+    """Accuracy over speed-up, a line for each method, dotted where it chooses nothing; dashed: what all tokens have."""
     whole, *ways = study.ways
     lines: dict[str, list[Way]] = {}
     for way in ways:
         method, _, rest = way.name.partition(":")
-        lines.setdefault(method + (", decreasing" if "decreasing" in rest else ""), []).append(way)
+        like = f" like {rest.removeprefix('like=').partition(':')[0]}" if rest.startswith("like=") else ""
+        lines.setdefault(method + like + (", decreasing" if "decreasing" in rest else ""), []).append(way)
     with rc_context({"font.family": families(study.title), "text.usetex": False, "text.parse_math": False}):
         figure = Figure(figsize=(8, 4.6), dpi=150, layout="constrained")
         axes = figure.add_subplot()
         axes.axhline(whole.top1, color="0.4", linestyle="--", linewidth=1)
         for name, members in lines.items():
             members = sorted(members, key=lambda way: -way.tokens)
-            axes.plot([w.speedup for w in members], [w.top1 for w in members], "o-", markersize=5, label=name)
+            style = "o:" if name.startswith("random") else "o-"
+            axes.plot([w.speedup for w in members], [w.top1 for w in members], style, markersize=5, label=name)
         axes.plot(1.0, whole.top1, "s", color="0.2", label=whole.name)
         axes.set(xlabel=f"speed-up, batch of {study.batch}", ylabel="accuracy")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))

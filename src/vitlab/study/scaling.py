@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import create
 from vitlab.checkpoints.native import on_meta, write_whole
 from vitlab.explain.inspect import inspect
+from vitlab.export.timing import alternate, summary
 from vitlab.models.registry import find
 from vitlab.study.folder import ANOTHER, PLOT, read_about, without_matplotlib, write_about, write_texts
 from vitlab.study.named import Named, read_models
@@ -66,8 +67,9 @@ class Point:
         return self.size**2
 
     @property
-    def quartiles(self) -> list[float]:
-        return statistics.quantiles(self.seconds, n=4) if len(self.seconds) > 1 else self.seconds * 3
+    def quartiles(self) -> tuple[float, float, float]:
+        times = summary(self.seconds)
+        return times["quarter"], times["median"], times["three_quarters"]
 
     def row(self) -> dict[str, Any]:
         low, median, high = (1000 * seconds for seconds in self.quartiles)
@@ -254,18 +256,14 @@ def _time(study: ScalingStudy, named: dict[str, Named], rounds: int, tell: Tell)
         return
     done = min(len(point.seconds) for point in waiting)
     with torch.inference_mode():
-        networks = _networks(waiting, named)
-        for point in waiting:
-            networks[point.name][0](networks[point.name][1])
+        passes = {name: partial(model, images) for name, (model, images) in _networks(waiting, named).items()}
+        alternate(passes, 0, warm=1)
         for number in range(done, rounds):
             tell(f"round {number + 1} of {rounds}: every model at every size, in turns")
-            for point in waiting:
-                if len(point.seconds) > number:
-                    continue
-                model, images = networks[point.name]
-                start = time.perf_counter()
-                model(images)
-                point.seconds.append(time.perf_counter() - start)
+            turn = [point for point in waiting if len(point.seconds) <= number]
+            times = alternate({point.name: passes[point.name] for point in turn}, 1, warm=0)
+            for point in turn:
+                point.seconds += times[point.name]
             _save(study)
 
 

@@ -193,9 +193,9 @@ def _few(source: str, path: str | None, labelled: dict[str, Any], settings: list
 def _cells(method: str, folder: Path, start: Encoder | Recipe, few: Recipe) -> list[Cell]:
     """Pre-training, unless an encoder is there; then the few labels, twice."""
     encoder = start if isinstance(start, Encoder) else encoder_of(start.model)
-    scratch = encoder.network(few.model.options)  # e.g. pooling
+    scratch = replace(encoder.network(few.model.options), reducer=few.model.reducer)  # options: e.g. pooling
     best = encoder.checkpoint or str(folder / f"{method}-{PRETRAINED}" / "best")
-    tuned = ModelRecipe(name=scratch.name, init_from=best, options=few.model.options)
+    tuned = ModelRecipe(scratch.name, init_from=best, reducer=scratch.reducer, options=few.model.options)
     steps = {PRETRAINED: start} if isinstance(start, Recipe) else {}
     if isinstance(start, Recipe):  # as the run was named before it had a classifier
         tuned = replace(tuned, name=start.model.name)

@@ -3,15 +3,13 @@
     study = study_tokens("runs/cifar10_56px/best", "cifar10")
     studies/tokens-.../{study.json, results.csv, table.md, plot.png}
 
-Every way is judged on the whole test set and timed against the same model with all its tokens: batches in turns, in one
-process, so that whatever else the machine does meets all alike. The speed-up is a ratio of medians.
+Every way is judged on the whole test set, beside one that drops as many tokens in the same layers at random, and timed
+against the same model with all its tokens: batches in turns, in one process. The speed-up is a ratio of medians.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -24,10 +22,11 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import load_with_report
+from vitlab.export.timing import alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.reduce import reducer_of
+from vitlab.reduce import r_for, reducer_of
 from vitlab.study.folder import PLOT, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import file_safe
 from vitlab.training.batches import Pictures
@@ -37,7 +36,7 @@ from vitlab.training.runs import to_csv, to_markdown
 
 ALL = "all tokens"
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of the patches that ToMe merges away, over all layers
-KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5)  # at each of three layers: EViT, and dropping at random
+KEEPS = (0.9, 0.8, 0.7, 0.6, 0.5)  # at each of three layers: EViT
 
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]  # what is done, of how many pictures
@@ -55,16 +54,16 @@ class Way:
     speedup: float = 1.0
 
     def row(self) -> dict[str, Any]:
-        low, median, high = statistics.quantiles(self.seconds, n=4)
+        times = summary(self.seconds)
         return {
             "way": self.name,
             "tokens": self.tokens,
             "top1": self.top1,
             "agreement": self.agreement,
-            "ms": 1000 * median,
-            "ms_quarter": 1000 * low,
-            "ms_three_quarters": 1000 * high,
-            "n": len(self.seconds),
+            "ms": 1000 * times["median"],
+            "ms_quarter": 1000 * times["quarter"],
+            "ms_three_quarters": 1000 * times["three_quarters"],
+            "n": times["n"],
             "speedup": self.speedup,
         }
 
@@ -95,7 +94,7 @@ def study_tokens(
     command: str = "",
     watch: Watch | None = None,
 ) -> TokenStudy:
-    """`ways` as `reducer_of` reads them; left out, ToMe, EViT where there is a class token, and dropping at random."""
+    """`ways` as `reducer_of` reads them; left out, those of default_ways."""
     model, report = load_with_report(checkpoint)
     if not getattr(model, "blocks", None) or not model.config.classes:
         raise ValueError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
@@ -119,11 +118,12 @@ def study_tokens(
 
 
 def default_ways(model: Any) -> list[str]:
+    """ToMe, EViT where there is a class token, and for each the same number of tokens dropped at random."""
     depth, patches = len(model.blocks), math.prod(model.config.grid)
-    counts = dict.fromkeys(max(1, round(share * patches / depth)) for share in SHARES)
+    counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
     ways = [f"tome:r={r}{schedule}" for schedule in ("", ",schedule=decreasing") for r in counts]
-    methods = ["evit", "random"] if "class_attention" in model.traceable else ["random"]
-    return ways + [f"{method}:keep={keep}" for method in methods for keep in KEEPS]
+    ways += [f"evit:keep={keep}" for keep in KEEPS] if "class_attention" in model.traceable else []
+    return ways + [f"random:like={way}" for way in ways]
 
 
 def _pictures(model: Any, data: Data, images: int | None) -> Pictures:
@@ -161,17 +161,12 @@ def _tokens_left(model: Any, pictures: Pictures, reducer: Reducer | None) -> int
 
 
 def _time(model: Any, images: Tensor, ways: list[Way], reducers: dict[str, Reducer | None], rounds: int) -> None:
-    """In turns; the first two of each do not count."""
     with evaluating(model), torch.inference_mode():
-        for number in range(rounds + 2):
-            for way in ways:
-                start = time.perf_counter()
-                model(images, reducer=reducers[way.name])
-                if number >= 2:
-                    way.seconds.append(time.perf_counter() - start)
-    whole = statistics.median(ways[0].seconds)
+        times = alternate({way.name: partial(model, images, reducer=reducers[way.name]) for way in ways}, rounds)
+    whole = summary(times[ALL])["median"]
     for way in ways:
-        way.speedup = whole / statistics.median(way.seconds)
+        way.seconds = times[way.name]
+        way.speedup = whole / summary(way.seconds)["median"]
 
 
 def _write(study: TokenStudy, about: dict[str, Any], command: str) -> None:

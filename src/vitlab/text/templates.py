@@ -64,10 +64,9 @@ def read_templates(what: str) -> list[str]:
     """By the name of a list, from a text file, or as they are written; each has a {} for the class."""
     if what in LISTS:
         return list(LISTS[what])
-    path = Path(what).expanduser()
     if "{}" in what:
         found = [part.strip() for part in what.split("|") if part.strip()]
-    elif path.is_file():
+    elif (path := Path(what).expanduser()).is_file():
         found = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     else:
         near = get_close_matches(what, LISTS, n=1, cutoff=0.5)

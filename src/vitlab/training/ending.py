@@ -51,7 +51,9 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     }
     if job.who.first:
         measured = f"{split}_{job.objective.judged_by.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
-        best.card = Card(job.recipe.model.name, f"vitlab train, {job.data.name}", None, {measured: result["top1"]})
+        fewer = job.recipe.model.reducer
+        source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
+        best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
         save_best(job.run, best)
         write_text = partial(_write_text, to_json(result) + "\n")
         native.write_whole(job.run / "result.json", write_text)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.layers.reducer import Reducer
+from vitlab.models.features import features_of
 from vitlab.text.templates import class_embeddings
 from vitlab.training.batches import Pictures
 from vitlab.training.processes import Processes
@@ -93,18 +96,20 @@ def evaluate(
     batch_size: int = 256,
     flip: bool = False,
     order: list[int] | None = None,
+    reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
     """Run the whole set through the model. `flip` averages the scores of each picture and its mirror image.
 
-    `order`: for each class of the data the model's output, where the two count them differently. `progress` is called
-    with the number of pictures done, after each batch.
+    `order`: for each class of the data the model's output, where the two count them differently. `reducer`: with fewer
+    tokens. `progress` is called with the number of pictures done, after each batch.
     """
     start = time.perf_counter()
+    look = partial(model, **fewer(reducer))
 
     def scores(images: Tensor) -> Tensor:
-        out = model(images)
-        return (out + model(images.flip(-1))) / 2 if flip else out
+        out = look(images)
+        return (out + look(images.flip(-1))) / 2 if flip else out
 
     classes = model.config.classes
     logits, read, skipped = look_at_all(model, scores, classes, pictures, processes, batch_size, progress)
@@ -122,15 +127,15 @@ def features(
     *,
     processes: Processes | None = None,
     skipped: dict[str, str] | None = None,
+    reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Features:
     """What the classifier reads of every readable picture, (N, D) of unit length, and its labels.
 
     `skipped` is filled with the pictures that could not be read.
     """
-    found, read, bad = look_at_all(
-        model, _pooled(model), model.feature_width, pictures, processes, batch_size, progress
-    )
+    look = features_of(model, **fewer(reducer))
+    found, read, bad = look_at_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
     if skipped is not None:
         skipped |= bad
     return F.normalize(found[read], dim=1), pictures.labels[read]
@@ -161,7 +166,7 @@ def evaluate_knn(
     """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
     start = time.perf_counter()
     known = features(encoder, bank, processes=processes)
-    found, read, skipped = look_at_all(encoder, _pooled(encoder), encoder.feature_width, pictures, processes)
+    found, read, skipped = look_at_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
     votes = knn_scores(known, F.normalize(found, dim=1), classes)
     return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
 
@@ -175,23 +180,23 @@ def evaluate_zeroshot(
     processes: Processes | None = None,
     batch_size: int = 256,
     flip: bool = False,
+    reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
     """Judge a CLIP by words: each class is the mean of its sentences, and the nearest one is the answer."""
     start = time.perf_counter()
     with evaluating(model):
         weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
-    look, width = image_embedding(model, flip), model.config.embed_dim
+    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
     found, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
     logits = model.scale.item() * found @ weights.T  # (N, K)
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
-def image_embedding(model: Any, flip: bool) -> Callable[[Tensor], Tensor]:
+def image_embedding(model: Any, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
     """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
-    if not flip:
-        return model.encode_image
-    return lambda images: F.normalize(model.encode_image(images) + model.encode_image(images.flip(-1)), dim=1)
+    look = features_of(model, **fewer(reducer))
+    return look if not flip else lambda images: F.normalize(look(images) + look(images.flip(-1)), dim=1)
 
 
 def probe_accuracy(train: Features, test: Features) -> float:
@@ -234,8 +239,9 @@ def look_at_all(
     return found, read, skipped
 
 
-def _pooled(model: Any) -> Callable[[Tensor], Tensor]:
-    return lambda images: model.forward_head(model.forward_features(images), pre_logits=True)
+def fewer(reducer: Reducer | None) -> dict[str, Any]:
+    """For a forward pass; one with all tokens is called as ever, for not all that is judged is a network of ours."""
+    return {} if reducer is None else {"reducer": reducer}
 
 
 @contextmanager

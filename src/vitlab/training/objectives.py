@@ -21,11 +21,14 @@ from torch import Tensor, nn
 from vitlab.images.datasets import Captioned, Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.randomness import permutation, torch_seed
+from vitlab.layers.reducer import Reducer
 from vitlab.models import dino
 from vitlab.models.clip import gather, same_captions
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
+from vitlab.reduce import for_training, reducer_of
 from vitlab.text.templates import read_templates
 from vitlab.training.batches import Batch, Pictures, Plan
+from vitlab.training.checks import check_objective, check_patches, check_reducer
 from vitlab.training.evaluate import Scores, evaluate, evaluate_knn, evaluate_zeroshot, evaluating
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
@@ -60,6 +63,9 @@ class Objective:
     def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
         self.recipe, self.model, self.data, self.plan, self.who, self.run = recipe, model, data, plan, who, run
         self.notes: list[str] = []
+        text = recipe.model.reducer
+        self.reducer = None if text is None else reducer_of(text)  # in judging
+        self.learns_by = None if self.reducer is None else for_training(self.reducer)
 
     def learner(self) -> Any:
         """What is compiled or wrapped for many processes, and then given to `loss`: the model, or a shell around it."""
@@ -116,10 +122,11 @@ class Supervised(Objective):
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
-        return F.cross_entropy(forward(inputs["images"]), inputs["targets"]), {}
+        return F.cross_entropy(forward(inputs["images"], reducer=self.learns_by), inputs["targets"]), {}
 
     def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores:
-        return evaluate(model, pictures, processes=self.who, flip=self.recipe.augment.flip_at_test)
+        flip = self.recipe.augment.flip_at_test
+        return evaluate(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)
 
 
 class Distil(Supervised):
@@ -144,7 +151,8 @@ class Distil(Supervised):
         return {**inputs, "teacher": answers.to(self.who.device)}
 
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
-        o, heads, answers = self.recipe.objective, forward(inputs["images"]), inputs["teacher"]
+        heads = forward(inputs["images"], reducer=self.learns_by)
+        o, answers = self.recipe.objective, inputs["teacher"]
         agreed = float((heads[1].detach().argmax(dim=1) == answers.argmax(dim=1)).float().mean())
         if o.distillation == "hard":
             return hard_loss(heads, inputs["targets"], answers, share=o.teacher_share), {"agreed": agreed}
@@ -272,7 +280,8 @@ class Contrast(Objective):
         return {name: tensor.to(self.who.device) for name, tensor in found.items()}
 
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
-        images, texts = (gather(features) for features in forward(inputs["images"], inputs["ids"]))
+        found = forward(inputs["images"], inputs["ids"], reducer=self.learns_by)
+        images, texts = (gather(features) for features in found)
         same = same_captions(gather(inputs["kinds"]))  # (B, B)
         loss = self.model.loss(images, texts, same)
         return loss, clip_numbers(self.model, images, texts, same) if self.logged else {}
@@ -281,7 +290,8 @@ class Contrast(Objective):
         self.model.clamp_scale()
 
     def scores(self, model: Any, pictures: Pictures, *, whole: bool = False) -> Scores | Retrieval:
-        common: dict[str, Any] = dict(processes=self.who, flip=self.recipe.augment.flip_at_test)
+        flip = self.recipe.augment.flip_at_test
+        common: dict[str, Any] = dict(processes=self.who, flip=flip, reducer=self.reducer)
         if isinstance(pictures.data, Captioned):
             return evaluate_retrieval(model, pictures, pictures.data.captions, **common)
         return evaluate_zeroshot(model, pictures, self.data.classes, self.templates, **common)
@@ -305,8 +315,8 @@ class Towers(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model.encode_image(images), self.model.encode_text(ids)
+    def forward(self, images: Tensor, ids: Tensor, *, reducer: Reducer | None = None) -> tuple[Tensor, Tensor]:
+        return self.model.encode_image(images, reducer=reducer), self.model.encode_text(ids)
 
 
 METHODS: dict[str, type[Objective]] = {
@@ -321,39 +331,8 @@ METHODS: dict[str, type[Objective]] = {
 def objective_of(recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path) -> Objective:
     check_objective(recipe)
     check_patches(recipe, model)
+    check_reducer(recipe, model)
     return METHODS[recipe.objective.name](recipe, model, data, plan, who, run)
-
-
-def check_objective(recipe: Recipe) -> None:
-    """What belongs together. Settings come one by one, so a recipe cannot ask for it at each of them."""
-    o = recipe.objective
-    if o.name == "distill" and o.teacher is None:
-        raise ValueError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
-    if o.name != "distill" and o.teacher is not None:
-        raise ValueError(f"objective.teacher={o.teacher} is for objective.name=distill, not for {o.name}.")
-    if o.name != "supervised" and recipe.run.sharding == "fsdp":
-        raise ValueError(f"run.sharding=fsdp is for objective.name=supervised, not yet for {o.name}: leave it out.")
-    if o.cache and (o.name != "distill" or recipe.augment.mixup or recipe.augment.cutmix):
-        found = f"objective.name={o.name}" if o.name != "distill" else "mixing (augment.mixup, augment.cutmix)"
-        raise ValueError(f"objective.cache holds the teacher's answers to single pictures, so not with {found}.")
-    if o.name in ("mae", "dino", "clip") and (recipe.augment.mixup or recipe.augment.cutmix):
-        raise ValueError(f"augment.mixup and augment.cutmix mix labels, which objective.name={o.name} does not learn.")
-
-
-def check_patches(recipe: Recipe, model: Any) -> None:
-    """augment.drop_patches needs a network that can do without patches."""
-    if not recipe.augment.drop_patches:
-        return
-    network, name = getattr(model, "image", model), recipe.objective.name
-    why = ""
-    if name in ("mae", "dino"):
-        why = f"objective.name={name} decides itself what its model sees"
-    elif not hasattr(network, "patch_dropout"):
-        why = f"a {model.family} reads its pictures whole"
-    elif network.config.positions.kind == "relative":
-        why = "positions=relative belong to the whole grid"
-    if why:
-        raise ValueError(f"augment.drop_patches={recipe.augment.drop_patches:g} cannot be: {why}. Set it to 0.")
 
 
 def set_patch_dropout(network: Any, recipe: Recipe, step: int, total: int) -> None:

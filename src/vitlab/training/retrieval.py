@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.images.datasets import Captions
+from vitlab.layers.reducer import Reducer
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluating, image_embedding, look_at_all
 from vitlab.training.processes import Processes
@@ -114,15 +115,15 @@ def evaluate_retrieval(
     processes: Processes | None = None,
     batch_size: int = 256,
     flip: bool = False,
+    reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Retrieval:
     """Embed a whole split, its pictures and all their captions. `flip`: with the mean of a picture's and its mirror
-    image's embedding.
+    image's embedding. `reducer`: with fewer tokens of the pictures.
     """
     start = time.perf_counter()
-    images, read, skipped = look_at_all(
-        model, image_embedding(model, flip), model.config.embed_dim, pictures, processes, batch_size, progress
-    )
+    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
+    images, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
     texts = embed_texts(model, captions.everything(), batch_size)
     owner = torch.arange(len(captions)).repeat_interleave(torch.from_numpy(captions.counts))
     seconds = time.perf_counter() - start
