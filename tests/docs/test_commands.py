@@ -30,8 +30,8 @@ from vitlab.study.families import SMALL
 from vitlab.study.grid import read_grid
 from vitlab.study.named import read_models, read_numbers
 from vitlab.text.tokenizer import Tokenizer
+from vitlab.training.checks import check_objective, check_patches, check_reducer
 from vitlab.training.finetune import build_model
-from vitlab.training.objectives import check_objective, check_patches
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import Recipe, with_settings
 
@@ -39,15 +39,12 @@ ROOT = Path(__file__).parents[2]
 PROGRAM: Any = get_command(app)
 OTHERS = ("cp", "curl", "export", "make", "pip", "python", "source")
 FOLDERS = ("photos", "labelled", "FOLDER")  # of pictures, that a reader has
-SUPPOSED = {  # runs that a page only supposes
-    "choosing": {"mine"},
+SUPPOSED = {  # runs that a page supposes beside runs/mine
     "clip": {"clip", "dino"},
     "deit": {"resnet50"},
     "look_inside": {"digits", "swin"},
     "serve": {"cats"},
-    "studies": {"mine"},
     "training": {"first"},
-    "troubleshooting": {"mine"},
 }
 
 
@@ -69,7 +66,7 @@ class Reader:
 
     def __init__(self, page: Path, scratch: Path):
         self.page, self.scratch = page, scratch
-        self.runs: dict[str, Recipe | None] = {f"runs/{name}": None for name in SUPPOSED.get(page.stem, ())}
+        self.runs: dict[str, Recipe | None] = {f"runs/{x}": None for x in ("mine", *SUPPOSED.get(page.stem, ()))}
 
     def read(self, words: list[str]) -> None:
         processes = 1
@@ -127,6 +124,7 @@ class Reader:
         with nullcontext() if start else torch.device("meta"):
             model, _ = build_model(replace(recipe.model, **start), classes, 3, recipe.objective, words)
         check_patches(recipe, model)
+        check_reducer(recipe, model)
 
     def weights(self, source: str, objective: str) -> str:
         """A checkpoint of the package; one like that of a run of this page; for any other a small ViT or CLIP."""
@@ -220,6 +218,7 @@ def test_both_languages_have_the_same_commands(page):
         "vitlab inspect vit_bas",
         "vitlab eval runs/dino/best cifar",
         "vitlab study tokens runs/dino/best cifar10 --way tome:s=8",
+        "vitlab train cifar10 model.reducer=evit:r=8 model.class_token=false model.pooling=mean",  # EViT asks it
         "torchrun --nproc-per-node 8 -m vitlab train imagenet_vit_b16",  # eight times the paper's step
     ],
 )
