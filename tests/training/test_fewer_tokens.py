@@ -148,6 +148,7 @@ def test_eval_and_predict_with_fewer_tokens(command):
     right = evaluate(model, Pictures(val, model.preprocess), reducer=reducer_of("tome:r=7"))
     assert fewer["loss"] == pytest.approx(right.loss(), rel=1e-5) != pytest.approx(plain["loss"], rel=1e-3)
     assert fewer["knn"] != plain["knn"]
+    assert (plain["reducer"], fewer["reducer"]) == (None, "tome:r=7")
     found = json.loads(command("predict", "bundled:digits", "digits#3", "--reducer", "tome:r=7", "--json").stdout)
     image = model.preprocess(open_sample("digits#3").picture)
     expected = model.eval()(image[None], reducer=reducer_of("tome:r=7"))[0].softmax(-1)

@@ -58,6 +58,7 @@ def run(
     if chosen not in ("train", "val", "test") or getattr(data, chosen) is None:
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
+    about = {"checkpoint": checkpoint, "data": source, "split": chosen, "reducer": fewer}
     frozen = knn or probe or few_shot is not None
     if zeroshot is not None or data.captioned:
         if frozen:
@@ -65,7 +66,7 @@ def run(
         whole = model if zeroshot is not None else load_with_report(checkpoint)[0]
         common = dict(flip=flip, reducer=reducer, batch_size=batch_size, device=device)
         found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
-        found = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes, **found}
+        found = {**about, "classes": data.classes, **found}
         check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
         print(to_json(found), end="") if json else _show(found)
         return
@@ -80,7 +81,7 @@ def run(
         raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
     model.to(pick_device(device))
     pictures, skipped = Pictures(getattr(data, chosen), model.preprocess), {}
-    found: dict[str, Any] = {"checkpoint": checkpoint, "data": source, "split": chosen, "classes": data.classes}
+    found: dict[str, Any] = {**about, "classes": data.classes}
     order = _order(model, data, checkpoint, source, features_will_do=frozen)
     if order is not None:
         with counting(f"{source}, {chosen}", len(pictures)) as progress:
@@ -154,7 +155,8 @@ def _few_shot(known: Features, asked: Features, classes: list[str], shots: int, 
 
 def _show(found: dict[str, Any]) -> None:
     console = out(markup=False)
-    console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split")
+    fewer = "" if found["reducer"] is None else f", with {found['reducer']}"
+    console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split{fewer}")
     if "recall" in found:
         show_recall(found)
     if "templates" in found:
