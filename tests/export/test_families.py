@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
 
-from vitlab.export import export_model, open_export
+import vitlab
+from vitlab.export import export_model, open_export, verify
+from vitlab.export.about import about_model
+from vitlab.export.onnx import set_about
+from vitlab.export.pictures import pictures, prepared
+from vitlab.export.quantize import to_int8
+from vitlab.images.samples import open_sample
 from vitlab.layers.positions import cubic_weights, resize_grid
 from vitlab.models import registry
-from vitlab.models.around import AroundEncoder
 from vitlab.models.features import features_of
 from vitlab.reduce import reducer_of
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def run_by_others(path: Path, x: torch.Tensor) -> torch.Tensor:
@@ -34,52 +48,130 @@ def check(path: Path, look: Any, *shapes: tuple[int, ...]) -> None:
         torch.testing.assert_close(run_by_others(path, x), expected, atol=1e-4, rtol=1e-4)
 
 
+OPEN = ("vit", "clip", "dino", "resnet")  # an MAE for all image sizes stands below, with fewer tokens
+
+
+@pytest.fixture(scope="module")
+def made(grown, tmp_path_factory) -> Callable[[str], tuple[Any, Path]]:
+    """The smallest model of a family, and its file, made once."""
+
+    @cache
+    def make(family: str) -> tuple[Any, Path]:
+        model, path = grown(family), tmp_path_factory.mktemp(family) / "model.onnx"
+        verdict = export_model(model, path, images=12, dynamic_size=family in OPEN)
+        assert verdict.passed and verdict.agreement == 1.0
+        return model, path
+
+    return make
+
+
 @pytest.mark.parametrize("family", registry.FAMILIES)
-def test_family(family, grown, tmp_path):
+def test_family(family, made):
     """Classes where there are some, otherwise the encoder's features, which are those of vitlab.embed; for any image
-    size, unless the network is laid out for one. What is around a ViT in training is not exported, so these graphs are
-    the ViT's, and are read from a .pt2, which takes a third of the time.
+    size, unless the network is laid out for one.
     """
-    model = grown(family)
+    model, path = made(family)
     c = model.config
-    dynamic = family in ("vit", "resnet")  # the others hold a ViT, or are laid out for one size
-    path = tmp_path / ("model.pt2" if isinstance(model, AroundEncoder) else "model.onnx")
-    verdict = export_model(model, path, images=12, dynamic_size=dynamic)
-    assert verdict.passed and verdict.agreement == 1.0
+    look = model if c.classes else features_of(model)
     (h, w), step = c.image_size, 2 * getattr(getattr(c, "encoder", c), "patch_size", 8)
     others = [(5, c.channels, h, w + step), (1, c.channels, h + 2 * step, w), (2, c.channels, h - step, w + step)]
-    check(path, model if c.classes else features_of(model), (1, c.channels, h, w), (3, c.channels, h, w))
-    if dynamic:
-        check(path, model if c.classes else features_of(model), *others)
+    check(path, look, (1, c.channels, h, w), (3, c.channels, h, w), *(others if family in OPEN else []))
     shipped = open_export(path)
     assert (shipped.family, shipped.labels, shipped.preprocess) == (model.family, model.labels, model.preprocess)
 
 
-def test_text_tower_of_a_clip(grown, tmp_path):
-    model = grown("clip")
-    path = tmp_path / "text.onnx"
-    export_model(model, path, text=True, images=12)
-    ids = model.tokenizer(["a cat", "two dogs on a boat", "b"])
+def test_other_sizes_are_judged_too(made, tmp_path):
+    model, path = made("vit")
+    small = tmp_path / "small.onnx"
+    to_int8(path, small, "dynamic")
+    set_about(small, replace(open_export(path).about, int8="dynamic"))
+    seen, shipped = pictures(12, channels=model.config.channels), open_export(small)
+    assert verify(model, shipped, seen, agreement=0.7, rounds=1).passed
+    size, run = model.config.image_size, shipped._run[0]
+    shipped._run[0] = lambda x: run(x) if x.shape[-2:] == size else -run(x)
+    problems = verify(model, shipped, seen, agreement=0.7, rounds=1).problems
+    assert len(problems) == 2 and all(re.match(r"at \d+ x \d+ pixels only", told) for told in problems)
+
+
+def test_embed_with_a_file(made, command, tmp_path):
+    (model, path), table = made("dino"), tmp_path / "out.parquet"
+    found = json.loads(command("embed", "digits", "-o", table, "--model", path, "--json").stdout)
+    assert found["width"] == model.encoder.feature_width
+    (ours,), (theirs,) = (vitlab.embed(m, [open_sample("digits#3").picture]) for m in (model, open_export(path)))
+    torch.testing.assert_close(torch.tensor(ours.vector), torch.tensor(theirs.vector), atol=1e-5, rtol=0)
+    assert "--features" in command("embed", "digits", "-o", table, "--model", made("vit")[1], code=2).stderr
+
+
+def test_convolutions_in_int8(made, tmp_path):
+    """Which only the static way has; the file for all sizes is still for all sizes."""
+    model, path = made("resnet")
+    images = prepared(model.preprocess, pictures(40, channels=model.config.channels))
+    small = tmp_path / "small.onnx"
+    to_int8(path, small, "static", images[:16])
     with torch.no_grad():
-        torch.testing.assert_close(run_by_others(path, ids), model.encode_text(ids), atol=1e-5, rtol=1e-4)
-    shipped: Any = open_export(path)
-    assert torch.equal(shipped.tokenizer(["a cat"]), ids[:1])
+        right, larger = model(images), model(F.pad(images, (8, 8)))
+    assert (run_by_others(small, images) - right).abs().mean() < 0.1 * right.abs().mean()
+    assert (run_by_others(small, F.pad(images, (8, 8))) - larger).abs().mean() < 0.1 * larger.abs().mean()
+    nodes = onnx.load(small).graph.node
+    integers = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    assert all(set(node.input[:2]) <= integers for node in nodes if node.op_type == "Conv")
+
+
+def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
+    """And the lines of the docs that make probabilities of them."""
+    model, path = made("clip")
+    shutil.copy(path, tmp_path / "image.onnx")
+    export_model(model, tmp_path / "text.onnx", text=True, images=12)
+    sentences = ["a cat", "two dogs on a boat", "b"]
+    ids = model.tokenizer(sentences)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            run_by_others(tmp_path / "text.onnx", ids), model.encode_text(ids), atol=1e-5, rtol=1e-4
+        )
+    shipped: Any = open_export(tmp_path / "text.onnx")
+    assert torch.equal(shipped.tokenizer(sentences), ids)
+    monkeypatch.chdir(tmp_path)
+    seen = pictures(5)
+    expected = vitlab.zero_shot(model, seen, sentences, templates=["{}"], top=3)
+    for language in ("en", "zh"):
+        page = (DOCS / language / "export.md").read_text(encoding="utf-8")
+        (block,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "chances" in text)
+        found: dict[str, Any] = {"pixels": prepared(model.preprocess, seen).numpy(), "ids": ids.numpy()}
+        exec(compile(block, "export.md", "exec"), found)
+        for chances, answer in zip(found["chances"], expected, strict=True):
+            assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(chances)} == dict(answer.scores)
+
+
+def test_the_bias_of_a_clip_with_the_sigmoid_loss_travels(grown):
+    model = grown("clip", loss="sigmoid")
+    about = about_model(model, "text")
+    seen, said = torch.randn(2, 8), torch.randn(3, 8)
+    torch.testing.assert_close(about.scale * seen @ said.T + about.bias, model.logits(seen, said).detach())
 
 
 @pytest.mark.parametrize(
-    ("name", "reducer"), [("deit_tiny_distilled", "tome:r=2"), ("vit_base", "evit:keep=0.6,layers=0")]
+    ("name", "reducer", "ending"),
+    [
+        ("deit_tiny_distilled", "tome:r=2", ".onnx"),
+        ("dino", "evit:keep=0.6,layers=0", ".onnx"),
+        ("clip", "tome:r=2", ".pt2"),  # a third of the time
+        ("mae", "tome:r=2", ".pt2"),
+    ],
 )
-def test_fewer_tokens_inside_the_file(name, reducer, grown, tmp_path):
+def test_fewer_tokens_inside_the_file(name, reducer, ending, grown, tmp_path):
+    """Of logits, or of features; of an MAE for all image sizes."""
     size: dict[str, Any] = dict(image_size=(24, 32), patch_size=4, width=24, heads=3, classes=5)
-    model = grown(name, **size, depth=2)  # only a second layer has the class token look at what is left
-    path = tmp_path / "model.onnx"
-    export_model(model, path, reducer=reducer, images=12)
-    with_all = open_export(path)
-    assert with_all.about.reducer == reducer
-    way = reducer_of(reducer)
-    check(path, lambda x: model(x, reducer=way), (1, 3, 24, 32), (5, 3, 24, 32))
-    x = torch.randn(4, 3, 24, 32)
-    assert (run_by_others(path, x) - model(x)).abs().max() > 1e-3  # it is not the whole network
+    deep = {"deit_tiny_distilled": {**size, "depth": 2}, "clip": {"image.depth": 2}, "mae": {"pooling": "mean"}}
+    model = grown(name, **deep.get(name, {"depth": 2}))  # only a second layer has the class token look at what is left
+    path, all_sizes = tmp_path / f"model{ending}", name == "mae"
+    export_model(model, path, reducer=reducer, images=12, dynamic_size=all_sizes)
+    assert open_export(path).about.reducer == reducer
+    look = lambda x, **more: model(x, **more) if model.config.classes else features_of(model, **more)(x)
+    (C, h, w), way = (model.config.channels, *model.config.image_size), reducer_of(reducer)
+    more = [(2, C, h, w + 8), (3, C, h + 4, w)] if all_sizes else []
+    check(path, lambda x: look(x, reducer=way), (1, C, h, w), (5, C, h, w), *more)
+    x = torch.randn(4, C, h, w)
+    assert (run_by_others(path, x) - look(x)).abs().max() > 1e-3  # it is not the whole network
 
 
 def test_relative_positions_at_sizes_not_seen_at_export(tiny, tmp_path):

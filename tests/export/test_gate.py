@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 import vitlab
 import vitlab.cli.main
-from vitlab.export import RefusedError, export_model, open_export, ship
+from vitlab.export import RefusedError, export_model, open_export, ship, verify
 from vitlab.export.fold import folded
-from vitlab.export.onnx import Session
+from vitlab.export.onnx import Session, beside, set_about
+from vitlab.export.pictures import pictures, prepared
 from vitlab.export.quantize import to_int8
 from vitlab.images.datasets import open_data
 
@@ -107,30 +107,64 @@ def test_int8(way, digits, shipped, tmp_path):
     assert ("MatMulInteger" if way == "dynamic" else "QuantizeLinear") in types
 
 
-def test_a_pickle_in_a_program_is_not_run(tiny, tmp_path):
-    path, mark = tmp_path / "model.pt2", tmp_path / "it ran"
-    export_model(tiny(), path, images=8)
-
-    class Evil:
-        def __reduce__(self):
-            return Path.touch, (mark,)
-
-    evil = tmp_path / "evil.pt2"
-    with zipfile.ZipFile(path) as before, zipfile.ZipFile(evil, "w") as after:
-        for name in before.namelist():
-            held = before.read(name)
-            after.writestr(name, pickle.dumps(Evil()) if "sample_inputs" in name else held)
-    with pytest.raises(ValueError, match="cannot be read"):
-        open_export(evil)
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
 def test_a_stranger_s_file_is_refused_in_words(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=name):
         open_export(path)
+
+
+def test_int8_that_answers_otherwise_is_caught(digits, shipped, tmp_path):
+    """The scales of the activations are too small, as if they were found on other pictures: most are cut off."""
+    path = tmp_path / "model.onnx"
+    seen = pictures(32, channels=1, source="digits")
+    to_int8(shipped, path, "static", prepared(digits.preprocess, seen))
+    held = onnx.load(path)
+    for part in held.graph.initializer:
+        if part.name.endswith("_scale") and not part.dims:  # weights have one for each output
+            part.CopyFrom(numpy_helper.from_array(np.float32(0.03) * numpy_helper.to_array(part), part.name))
+    onnx.save(held, path)
+    set_about(path, replace(open_export(shipped).about, int8="static"))
+    verdict = verify(digits, open_export(path), seen, rounds=1)
+    assert verdict.agreement < 0.9 and "pictures get the same answer, not 99%" in verdict.problems[0]
+    assert verdict.answers is not None and verdict.answers > 5 and not verdict.notes
+    alike = verify(digits, open_export(shipped), seen[:1] * 8, rounds=1)
+    assert alike.passed and alike.answers == 1 and "says little" in alike.notes[0]
+
+
+def test_int8_takes_no_float32_weights_with_it(tiny, tmp_path, monkeypatch):
+    """Those of a large model lie beside its file; for torch anything above one byte is large here."""
+    from torch.onnx._internal.exporter import _onnx_program
+
+    wrote = []
+    monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 1)
+    monkeypatch.setattr(ship, "to_int8", lambda *args: [wrote.append(beside(args[0]).is_file()), to_int8(*args)])
+    export_model(tiny(), tmp_path / "model.onnx", images=8, int8="dynamic", agreement=0.5)
+    assert wrote == [True] and [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (dict(int8="static"), "--int8 static --data"),
+        (dict(text=True, reducer="tome:r=8"), "leave --reducer out"),
+        (dict(text=True, dynamic_size=True), "leave --dynamic-size out"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_words(asked, message, tiny, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        export_model(tiny(), tmp_path / "model.onnx", **asked)
+
+
+def test_eval_of_a_file(command, shipped):
+    ours, theirs = (
+        json.loads(command("eval", which, "digits", "--json").stdout) for which in ("bundled:digits", shipped)
+    )
+    assert theirs["top1"] == ours["top1"] and theirs["confusion"] == ours["confusion"]
+    assert abs(theirs["loss"] - ours["loss"]) < 1e-4
+    assert "judge features" in command("eval", shipped, "digits", "--knn", code=2).stderr
+    assert "runs on the CPU" in command("predict", shipped, "digits#3", "--device", "cuda", code=2).stderr
 
 
 def test_commands(command, tiny, shipped, tmp_path):

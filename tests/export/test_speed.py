@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 import vitlab
 import vitlab.cli.main
+from vitlab.export import rivals
 from vitlab.export.bench import Row, default_reducers, fastest, run_bench
 from vitlab.export.fold import folded
 from vitlab.export.runners import Workshop
+from vitlab.export.timing import memory_of, summary
 from vitlab.reduce import reducer_of
 
 
@@ -87,20 +90,26 @@ def test_picked_is_the_fastest_that_agrees():
     assert [fastest(rows, asked).name for asked in (1.0, 0.99, 0.9)] == ["onnx", "int8", "merged"]  # type: ignore
 
 
-@pytest.mark.parametrize("goal", ["exact", "small"])
+@pytest.mark.parametrize("goal", ["exact", "small", "fast"])
 def test_optimize(goal, tiny, monkeypatch):
     """By ways that need no compiler; the result takes the model's place."""
     from vitlab.export import optimize as module
 
-    monkeypatch.setitem(module.WAYS, "exact", ("eager", "folded"))
-    model = tiny()
+    for name in ("exact", "fast"):
+        monkeypatch.setitem(module.WAYS, name, ("eager", "folded"))
+    model, merged = tiny(depth=2), "tome:r=2"
     x = torch.randn(4, 3, 24, 32)
-    best = vitlab.optimize(model, x, goal, agreement=0.5, rounds=3)
-    assert best.chosen.title == ("int8" if goal == "small" else best.chosen.title)
-    assert {row.title for row in best.rows} == ({"eager", "int8"} if goal == "small" else {"eager", "folded"})
+    best = vitlab.optimize(model, x, goal, agreement=0.5 if goal == "small" else 0.0, reducers=[merged], rounds=1)
+    tried = {"exact": [], "small": ["int8"], "fast": [f"eager + {merged}", f"folded + {merged}"]}[goal]
+    assert [row.title for row in best.rows] == ["eager", *(["folded"] if goal != "small" else []), *tried]
+    if goal == "small":
+        assert best.chosen.title == "int8"
+    else:  # the fastest of those that may be taken: by rounding alone, or all
+        allowed = [row for row in best.rows if row.within or goal == "fast"]
+        assert best.chosen is min(allowed, key=lambda row: summary(row.seconds)["median"])
     with torch.no_grad():
-        difference = (best(x) - model(x)).abs().max()
-    assert difference < (1e-5 if goal == "exact" else 1.0)
+        expected = model(x, reducer=reducer_of(merged)) if best.chosen.reducer else model(x)
+    assert (best(x) - expected).abs().max() < (1.0 if goal == "small" else 1e-5)
     picture = torch.randint(0, 255, (24, 32, 3), dtype=torch.uint8).numpy()
     assert vitlab.predict(best, picture)[0].label in model.labels
 
@@ -117,6 +126,22 @@ def test_bench_with_fewer_tokens(tiny):
     assert [row.title for row in bench.rows] == ["eager", "folded", "eager + tome:r=9", "folded + tome:r=9"]
     assert [row.within for row in bench.rows] == [True, True, False, False]
     assert default_reducers(tiny(patch_size=4)) == ["tome:r=24"]  # half of 48 patches, in one layer
+
+
+def test_a_rival_that_is_not_there_leaves_a_note(tiny, monkeypatch):
+    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
+    asked: dict[str, Any] = dict(batch=2, rounds=1, images=2, ways=("folded",), reducers=[], against=["transformers"])
+    bench = run_bench(tiny(), **asked)
+    assert [row.title for row in bench.rows] == ["eager", "folded"]
+    assert "transformers does not run here" in bench.notes[0] and "vitlab[compare]" in bench.notes[0]
+
+
+def test_memory_is_what_a_run_needs_and_not_what_is_left_of_the_last_one():
+    """In pieces that the C library keeps after they are freed."""
+    work = lambda: [torch.ones(2**14) for _ in range(512)]  # 32 MiB
+    for _ in range(2):
+        found = memory_of(work)
+        assert found is None or 0.8 * 2**25 < found < 1.5 * 2**25
 
 
 def test_bench_command(capsys, monkeypatch):

@@ -11,7 +11,9 @@ import numpy as np
 from vitlab.checkpoints.load import load_with_report
 from vitlab.cli.console import out, say
 from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
+from vitlab.cli.predict import INSIDE, place
 from vitlab.cli.progress import counting, following_downloads
+from vitlab.export.opened import Exported, is_export, open_export
 from vitlab.images.datasets import Data, open_data
 from vitlab.layers.reducer import Reducer
 from vitlab.reduce import reducer_of
@@ -19,7 +21,7 @@ from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.fewshot import few_shot_accuracies
 from vitlab.training.labels import class_order, differing, shown
-from vitlab.training.processes import pick_device
+from vitlab.training.processes import Processes
 from vitlab.training.runlog import to_json
 from vitlab.training.unreadable import check_skipped
 
@@ -45,10 +47,11 @@ def run(
     json: bool,
 ) -> None:
     """`zeroshot`: the templates that a CLIP is judged by, where that is asked for. `fewer`: a reducer in words."""
+    frozen, shipped = knn or probe or few_shot is not None, is_export(checkpoint)
+    if shipped and fewer is not None:
+        raise ValueError(INSIDE.format(checkpoint))
     reducer = _reducer(checkpoint, fewer)
-    model, report = load_with_report(checkpoint, encoder=zeroshot is None)
-    for note in report.notes:
-        say(f"note: {note}")
+    model = _exported(checkpoint, frozen or zeroshot is not None) if shipped else _loaded(checkpoint, zeroshot is None)
     with following_downloads():
         captions = zeroshot is None and is_clip(checkpoint)  # where a source may be read either way
         data = open_data(source, path=path, captions=captions, **_split_as_trained(checkpoint, source))
@@ -59,11 +62,10 @@ def run(
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
         raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
     about = {"checkpoint": checkpoint, "data": source, "split": chosen, "reducer": fewer}
-    frozen = knn or probe or few_shot is not None
     if zeroshot is not None or data.captioned:
         if frozen:
             raise ValueError("--knn, --probe and --few-shot judge features by classes: leave them out here.")
-        whole = model if zeroshot is not None else load_with_report(checkpoint)[0]
+        whole = model if zeroshot is not None or shipped else load_with_report(checkpoint)[0]
         common = dict(flip=flip, reducer=reducer, batch_size=batch_size, device=device)
         found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
         found = {**about, "classes": data.classes, **found}
@@ -79,19 +81,20 @@ def run(
         raise ValueError(f"--few-shot {few_shot}: train holds only {fewest} of one class. Use that or less.")
     if model.preprocess is None:
         raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
-    model.to(pick_device(device))
+    model = place(model, device)
     pictures, skipped = Pictures(getattr(data, chosen), model.preprocess), {}
     found: dict[str, Any] = {**about, "classes": data.classes}
     order = _order(model, data, checkpoint, source, features_will_do=frozen)
     if order is not None:
         with counting(f"{source}, {chosen}", len(pictures)) as progress:
             common: dict[str, Any] = dict(batch_size=batch_size, reducer=reducer, progress=progress)
-            scores = evaluate(model, pictures, flip=flip, order=order, **common)
+            processes = Processes() if shipped else None
+            scores = evaluate(model, pictures, flip=flip, order=order, processes=processes, **common)
         skipped |= scores.skipped
         found |= {**scores.to_dict(), "confused": confused(scores, data.classes)}
     if frozen or order is None:
         with counting("features", len(data.train) + len(pictures)) as progress:
-            common: dict[str, Any] = dict(batch_size=batch_size, skipped=skipped, reducer=reducer, progress=progress)
+            common = dict(batch_size=batch_size, skipped=skipped, reducer=reducer, progress=progress)
             known = features(model, Pictures(data.train, model.preprocess), **common)
             asked = features(model, pictures, **common)
         found |= {"knn": knn_accuracy(known, asked)} if knn or not frozen else {}
@@ -109,6 +112,28 @@ def _reducer(checkpoint: str, asked: str | None) -> Reducer | None:
     if recipe is not None and recipe.model.reducer is not None:
         say(f"note: {checkpoint} was trained with fewer tokens. To judge it so: --reducer {recipe.model.reducer}")
     return None
+
+
+def _loaded(checkpoint: str, encoder: bool) -> Any:
+    model, report = load_with_report(checkpoint, encoder=encoder)
+    for note in report.notes:
+        say(f"note: {note}")
+    return model
+
+
+def _exported(path: str, more: bool) -> Exported:
+    """`more`: something else than its classes is asked for."""
+    model = open_export(path)
+    if model.about.gives != "logits":
+        raise ValueError(
+            f"{path} was exported to give features and no classes: judge the checkpoint that it is made of."
+        )
+    if more:
+        raise ValueError(
+            "--knn, --probe, --few-shot and --zeroshot judge features, and an exported file gives classes alone: "
+            "leave them out, or judge the checkpoint that it is made of."
+        )
+    return model
 
 
 def _split_as_trained(checkpoint: str, source: str) -> dict[str, Any]:
@@ -142,6 +167,8 @@ def _order(model: Any, data: Data, checkpoint: str, source: str, features_will_d
     if features_will_do:
         say(f"note: {what}. Its features alone are judged.")
         return None
+    if isinstance(model, Exported):
+        raise ValueError(f"{what}. Rename the classes of the data if they mean the same.")
     raise ValueError(
         f"{what}. Rename the classes of the data if they mean the same; fine-tune the model on them: "
         f"vitlab train {source} model.init_from={checkpoint}; or judge its features alone: --knn, --probe, --few-shot."

@@ -22,6 +22,8 @@ def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], 
             verdict, refused = error.verdict, str(error)
     kept = str(target) if refused is None else None
     print_json({"written": kept, **verdict.to_dict()}) if json else _show(verdict, kept)
+    for note in verdict.notes:
+        say(f"note: {note}.")
     if refused is not None:
         say(f"vitlab: error: {refused} --force keeps it.")
         raise SystemExit(1)
@@ -32,8 +34,9 @@ def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], 
 def _show(verdict: Verdict, kept: str | None) -> None:
     console = out(markup=False)
     ms, size = verdict.milliseconds, verdict.bytes
+    classes = "" if verdict.answers is None else f", to which the model gives {verdict.answers} different classes"
     rows = {
-        "same answer": f"{verdict.agreement:.2%} of {verdict.images} pictures",
+        "same answer": f"{verdict.agreement:.2%} of {verdict.images} pictures{classes}",
         "largest difference": f"{verdict.max_difference:.1e}, of values up to {verdict.largest:.3g}",
         f"a batch of {verdict.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
         "size": f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB",

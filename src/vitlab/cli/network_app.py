@@ -11,6 +11,7 @@ from vitlab.cli import complete
 from vitlab.cli.options import (
     AllBlocks,
     Checkpoint,
+    CheckpointOrExport,
     Device,
     Heads,
     Json,
@@ -63,14 +64,7 @@ def models(
 
 @app.command()
 def predict(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT|EXPORT",
-            help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.",
-            autocompletion=complete.checkpoints,
-        ),
-    ],
+    checkpoint: CheckpointOrExport,
     images: Pictures,
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 5,
     heads: Heads = None,

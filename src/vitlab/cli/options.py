@@ -17,6 +17,14 @@ Checkpoint = Annotated[
         autocompletion=complete.checkpoints,
     ),
 ]
+CheckpointOrExport = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT|EXPORT",
+        help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.",
+        autocompletion=complete.checkpoints,
+    ),
+]
 NameOrCheckpoint = Annotated[
     str,
     typer.Argument(

@@ -21,7 +21,7 @@ def index(
         str | None,
         typer.Option(
             "--model",
-            metavar="CHECKPOINT",
+            metavar="CHECKPOINT|EXPORT",
             help="A CLIP, or any encoder. Default: the index's.",
             autocompletion=complete.checkpoints,
         ),
@@ -51,7 +51,10 @@ def search(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="CHECKPOINT", help="Where the index's model is now.", autocompletion=complete.checkpoints
+            "--model",
+            metavar="CHECKPOINT|EXPORT",
+            help="Where the index's model is now.",
+            autocompletion=complete.checkpoints,
         ),
     ] = None,
     sheet: Annotated[
@@ -74,7 +77,7 @@ def embed(
         str | None,
         typer.Option(
             "--model",
-            metavar="CHECKPOINT",
+            metavar="CHECKPOINT|EXPORT",
             help="Any model. Default: bundled:dino.",
             autocompletion=complete.checkpoints,
         ),

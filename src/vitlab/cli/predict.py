@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.export.opened import Exported, is_export, open_export
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
 from vitlab.reduce import reducer_of
 from vitlab.training.processes import pick_device
+
+INSIDE = "{} has its tokens inside: leave --reducer out here, and give it to vitlab export."
 
 
 def run(
@@ -30,19 +31,17 @@ def run(
 ) -> None:
     """`fewer`: a reducer in words."""
     reducer = None if fewer is None else reducer_of(fewer)
+    if reducer is not None and is_export(checkpoint):
+        raise ValueError(INSIDE.format(checkpoint))
     model = place(open_any(checkpoint, size, heads), device)
-    if reducer is not None and not isinstance(model, nn.Module):
-        raise ValueError(f"{checkpoint} has its tokens inside: leave --reducer out here, and give it to vitlab export.")
     common: dict[str, Any] = dict(top=top, reducer=reducer)
     report(with_progress(lambda pictures, **more: predict(model, pictures, **common, **more), images), json)
 
 
 def open_any(source: str, size: str | None, heads: int | None) -> Any:
     """A checkpoint, or a file that vitlab export has written."""
-    if Path(source).suffix.lower() not in (".onnx", ".pt2"):
+    if not is_export(source):
         return open_model(source, size, heads)
-    from vitlab.export.opened import open_export
-
     if heads is not None:
         raise ValueError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
     shipped, asked = open_export(source), parse_size(size)
@@ -50,7 +49,7 @@ def open_any(source: str, size: str | None, heads: int | None) -> Any:
 
 
 def place(model: Any, device: str) -> Any:
-    if isinstance(model, nn.Module):
+    if not isinstance(model, Exported):
         return model.to(pick_device(device))
     if device not in ("auto", "cpu"):
         raise ValueError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")

@@ -14,9 +14,11 @@ from vitlab.checkpoints.native import write_whole
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import Meter
 from vitlab.explain import draw
+from vitlab.export.opened import is_export, open_export
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
+from vitlab.models.features import features_of
 from vitlab.search import Counts, Hit, Index, check, update
 from vitlab.training.processes import start, stop
 
@@ -120,13 +122,19 @@ def search(
 
 
 def open_encoder(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The model, and what the index remembers of it. Of a model that learned without labels, the encoder."""
+    """The model, and what the index remembers of it. Of a model that learned without labels, the encoder; it may be a
+    file that vitlab export has written to give features.
+    """
     path = Path(checkpoint).expanduser()
     checkpoint = str(path.absolute()) if path.exists() else checkpoint
-    model, report = load_with_report(checkpoint)
-    for note in () if quiet else report.notes:
-        say(f"note: {note}")
-    model = encoder_of(model)
+    if is_export(checkpoint):
+        model = open_export(checkpoint)
+        features_of(model)  # or an error that says how to export it
+    else:
+        model, report = load_with_report(checkpoint)
+        for note in () if quiet else report.notes:
+            say(f"note: {note}")
+        model = encoder_of(model)
     about = {"checkpoint": checkpoint, "fingerprint": fingerprint(model), "family": model.family}
     return model, {**about, "reads_text": reads_text(model)}
 

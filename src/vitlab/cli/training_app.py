@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.options import BatchSize, Checkpoint, Data, Device, Format, Json, Recipe, Reducer, Settings, SourcePath
+from vitlab.cli.options import (
+    BatchSize,
+    CheckpointOrExport,
+    Data,
+    Device,
+    Format,
+    Json,
+    Recipe,
+    Reducer,
+    Settings,
+    SourcePath,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -88,7 +99,7 @@ def data(
 
 @app.command(name="eval")
 def evaluate(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrExport,
     data: Data,
     path: SourcePath = None,
     split: Annotated[

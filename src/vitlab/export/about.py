@@ -30,6 +30,8 @@ class About:
     labels: list[str] | None = None
     preprocess: dict[str, Any] | None = None
     tokenizer: str | None = None  # of a text tower
+    scale: float | None = None  # of a CLIP: logits = scale * (image features) (text features)^T,
+    bias: float | None = None  # and plus this where it was trained with the sigmoid loss
     reducer: str | None = None  # fewer tokens: a part of the graph
     int8: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class About:
 def about_model(model: Any, gives: Gives, **more: Any) -> About:
     """`more`: what the export adds: dynamic_size, stride, reducer, int8."""
     tokenizer = getattr(model, "tokenizer", None)
+    clip = hasattr(model, "encode_text")
     return About(
         gives=gives,
         family=model.family,
@@ -73,6 +76,8 @@ def about_model(model: Any, gives: Gives, **more: Any) -> About:
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,
         tokenizer=tokenizer.to_json() if tokenizer is not None and gives == "text" else None,
+        scale=model.scale.item() if clip else None,
+        bias=model.bias.item() if clip and model.bias is not None else None,
         config=model.config.to_dict(),
         card=asdict(model.card) if getattr(model, "card", None) is not None else {},
         weights=fingerprint(model),

@@ -10,8 +10,9 @@ middle half of the runs, and every ratio is between medians of the same turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class Row:
     difference: float  # the largest, of values
     within: bool  # whether that is rounding
     bytes: int
-    memory: int | None  # bytes that a batch adds at its peak, beside the weights
+    memory: int | None  # bytes that a batch takes at its peak, beside the weights; nothing is kept from batches before
     seconds: list[float] = field(default_factory=list)
     speedup: float = 1.0  # over eager
     ours: bool = True
@@ -103,6 +104,8 @@ def run_bench(
 ) -> Bench:
     """`reducers`: what is tried beside all tokens; left out, ToMe that merges half of the patches, where it can."""
     check_names(ways, reducers or (), against)
+    if "int8_static" in ways and source is None:
+        raise ValueError("int8_static is calibrated on pictures of the kind that it will see: name them with --data.")
     if model.preprocess is None:
         raise ValueError("the model has no preprocess, so it cannot look at pictures: set model.preprocess first.")
     seen = prepared(model.preprocess, pictures(images, channels=model.config.channels, source=source, path=path))
@@ -112,12 +115,14 @@ def run_bench(
         calibration = prepared(model.preprocess, calibrated)
     workshop = Workshop(model, calibration)
     tried = default_reducers(model) if reducers is None else reducers
+    rivals, missing = make_each(
+        {name: partial(rival, name, model, workshop) for name in against}, seen[:batch], progress
+    )
     runners, notes = make_all(workshop, ways, (None, *tried), seen[:batch], progress)
-    rivals = [rival(name, model, workshop) for name in against]
     found = measure([*runners, *rivals], seen, workshop.gives, batch=batch, rounds=rounds)
     for row in found[len(runners) :]:
         row.ours = False
-    return Bench(batch, len(seen), found, fastest(found, agreement), agreement, notes)
+    return Bench(batch, len(seen), found, fastest(found, agreement), agreement, missing + notes)
 
 
 def check_names(ways: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
@@ -138,22 +143,32 @@ def make_all(
     batch: Tensor,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[list[Runner], list[str]]:
-    """The eager model first. A way that does not run here leaves a note: the others are still worth knowing."""
-    runners, notes = [workshop.make("eager")], []
-    for reducer in reducers:
-        for way in ways:
-            title = way if reducer is None else f"{way} + {reducer}"
-            if title == "eager":
-                continue
-            if progress is not None:
-                progress(title)
-            try:
-                runner = workshop.make(way, reducer)
-                runner.run(batch)
-                runners.append(runner)
-            except Exception as error:  # compilers and other libraries fail in many ways
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
-                notes.append(f"{title} does not run here: {first}")
+    """The eager model first."""
+    asked = {
+        way if reducer is None else f"{way} + {reducer}": partial(workshop.make, way, reducer)
+        for reducer in reducers
+        for way in ways
+    }
+    asked.pop("eager", None)
+    runners, notes = make_each(asked, batch, progress)
+    return [workshop.make("eager"), *runners], notes
+
+
+def make_each(
+    asked: Mapping[str, Callable[[], Runner]], batch: Tensor, progress: Callable[[str], object] | None = None
+) -> tuple[list[Runner], list[str]]:
+    """What does not run here leaves a note: the others are still worth knowing."""
+    runners, notes = [], []
+    for title, make in asked.items():
+        if progress is not None:
+            progress(title)
+        try:
+            runner = make()
+            runner.run(batch)
+            runners.append(runner)
+        except Exception as error:  # compilers and other libraries fail in many ways
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            notes.append(f"{title} does not run here: {first}")
     return runners, notes
 
 
@@ -166,7 +181,7 @@ def measure(runners: Sequence[Runner], seen: Tensor, gives: str, *, batch: int, 
         found = _answers(runner, seen, batch)
         difference = float((found - right).abs().max())
         within = difference <= TOLERANCE * max(1.0, float(right.abs().max()))
-        memory = memory_of(lambda run=runner.run: run(timed))
+        memory = memory_of(partial(runner.lean(), timed))
         agrees = agreement_of(right, found, gives)
         rows.append(Row(runner.name, runner.reducer, agrees, difference, within, runner.bytes, memory))
     times = alternate({str(n): (lambda run=r.run: run(timed)) for n, r in enumerate(runners)}, rounds)

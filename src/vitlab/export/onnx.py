@@ -27,7 +27,7 @@ def need(*packages: str) -> None:
 
 
 def save_onnx(program: ExportedProgram, path: Path, about: About) -> None:
-    """Above 2 GB, ONNX's limit, the weights lie in PATH.data beside it."""
+    """Above 1.5 GiB, where torch draws the line (ONNX itself at 2 GB), the weights lie in PATH.data beside it."""
     need("onnx", "onnxscript")
     names: dict[str, Any] = dict(input_names=[INPUTS[about.gives]], output_names=[OUTPUTS[about.gives]])
     with quiet():
@@ -79,13 +79,15 @@ def beside(path: Path) -> Path:
 class Session:
     """ONNX Runtime on the CPU with as many threads as torch; tensors in, tensors out."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, arena: bool = True):
+        """`arena`: keep what a batch needed for the next one; without it memory is given back."""
         need("onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
+        options.enable_cpu_mem_arena = arena
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from vitlab.export.about import KEY, About
+from vitlab.export.archive import checked
 from vitlab.export.quiet import quiet
 from vitlab.export.tower import Sides, Tower
 
@@ -32,37 +30,32 @@ def to_program(tower: Tower, example: Tensor, sides: Sides | None = None) -> Exp
             return torch.export.export(tower, (example,), dynamic_shapes=(shape,), strict=False)
     except Exception as error:  # torch raises many kinds here
         open_sizes = " for all image sizes: leave --dynamic-size out" if sides is not None else ""
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"this network cannot be exported{open_sizes}. torch.export says: {first}") from error
+        raise ValueError(f"this network cannot be exported{open_sizes}. torch.export says: {_first(error)}") from error
 
 
 def save_program(program: ExportedProgram, path: Path, about: About) -> None:
-    with quiet():
-        torch.export.save(program, path, extra_files={NAME: about.to_json()})
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # which line of whose file it comes from
+    try:
+        with quiet():
+            torch.export.save(program, path, extra_files={NAME: about.to_json()})
+    except Exception as error:  # not every step that torch can follow can it write
+        raise ValueError(
+            f"torch cannot write this network as .pt2: name the file model.onnx. It says: {_first(error)}"
+        ) from error
 
 
 def load_program(path: Path) -> tuple[Any, About]:
-    """A function of one tensor, and what came with it."""
+    """A function of one tensor, and what came with it. Nothing that a stranger's file brings is run (archive.py)."""
     extra: dict[str, Any] = {NAME: ""}
     try:
-        with quiet(), _without_pickles():
-            program = torch.export.load(path, extra_files=extra)
+        with quiet(), checked(path) as archive:
+            program = torch.export.load(archive, extra_files=extra)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path}: cannot be read as a torch.export program: {first}") from None
+        raise ValueError(f"{path}: cannot be read as a torch.export program: {_first(error)}") from None
     text = extra[NAME].decode() if isinstance(extra[NAME], bytes) else extra[NAME]
     return program.module(), About.from_json(text, path)
 
 
-@contextmanager
-def _without_pickles() -> Iterator[None]:
-    """torch's reader would otherwise run what a stranger's file has pickled."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -36,6 +36,7 @@ def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = N
     with quiet(), tempfile.TemporaryDirectory() as folder:
         plain = _without_types(source, Path(folder) / "plain.onnx")
         common |= dict(op_types_to_quantize=_products(plain, way), extra_options={"MatMulConstBOnly": True})
+        common |= dict(nodes_to_exclude=_tables(plain))
         if way == "dynamic":
             quantize_dynamic(plain, target, **common)
         else:
@@ -64,6 +65,15 @@ def _products(path: Path, way: str) -> list[str]:
 
     steps = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
     return ["Conv"] if way == "static" and "MatMul" not in steps else ["MatMul"]
+
+
+def _tables(path: Path) -> list[str]:
+    """Products with a constant that is no matrix: positions that are resized in the graph, which no kernel takes."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    other = {held.name for held in graph.initializer if len(held.dims) != 2}
+    return [node.name for node in graph.node if node.op_type == "MatMul" and other & set(node.input)]
 
 
 def integer_steps(path: Path) -> int:

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import convert
-from vitlab.export.onnx import Session
-from vitlab.export.opened import size_of_file
-from vitlab.export.runners import Runner, Workshop
+from vitlab.export.runners import Runner, Workshop, in_onnxruntime
 
 RIVALS = ("transformers", "onnxruntime")
 
@@ -25,7 +23,7 @@ RIVALS = ("transformers", "onnxruntime")
 def rival(name: str, model: Any, workshop: Workshop) -> Runner:
     if name == "onnxruntime":
         path = workshop.onnx_file(fold=False)
-        return Runner("onnxruntime", Session(path), size_of_file(path))
+        return in_onnxruntime("onnxruntime", path)
     return _transformers(model)
 
 

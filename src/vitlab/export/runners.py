@@ -37,6 +37,11 @@ class Runner:
     run: Callable[[Tensor], Tensor]
     bytes: int  # of its weights, or of its file
     reducer: str | None = None
+    path: Path | None = None  # of the file that ONNX Runtime runs
+
+    def lean(self) -> Callable[[Tensor], Tensor]:
+        """The same, keeping nothing between batches, so that what a batch needs can be seen."""
+        return self.run if self.path is None else Session(self.path, arena=False)
 
     @property
     def title(self) -> str:
@@ -69,7 +74,7 @@ class Workshop:
         path = self.onnx_file(reducer)
         if way.startswith("int8"):
             path = self._int8_file(path, way, reducer)
-        return Runner(way, Session(path), size_of_file(path), reducer)
+        return in_onnxruntime(way, path, reducer)
 
     def _compiled(self, reducer: str | None) -> Runner:
         import torch._inductor.config as inductor
@@ -116,6 +121,10 @@ class Workshop:
             found = make()
             self._made[what, reducer] = found
         return self._made[what, reducer]
+
+
+def in_onnxruntime(name: str, path: Path, reducer: str | None = None) -> Runner:
+    return Runner(name, Session(path), size_of_file(path), reducer, path)
 
 
 def _in_torch(name: str, tower: Tower, reducer: str | None) -> Runner:

@@ -48,11 +48,12 @@ def export_model(
     agreement: float = AGREEMENT,
     force: bool = False,
 ) -> Verdict:
-    """Write model.onnx or model.pt2, by its name. `source`: the pictures to compare on (and calibrate with); without
-    it parts of photographs. What differs raises RefusedError, and what was at `path` before stays; `force` keeps it.
+    """Write model.onnx or model.pt2, by its name. `source`: the pictures to compare on (and to calibrate static int8
+    with, which needs it); without it parts of photographs. What differs raises RefusedError, and what was at `path`
+    before stays; `force` keeps it.
     """
     path = Path(path).expanduser()
-    _check(path, int8, dynamic_size, text)
+    _check(path, int8, source, dynamic_size, reducer, text)
     gives = what_it_gives(model, features=features, text=text)
     sides = open_sides(model) if dynamic_size else None
     stride = 1 if sides is None else sides.stride
@@ -62,18 +63,19 @@ def export_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
+        plain = made if int8 is None else Path(folder) / "float32" / path.name  # a large one has its weights beside it
+        plain.parent.mkdir(exist_ok=True)
         program = to_program(Tower(folded(model), gives, reducer), example(model, gives), sides)
         if path.suffix == ".pt2":
-            save_program(program, made, about)
+            save_program(program, plain, about)
         else:
-            save_onnx(program, made, about)
+            save_onnx(program, plain, about)
         del program
         if int8 is not None:
             calibration = None
             if int8 == "static":
                 seen = pictures(CALIBRATION, channels=channels, source=source, path=data_path, part="calibrate")
                 calibration = prepared(model.preprocess, seen)
-            plain = made.rename(made.with_name("float32.onnx"))
             to_int8(plain, made, int8, calibration)
             set_about(made, replace(about, int8=int8))
         verdict = verify(model, open_export(made), judged, tolerance=tolerance, agreement=agreement)
@@ -86,7 +88,9 @@ def export_model(
     return verdict
 
 
-def _check(path: Path, int8: str | None, dynamic_size: bool, text: bool) -> None:
+def _check(
+    path: Path, int8: str | None, source: str | None, dynamic_size: bool, reducer: str | None, text: bool
+) -> None:
     if path.suffix not in ENDINGS:
         raise ValueError(f"{path}: the name must end in {' or '.join(ENDINGS)}, which says what is written.")
     if path.is_dir():
@@ -97,5 +101,12 @@ def _check(path: Path, int8: str | None, dynamic_size: bool, text: bool) -> None
         raise ValueError("int8 is written as ONNX: name the file model.onnx.")
     if int8 == "static" and text:
         raise ValueError("static int8 is calibrated on pictures: use --int8 dynamic for a text tower.")
+    if int8 == "static" and source is None:
+        raise ValueError(
+            "static int8 is calibrated on pictures of the kind that it will see: name them, --int8 static --data "
+            "FOLDER (or cifar10, digits, ...); --int8 dynamic needs none."
+        )
     if text and dynamic_size:
         raise ValueError("a text has no image size: leave --dynamic-size out.")
+    if text and reducer is not None:
+        raise ValueError("a reducer takes away patches of a picture, and a text has none: leave --reducer out.")

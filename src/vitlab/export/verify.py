@@ -4,7 +4,7 @@ A file that answers otherwise is not kept (ship.py). What is asked of it:
     float32   no value differs by more than 1e-4 (of the largest value, where that is above 1)
     int8      99 of 100 pictures get the same class; features: each picture's are nearest to its own
     fewer tokens   as float32, but of 50 pictures one may differ: where two tokens are as similar, rounding may choose
-The export is asked in batches of 1, 3 and 8, and where it promises other image sizes, in those too.
+The export is asked in batches of 1, 3 and 8, and where it promises other image sizes, the same is asked of it in those.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.export.about import About
 from vitlab.export.opened import Exported
 from vitlab.export.pictures import prepared, texts
 from vitlab.export.timing import alternate, summary
@@ -37,12 +38,14 @@ class Verdict:
     max_difference: float
     largest: float  # value that the model gives
     agreement: float  # share of pictures with the same answer
+    answers: int | None  # different classes that the model gives to these pictures; None: it gives features
     within: float  # share of pictures with no difference above the tolerance
     tolerance: float
     milliseconds: dict[str, float]  # of a batch, medians: model, export
     batch: int
     bytes: dict[str, int]  # of the weights: model; of the file: export
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what makes this say less than it seems to
 
     @property
     def passed(self) -> bool:
@@ -69,18 +72,18 @@ def verify(
         right = _in_batches(tower, ours, (8,))
         found = _in_batches(exported, theirs, BATCHES)
         verdict = _compare(right, found, tolerance, about.gives)
-        if about.int8 is None:
-            _judge_values(verdict, reducing=about.reducer is not None)
-        if verdict.agreement < agreement:
-            verdict.problems.append(
-                f"only {verdict.agreement:.1%} of {verdict.images} pictures get the same answer, not {agreement:.0%}"
+        verdict.problems += _judge(verdict, about, agreement)
+        if verdict.answers == 1:
+            verdict.notes.append(
+                f"the model gives all {verdict.images} pictures the same class, so that both agree says little: "
+                "compare on pictures of several classes, --data SOURCE"
             )
         if verdict.problems and ours.shape == theirs.shape and not torch.equal(ours, theirs):
             verdict.problems.append(_prepared_otherwise(model, exported))
         if about.gives == "logits" and list(exported.labels or []) != list(model.labels or []):
             verdict.problems.append("the names of the classes differ")
         if about.dynamic_size and about.gives != "text":
-            verdict.problems += _other_sizes(tower, exported, images, tolerance, reducing=about.reducer is not None)
+            verdict.problems += _other_sizes(tower, exported, images, tolerance, agreement)
         few, same = ours[: BATCHES[-1]], theirs[: BATCHES[-1]]
         verdict.batch = len(few)
         times = alternate({"model": lambda: tower(few), "export": lambda: exported(same)}, rounds)
@@ -121,6 +124,7 @@ def _compare(right: Tensor, found: Tensor, tolerance: float, gives: str) -> Verd
         max_difference=float(differences.max()),
         largest=largest,
         agreement=agreement_of(right, found, gives),
+        answers=len(right.argmax(dim=1).unique()) if gives == "logits" else None,
         within=float((differences <= allowed).float().mean()),
         tolerance=allowed,
         milliseconds={},
@@ -138,12 +142,18 @@ def agreement_of(right: Tensor, found: Tensor, gives: str) -> float:
     return float((own >= cosines.amax(dim=1) - 1e-6).float().mean())  # of two equal pictures either will do
 
 
-def _judge_values(verdict: Verdict, reducing: bool) -> None:
-    if verdict.within < 1 - (ODD if reducing else 0.0):
-        verdict.problems.append(
+def _judge(verdict: Verdict, about: About, agreement: float) -> list[str]:
+    problems, odd = [], ODD if about.reducer is not None else 0.0
+    if about.int8 is None and verdict.within < 1 - odd:
+        problems.append(
             f"values differ by up to {verdict.max_difference:.1e}, where {verdict.tolerance:.1e} is allowed "
             f"({1 - verdict.within:.1%} of the pictures)"
         )
+    if verdict.agreement < agreement:
+        problems.append(
+            f"only {verdict.agreement:.1%} of {verdict.images} pictures get the same answer, not {agreement:.0%}"
+        )
+    return problems
 
 
 def _prepared_otherwise(model: Any, exported: Exported) -> str:
@@ -154,16 +164,17 @@ def _prepared_otherwise(model: Any, exported: Exported) -> str:
 
 
 def _other_sizes(
-    tower: Tower, exported: Exported, images: list[Image.Image], tolerance: float, reducing: bool
+    tower: Tower, exported: Exported, images: list[Image.Image], tolerance: float, agreement: float
 ) -> list[str]:
-    """Larger and smaller, and not square."""
+    """Larger and smaller, and not square. Rounding shows on a few pictures; a share that agrees needs all of them."""
     assert exported.preprocess is not None
-    (h, w), stride = exported.config.image_size, exported.about.stride
-    step = stride if stride > 1 else 8
+    about, (h, w) = exported.about, exported.config.image_size
+    step = about.stride if about.stride > 1 else 8
+    few = images if about.int8 is not None or about.reducer is not None else images[: BATCHES[-1]]
     problems = []
     for size in ((h + step, w + 3 * step), (max(2 * step, h - step), w + step)):
-        inputs = prepared(exported.preprocess.with_size(size), images[:4])
-        verdict = _compare(tower(inputs).float(), exported(inputs).float(), tolerance, exported.about.gives)
-        if exported.about.int8 is None and not reducing and verdict.within < 1:
-            problems.append(f"at {size[0]} x {size[1]} pixels values differ by up to {verdict.max_difference:.1e}")
+        inputs = prepared(exported.preprocess.with_size(size), few)
+        right, found = (_in_batches(look, inputs, BATCHES[-1:]) for look in (tower, exported))
+        verdict = _compare(right, found, tolerance, about.gives)
+        problems += [f"at {size[0]} x {size[1]} pixels {told}" for told in _judge(verdict, about, agreement)]
     return problems

@@ -1,0 +1,130 @@
+"""What a .pt2 may hold, checked before torch opens it: weights, and a graph of plain tensor operations.
+
+torch.export.load runs what a stranger has put into a file: pickles, compiled libraries, and Python code that stands as
+text in the graph (sizes, guards, names and targets are all evaluated). So only the kinds of entries that vitlab export
+writes are let through, and torch reads a copy made of those, never the file itself, which it might read otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+MODEL, INPUTS = "models/model.json", "data/sample_inputs/model.pt"
+CONFIGS = {"data/weights/model_weights_config.json": "weight_", "data/constants/model_constants_config.json": "tensor_"}
+MARKS = ("archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id")
+ALLOWED = re.compile(
+    "|".join(map(re.escape, (MODEL, INPUTS, *CONFIGS, *MARKS)))
+    + r"|data/weights/weight_\d+|data/constants/tensor_\d+|extra/vitlab\.json"
+)
+REFUSED = {  # by how its name begins: what it is
+    "data/aotinductor/": "a compiled library, which would be run",
+    "data/constants/opaque_obj_": "a pickled object, which would be run",
+    "data/constants/custom_obj_": "an object of a C++ class",
+    "data/weights/model.pt": "weights in the old format, a pickle",
+    "data/constants/model.pt": "constants in the old format, a pickle",
+    "serialized_": "a program in the old format, with pickles",
+}
+
+NAME = re.compile(r"[A-Za-z_]\w*")
+OPERATORS = "add|sub|mul|truediv|floordiv|mod|pow|neg|getitem|eq|ne|lt|le|gt|ge|and_|or_|not_"
+TARGET = re.compile(
+    r"torch\.ops\.aten\.(?!from_file\b|save\b)(?:__(?:and|or|xor)__|_?[A-Za-z]\w*)\.[A-Za-z]\w*"  # those two open files
+    rf"|_operator\.(?:{OPERATORS})|math\.(?:trunc|ceil|floor|sqrt)|torch\.(?:_sym_sqrt|sym_[a-z]+)"
+)
+NUMBER = r"\d++(?:\.\d++)?(?:e[+-]?\d++)?"
+SIZE = re.compile(rf"(?:'[a-z]{{1,4}}\d+'|'-?{NUMBER}'|[A-Z][A-Za-z]*+|[a-z]++=|{NUMBER}|[-+*/%(),<>=! ])*")
+GUARD = re.compile(rf"(?:L\['[A-Za-z_]\w*'\]\.size\(\)\[\d\]|\b(?:max|min|and|or|not)\b|{NUMBER}|[-+*/%(),<>=! ])*")
+WORDS = re.compile(r"[\w.+:*()/ -]*")  # whatever else is text: no quotes, no lines
+SPEC = re.compile(r'(?:null|"builtins\.(?:tuple|list|dict)"|"(?:type|context|children_spec|null|\[\])"|[\d\[\]{}:, ])*')
+PATTERNS = {"name": NAME, "as_name": NAME, "forward_arg_names": NAME, "target": TARGET, "as_operator": TARGET}
+PATTERNS |= {"as_string": re.compile(".*", re.DOTALL)}  # stays text
+PATTERNS |= {"expr_str": SIZE, "guards_code": GUARD, "in_spec": SPEC, "out_spec": SPEC}
+
+
+@contextmanager
+def checked(path: Path) -> Iterator[IO[bytes]]:
+    """A copy of the file that holds nothing but what was checked. ValueError: what it holds that may not be there."""
+    with tempfile.TemporaryFile() as copy:
+        with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as target:
+            found = _entries(source)
+            _check_pickle(source.read(found[INPUTS]))
+            for config, prefix in CONFIGS.items():
+                _check_payloads(json.loads(source.read(found[config])), prefix)
+            graph = _checked_graph(json.loads(source.read(found[MODEL])))
+            for name, entry in found.items():
+                with target.open(f"model/{name}", "w", force_zip64=entry.file_size > 2**30) as out:
+                    if name == MODEL:
+                        out.write(json.dumps(graph).encode())
+                    else:
+                        with source.open(entry) as held:
+                            shutil.copyfileobj(held, out, 2**20)
+        copy.seek(0)
+        yield copy
+
+
+def _entries(source: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """By name, without the folder that all of them lie in."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for entry in source.infolist():
+        name = entry.filename.partition("/")[2] or entry.filename
+        if not ALLOWED.fullmatch(name):
+            told = next((what for start, what in REFUSED.items() if name.startswith(start)), "nothing that we write")
+            raise ValueError(f"it holds {name}: {told}")
+        if name in found or entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"it holds {name} {'twice' if name in found else 'compressed'}")
+        found[name] = entry
+    if missing := sorted({MODEL, INPUTS, *CONFIGS} - found.keys()):
+        raise ValueError(f"it holds no {missing[0]}")
+    return found
+
+
+def _check_pickle(held: bytes) -> None:
+    """The example input is tensors alone; torch falls back to running the pickle where it is not."""
+    try:
+        torch.load(io.BytesIO(held), weights_only=True)
+    except Exception:
+        raise ValueError(f"{INPUTS} is a pickle of more than tensors, which would be run") from None
+
+
+def _check_payloads(config: Any, prefix: str) -> None:
+    for name, payload in config["config"].items():
+        kind = payload["path_name"]
+        if payload["use_pickle"] is not False or not re.fullmatch(rf"{prefix}\d+", kind):
+            raise ValueError(f"{name} is {kind}, a pickled object and no plain tensor, which would be run")
+        _check_text(name, "parameter_name")
+
+
+def _checked_graph(graph: Any) -> Any:
+    """The same without notes on where each step comes from. Any text that is evaluated must be what we would write."""
+    if isinstance(graph, dict):
+        for key in graph:
+            _check_text(key, "key")
+        if graph.get("as_custom_obj") or graph.get("custom_obj_values") or graph.get("as_graph"):
+            raise ValueError("its graph holds an object or another graph, which we do not write")
+        kept = {key: value for key, value in graph.items() if key != "metadata"}
+        found: Any = {key: _under(key, value) for key, value in kept.items()}
+        return found | ({"metadata": {}} if "metadata" in graph else {})
+    return [_checked_graph(part) for part in graph] if isinstance(graph, list) else graph
+
+
+def _under(key: str, value: Any) -> Any:
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str):
+            _check_text(text, key)
+    return _checked_graph(value)
+
+
+def _check_text(text: str, key: str) -> None:
+    if text and not PATTERNS.get(key, WORDS).fullmatch(text):
+        raise ValueError(f"its graph holds {text[:60]!r} as {key}, which may be code and would be run")
