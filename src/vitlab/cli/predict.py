@@ -17,6 +17,8 @@ from vitlab.inference import Prediction, predict
 from vitlab.reduce import reducer_of
 from vitlab.training.processes import pick_device
 
+EXPORTED = (".onnx", ".pt2")
+
 
 def run(
     checkpoint: str,
@@ -30,16 +32,16 @@ def run(
 ) -> None:
     """`fewer`: a reducer in words."""
     reducer = None if fewer is None else reducer_of(fewer)
+    if reducer is not None and Path(checkpoint).suffix.lower() in EXPORTED:
+        raise ValueError(f"{checkpoint} is an exported network: give --reducer to vitlab export, not here.")
     model = place(open_any(checkpoint, size, heads), device)
-    if reducer is not None and not isinstance(model, nn.Module):
-        raise ValueError(f"{checkpoint} has its tokens inside: leave --reducer out here, and give it to vitlab export.")
     common: dict[str, Any] = dict(top=top, reducer=reducer)
     report(with_progress(lambda pictures, **more: predict(model, pictures, **common, **more), images), json)
 
 
 def open_any(source: str, size: str | None, heads: int | None) -> Any:
     """A checkpoint, or a file that vitlab export has written."""
-    if Path(source).suffix.lower() not in (".onnx", ".pt2"):
+    if Path(source).suffix.lower() not in EXPORTED:
         return open_model(source, size, heads)
     from vitlab.export.opened import open_export
 
