@@ -156,6 +156,11 @@ def test_eval_and_predict_with_fewer_tokens(command):
     assert "Did you mean 'tome'" in command("predict", "bundled:digits", "digits#3", "--reducer", "tom", code=2).stderr
 
 
+def test_an_exported_file_has_its_tokens_inside(command):
+    said = command("predict", "model.onnx", "digits#3", "--reducer", "tome:r=2", code=2).stderr
+    assert "give --reducer to vitlab export" in " ".join(said.split())
+
+
 def test_eval_says_how_a_run_was_trained(tmp_path, command):
     fit(recipe("model.reducer=tome:r=3"), tmp_path / "run")
     said = command("eval", tmp_path / "run/best", "digits", "--split", "val", "--json").stderr

@@ -16,7 +16,7 @@ from vitlab.inference import Prediction, predict
 from vitlab.reduce import reducer_of
 from vitlab.training.processes import pick_device
 
-INSIDE = "{} has its tokens inside: leave --reducer out here, and give it to vitlab export."
+INSIDE = "{} is an exported network: give --reducer to vitlab export, not here."
 
 
 def run(
