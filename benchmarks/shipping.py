@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,8 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
                 }
             )
     show_trained(rows)
+    for reducer in dict.fromkeys([None, picked["int8"]]):
+        show_steps("int8" if reducer is None else f"int8 + {reducer}", steps_of(workshop.int8_file(reducer), batch))
     return {"rows": rows, "fitting": fitting}
 
 
@@ -216,6 +220,31 @@ def fastest(workshop: Workshop, way: str, names: list[str], batch: Tensor, round
     runs: dict[str, Callable[[], object]] = {str(r.reducer): (lambda run=r.run: run(batch)) for r in runners}
     times = times_of(runs, max(5, rounds // 2))
     return min(times, key=lambda name: times[name]["median"])
+
+
+def steps_of(path: Path, batch: Tensor, runs: int = 30) -> list[tuple[str, float]]:
+    """Where ONNX Runtime spends its time: kinds of steps and milliseconds of each in a batch, the longest first."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.enable_profiling = torch.get_num_threads(), True
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "steps")
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for _ in range(runs):
+            session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    spent: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("kernel_time"):
+            spent[event["args"]["op_name"]] += event["dur"] / 1e3 / runs
+    return spent.most_common()
+
+
+def show_steps(title: str, steps: list[tuple[str, float]], most: int = 10) -> None:
+    total = sum(ms for _, ms in steps)
+    told = ", ".join(f"{name} {ms:.1f}" for name, ms in steps[:most])
+    print(f"\n{title}, batch 8, {total:.1f} ms in all: {told}")
 
 
 def show_trained(rows: list[dict[str, Any]]) -> None:

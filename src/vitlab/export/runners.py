@@ -71,9 +71,7 @@ class Workshop:
             return _in_torch(way, self._tower(reducer), reducer)
         if way == "compiled":
             return self._compiled(reducer)
-        path = self.onnx_file(reducer)
-        if way.startswith("int8"):
-            path = self._int8_file(path, way, reducer)
+        path = self.int8_file(reducer, way=way) if way.startswith("int8") else self.onnx_file(reducer)
         return in_onnxruntime(way, path, reducer)
 
     def _compiled(self, reducer: str | None) -> Runner:
@@ -105,9 +103,9 @@ class Workshop:
         save_onnx(program, path, about_model(self.model, self.gives, reducer=reducer))
         return path
 
-    def _int8_file(self, plain: Path, way: str, reducer: str | None) -> Path:
+    def int8_file(self, reducer: str | None = None, *, way: str = "int8") -> Path:
         def make() -> Path:
-            path = self._path()
+            plain, path = self.onnx_file(reducer), self._path()
             to_int8(plain, path, "static" if way == "int8_static" else "dynamic", self.calibration)
             return path
 
