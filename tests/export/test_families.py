@@ -146,6 +146,7 @@ def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
 def test_the_bias_of_a_clip_with_the_sigmoid_loss_travels(grown):
     model = grown("clip", loss="sigmoid")
     about = about_model(model, "text")
+    assert about.scale is not None and about.bias is not None
     seen, said = torch.randn(2, 8), torch.randn(3, 8)
     torch.testing.assert_close(about.scale * seen @ said.T + about.bias, model.logits(seen, said).detach())
 
