@@ -238,7 +238,7 @@ def test_a_machine_too_slow_to_be_timed_is_told_so_at_once():
 
 
 def command(what, *settings: str, resume=None, minutes=5.0):
-    verb.run(what, list(settings), resume, False, minutes, time.perf_counter())
+    verb.run(what, list(settings), resume, False, minutes, time.perf_counter(), False)
 
 
 def test_recipes_and_resumed_runs_are_refused(tmp_path, monkeypatch):
