@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,11 +234,11 @@ def steps_of(path: Path, batch: Tensor, runs: int = 30) -> list[tuple[str, float
         for _ in range(runs):
             session.run(None, {session.get_inputs()[0].name: batch.numpy()})
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    spent: Counter[str] = Counter()
+    spent: defaultdict[str, float] = defaultdict(float)
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith("kernel_time"):
             spent[event["args"]["op_name"]] += event["dur"] / 1e3 / runs
-    return spent.most_common()
+    return sorted(spent.items(), key=lambda step: -step[1])
 
 
 def show_steps(title: str, steps: list[tuple[str, float]], most: int = 10) -> None:
