@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PAUSE = 0.1  # seconds between two runs: threads that one leaves waiting keep a core busy for a while
+BRIEF = 0.02  # seconds: a shorter run would mostly time how its threads wake up, so one run wakes them
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, list[float]]:
@@ -19,11 +20,16 @@ def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int =
     for number in range(warm + rounds):
         for name, run in runs.items():
             time.sleep(PAUSE)
-            start = time.perf_counter()
-            run()
+            seconds = _timed(run)
             if number >= warm:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(seconds if seconds > BRIEF else _timed(run))
     return times
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def summary(seconds: list[float]) -> dict[str, float]:
