@@ -1,0 +1,58 @@
+"""Strict JSON and TOML: what a stranger's file holds is a value of a sane depth with finite numbers, or a ValueError.
+
+json.loads alone accepts NaN, reads 1e999 as infinity, and ends in a RecursionError where brackets are nested too deep.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from typing import Any
+
+MAX_DEPTH = 64  # tables within tables; no file that people write comes near
+
+
+def parse_json(text: str | bytes) -> Any:
+    """json.loads that refuses NaN, infinity and deep nesting. Every refusal is a ValueError."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    check_depth(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """tomllib.loads that refuses nan, inf and deep nesting. Every refusal is a ValueError."""
+    try:
+        table = tomllib.loads(text, parse_float=_finite_float)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
+    check_depth(table)
+    return table
+
+
+def check_depth(value: Any) -> None:
+    """Raise where containers are nested deeper than MAX_DEPTH; walks level by level, without recursion."""
+    level, depth = [value], 0
+    while level := [inner for outer in level for inner in _children(outer)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def _children(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in inner if isinstance(child, dict | list)]
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number that JSON has")
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.20} is not a finite number")
+    return number
