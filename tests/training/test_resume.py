@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitlab.checkpoints.files import CheckpointError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -226,10 +227,10 @@ def test_a_full_disk_leaves_an_intact_last(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(state, "save_file", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(CheckpointError, match=r"No space left.*last is untouched.*--resume"):
             fit(recipe, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 2
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["last", "log.jsonl", "recipe.toml"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["last", "log.jsonl", "recipe.toml", "run.lock"]
     fit(recipe, tmp_path / "run", resume=True)
     same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
 

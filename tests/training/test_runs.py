@@ -60,10 +60,7 @@ def test_runs_newest_first_with_their_values(notebook):
         "status": "finished", "model.depth": 4, "optim.lr": 0.001,
     }  # fmt: skip
     killed, unsaved = rows[2], rows[1]
-    assert (
-        killed["status"] == "running or stopped at step 20 of 30"
-        and unsaved["status"] == "never saved, at step 0 of 30"
-    )
+    assert killed["status"] == "stopped at step 20 of 30" and unsaved["status"] == "never saved, at step 0 of 30"
     assert killed["top1"] is None and killed["val_top1"] == 0.7 and killed["seed"] == 2 and killed["epochs"] == 3
 
 
@@ -77,13 +74,13 @@ def test_without_a_start_line_the_total_is_not_guessed(tmp_path):
     folder = make_run(tmp_path / "x", 1000, finished=False, steps=20)
     lines = (folder / "log.jsonl").read_text().splitlines(keepends=True)
     (folder / "log.jsonl").write_text("".join(lines[1:]) + '{"kind": "tra')
-    assert list_runs(tmp_path).runs[0].status == "running or stopped at step 20"
+    assert list_runs(tmp_path).runs[0].status == "stopped at step 20"
 
 
 def test_killed_in_the_middle_of_a_save_it_still_counts_as_saved(tmp_path):
     folder = make_run(tmp_path / "x", 1000, finished=False)
     (folder / "last").rename(folder / ".last.old")
-    assert list_runs(tmp_path).runs[0].status.startswith("running or stopped")
+    assert list_runs(tmp_path).runs[0].status.startswith("stopped")
 
 
 def test_a_log_as_runlog_writes_it(tmp_path):
@@ -93,7 +90,7 @@ def test_a_log_as_runlog_writes_it(tmp_path):
         log.write("val", 200, top1=float("nan"))
         log.write("val", 300, top1=0.25)
     (run,) = list_runs(tmp_path).runs
-    assert run.val_curve == [(300, 0.25)] and run.status == "running or stopped at step 300 of 400"
+    assert run.val_curve == [(300, 0.25)] and run.status == "stopped at step 300 of 400"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints import bundled, clip, files, hub, native
+from vitlab.checkpoints import bundled, clip, digests, files, hub, native
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
@@ -130,6 +130,7 @@ def _read_native(folder: Path) -> Found:
             raise ValueError(f"labels must be a list of {config.classes} names, or null.")
     if not (folder / native.WEIGHTS).is_file():
         raise CheckpointError(f"{folder}: {native.WEIGHTS} is missing beside {native.CARD}.")
+    digests.check_files(folder, card, native.CARD)
     tensors = files.read_tensors(folder / native.WEIGHTS)
     found = Found(tensors, {k: (k,) for k in tensors}, {}, "native", card["family"], config)
     found.preprocess, found.labels = preprocess, labels

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from vitlab.checkpoints import digests
 from vitlab.checkpoints.files import CheckpointError, check_values, read_json
 from vitlab.models import registry
 from vitlab.version import __version__
@@ -50,16 +52,21 @@ def save(model: Any, folder: str | Path) -> Path:
         "labels": model.labels,
         **asdict(getattr(model, "card", None) or Card()),
     }
-    text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
-    writes = {
-        folder / WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"}),
-        folder / CARD: lambda path: path.write_text(text, encoding="utf-8"),
-    }
     tokenizer = getattr(model, "tokenizer", None)
+    writes = {WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"})}
     if tokenizer is not None:
-        words = tokenizer.to_json()
-        writes[folder / WORDS] = lambda path: path.write_text(words, encoding="utf-8")
-    write_together(writes)
+        writes[WORDS] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
+    written: dict[str, str] = {}
+
+    def write_and_digest(name: str, path: Path) -> None:
+        writes[name](path)
+        written[name] = digests.file_digest(path)
+
+    def write_card(path: Path) -> None:  # after the others, whose digests it holds
+        sealed = digests.seal({**card, digests.DIGESTS: written})
+        path.write_text(json.dumps(sealed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    write_together({**{folder / name: partial(write_and_digest, name) for name in writes}, folder / CARD: write_card})
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
@@ -147,12 +154,14 @@ def write_together(writes: dict[Path, Any]) -> None:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
+    """model.json, as it was saved. Whether the files beside it are is `digests.check_files`' to say."""
     card = read_json(folder / CARD)
     if card.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder / CARD}: format {card.get('format')!r} is not known; this vitlab {__version__} reads {FORMAT}. "
             "Update vitlab: pip install -U vitlab."
         )
+    digests.check_seal(card, folder / CARD)
     for key, kind in (("family", str), ("config", dict)):
         if not isinstance(card.get(key), kind):
             raise CheckpointError(

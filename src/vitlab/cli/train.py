@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import following_downloads
 from vitlab.images.datasets import SOURCES
+from vitlab.training import processes, run_lock
 from vitlab.training.autopick import pick
-from vitlab.training.loop import Stopped, fit
+from vitlab.training.loop import Stopped, check_is_run, fit
 from vitlab.training.presets import find_recipe, recipes
 from vitlab.training.recipe import Recipe, read_recipe, with_settings, with_value
+from vitlab.training.state import check_place
 
 
 def run(
@@ -31,30 +36,35 @@ def run(
         what, settings = None, [what, *settings]
     if changed and resume is None:
         raise ValueError("--changed is for a run that goes on: add --resume RUN, or leave it out.")
-    source = None
-    if minutes is not None:
-        source = _source(what, minutes, resume)
+    source = _source(what, minutes, resume) if minutes is not None else None
+    if source is not None:
         recipe = with_settings(with_value(Recipe(), "data.source", source), settings)
-        folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / _name(recipe.data.source))
-    elif resume is not None:
-        folder = resume
-        saved = read_recipe(folder / "recipe.toml") if (folder / "recipe.toml").is_file() else None
-        if what is not None:
-            settings = [what, *settings]
-        recipe = with_settings(saved, settings) if saved is not None else Recipe()
-    else:
+        name = _name(recipe.data.source)
+    elif resume is None:
         name, recipe = find_recipe(what)
         recipe = with_settings(recipe, settings)
-        folder = Path(recipe.run.dir) if recipe.run.dir else _fresh(Path("runs") / name)
+    else:
+        check_is_run(resume)
+        settings = settings if what is None else [what, *settings]
+        name, recipe = "", Recipe()
     show = Beside() if json else Bar() if sys.stdout.isatty() else Plain()
     try:
-        with show, following_downloads():
+        with show, ExitStack() as held, following_downloads():
+            folder = resume or (Path(recipe.run.dir) if recipe.run.dir else None)
+            if folder is None:  # the first process of torchrun chooses a name for all
+                free = partial(_claim, Path("runs") / name, held, show.note)
+                folder = processes.start(recipe.run.device).on_first(free)
+            else:
+                check_place(folder)
+                held.enter_context(run_lock.hold(folder, show.note))
             if source is not None and minutes is not None:
                 picked = pick(source, minutes, settings, since=began, show=show)
                 for reason in picked.reasons:
                     show.note(reason)
                 result = fit(picked.recipe, folder, show=show, data=picked.data, notes=picked.reasons, since=began)
             else:
+                if resume is not None:
+                    recipe = with_settings(read_recipe(folder / "recipe.toml"), settings)
                 result = fit(recipe, folder, resume=resume is not None, changed=changed, show=show, since=began)
     except Stopped as stopped:
         say(f"vitlab: {stopped}")
@@ -93,13 +103,16 @@ def _name(source: str) -> str:
     return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
 
 
-def _fresh(folder: Path) -> Path:
-    """runs/name, or runs/name-2, ... where that is taken."""
+def _claim(folder: Path, held: ExitStack, note: Callable[[str], object]) -> Path:
+    """runs/name, or runs/name-2, ... where that is taken; locked, so that no other process takes it."""
     number, free = 1, folder
-    while free.exists():
+    while True:
+        if not free.exists():
+            with suppress(run_lock.RunLockedError):  # taken in this moment
+                held.enter_context(run_lock.hold(free, note))
+                return free
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
-    return free
 
 
 class Plain:

@@ -15,8 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.trace import Trace
+from vitlab.training.run_lock import lock_holder
 from vitlab.training.runlog import read_log
+from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
 
 
 class TrainingError(ValueError):
@@ -86,16 +89,17 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
     """(is it well, words) of a run, from what it left behind; None: a fact that is neither good nor bad."""
     if not (run / "recipe.toml").is_file():
         raise ValueError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
+    rows = check_files(run)
     replay = run / "replay" / "step.json"
     if replay.is_file():
         step = json.loads(replay.read_text(encoding="utf-8"))
         broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
         return [
+            *rows,
             (False, broke),
             (None, f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."),
         ]
     log = read_log(run)
-    rows: list[tuple[bool | None, str]] = []
     if skipped := [e for e in log if e["kind"] == "skip"]:
         rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
     rows += [(False, said) for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
@@ -103,6 +107,34 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
     finished = (run / "result.json").is_file()
     unfinished = f"the run is not finished. Go on: vitlab train --resume {run}"
     return [*rows, (True, "the run is finished") if finished else (None, unfinished)]
+
+
+def check_files(run: Path) -> list[tuple[bool | None, str]]:
+    """Whether a run folder is whole: every save, the best model, recipe and result, against their digests."""
+    if holder := lock_holder(run):
+        return [(None, f"being written by {holder}; its files are not checked meanwhile")]
+    rows: list[tuple[bool | None, str]] = []
+    newest = None
+    for folder in generations(run):
+        try:
+            saved = read_save(folder)
+        except (CheckpointError, OSError) as error:
+            rows.append((False, f"{folder.name}: damaged. {error}"))
+            continue
+        newest = newest or saved
+        rows.append((True, f"{folder.name}: whole, saved at step {saved.progress.step}"))
+    if newest is None:
+        words = "no save is whole" if rows else "nothing was saved yet"
+        return [*rows, (False if rows else None, words)]
+    checks = {"best": check_best, "recipe.toml": check_recipe_file, "result.json": check_result}
+    for name, check in checks.items():
+        try:
+            check(run, newest)
+        except (CheckpointError, OSError) as error:
+            rows.append((False, str(error)))
+        else:
+            rows += [(True, f"{name}: whole")] if (run / name).exists() else []
+    return rows
 
 
 def _loss(trained: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:

@@ -53,7 +53,13 @@ class Job:
         """The model that is evaluated and kept: the running average where there is one."""
         return self.model if self.ema is None else self.ema.module
 
-    def restore(self, saved: Saved) -> Progress:
+    def restore(self, saved: Saved, changed: bool = False) -> Progress:
+        """Go on from a save. `changed`: the recipe is another than the one it was saved with."""
+        if saved.progress.step > self.plan.total and not changed:
+            raise ValueError(
+                f"{saved.folder}: was saved at step {saved.progress.step:,}, but the recipe ends at "
+                f"{self.plan.total:,}. The data or the recipe have changed: put them back, or pass --changed."
+            )
         if self.model.labels is not None and saved.labels != self.data.classes:  # None: they are not learned
             raise ValueError(
                 f"{self.run} was trained on other classes than {self.data.name} has now: "
@@ -72,7 +78,7 @@ class Job:
         model, optimizer = whole_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
         ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
         if first:
-            save_last(self.run, model, optimizer, ema, progress)
+            save_last(self.run, model, optimizer, ema, progress, self.recipe.run.keep)
 
     def save_best(self) -> None:
         """Write `best`; all processes together, as in `save`."""

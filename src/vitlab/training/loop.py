@@ -1,12 +1,11 @@
 """The loop: flat, resumable, one process or many. Everything random is a function of (seed, step), so a run that is
 killed at any moment and resumed ends with the same weights, to the bit.
 
-    runs/<name>/{recipe.toml, log.jsonl, result.json, last/, best/, report.html}
+    runs/<name>/{recipe.toml, log.jsonl, result.json, last/, last-1/, best/, report.html, run.lock}
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -19,20 +18,30 @@ from typing import Any, Protocol
 import torch
 
 from vitlab.checkpoints import native
+from vitlab.checkpoints.files import CheckpointError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
-from vitlab.training import doctor, processes
+from vitlab.training import doctor, processes, run_lock
 from vitlab.training.batches import Batch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.ending import finish
 from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.objectives import At
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
-from vitlab.training.runlog import RunLog, read_log
+from vitlab.training.runlog import RunLog, from_json, read_log
 from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import whole, whole_model
 from vitlab.training.ssl_doctor import examine
-from vitlab.training.state import Progress, check_place, load_last
+from vitlab.training.state import (
+    Progress,
+    Saved,
+    check_best,
+    check_place,
+    check_recipe_file,
+    check_result,
+    load_last,
+    read_save,
+)
 from vitlab.training.timelimit import TimeLimit
 from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
 
@@ -76,22 +85,42 @@ def fit(
     (time.perf_counter(); default: now).
     """
     show, since = show or Silent(), time.perf_counter() if since is None else since
+    if resume:
+        check_is_run(run)
+    else:
+        check_place(run)
+    try:
+        with run_lock.hold(run, show.note):
+            return _fit(recipe, run, resume, changed, show, data, notes, since)
+    finally:
+        processes.stop()
+
+
+def _fit(
+    recipe: Recipe,
+    run: Path,
+    resume: bool,
+    changed: bool,
+    show: Show,
+    data: Data | None,
+    notes: Sequence[str],
+    since: float,
+) -> dict[str, Any]:
     saved = None
     if resume:
         recipe = check_resume(recipe, run, changed)
-        saved = load_last(run)
+        saved = choose_save(recipe, run, changed, show)
         if saved is not None and saved.progress.finished:
             show.note(f"{run} is finished: nothing to resume.")
-            return json.loads((run / "result.json").read_text(encoding="utf-8"))
+            return from_json((run / "result.json").read_bytes())
     elif (run / "recipe.toml").exists():
         raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
-    check_place(run)
     job = prepare(recipe, run, data)
-    progress = job.restore(saved) if saved is not None else Progress()
+    progress = job.restore(saved, changed) if saved is not None else Progress()
     log = None
     if job.who.first:
-        run.mkdir(parents=True, exist_ok=True)
-        native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
+        if not resume or changed:
+            native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
         log = RunLog(
             run,
             wandb=recipe.track.wandb,
@@ -116,15 +145,18 @@ def fit(
     finally:
         if log is not None:
             log.close()
-        processes.stop()
 
 
-def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
-    """The saved recipe; another one is refused with what differs, unless that was asked for."""
+def check_is_run(run: Path) -> None:
     if not (run / "recipe.toml").is_file():
         raise ValueError(
             f"{run}: holds no recipe.toml, so there is no run to resume. `vitlab runs` lists those in runs/."
         )
+
+
+def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
+    """The saved recipe; another one is refused with what differs, unless that was asked for."""
+    check_is_run(run)
     old = read_recipe(run / "recipe.toml")
     if recipe is None or recipe == old:
         return old
@@ -134,6 +166,32 @@ def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
             f"{run} was started with another recipe:\n  {lines}\nPass --changed to go on with the new one."
         )
     return recipe
+
+
+def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved | None:
+    """The save that a run goes on from; None: it was killed before its first. The first process chooses for all."""
+    who, chosen = processes.start(recipe.run.device), []
+
+    def choose() -> Path | None:
+        saved = load_last(run, with_ema=recipe.optim.ema > 0 and not changed, note=show.note)
+        if saved is None:
+            return None
+        if not changed:
+            check_recipe_file(run, saved)
+        check_best(run, saved)
+        chosen.append(saved)
+        return saved.folder
+
+    folder = who.on_first(choose)
+    if folder is None:
+        return None
+    saved = chosen[0] if chosen else read_save(folder)
+    try:
+        check_result(run, saved)
+    except CheckpointError as error:
+        show.note(str(error))
+        saved.progress.finished = False  # the end is done again
+    return saved
 
 
 def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: float) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ class Processes:
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
+
+    def on_first(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process, for all of them; where it fails there, all fail."""
+        value, failed = None, None
+        if self.first:
+            try:
+                value = work()
+            except (ValueError, OSError) as error:
+                failed = error
+        if self.any(failed is not None):
+            raise failed or ValueError("the first process cannot go on; its message says why.")
+        return self.gather(value)[0]
 
     def wait(self) -> None:
         if self.world > 1:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -131,6 +132,7 @@ class RunRecipe(Config):
     seed: int = 0
     dir: str = ""  # runs/<recipe's name> unless given
     save_every: int = 0  # steps between saves; 0: at the end of each epoch
+    keep: int = 1  # saves kept before the last, in case it is damaged; each needs as much disk again
     eval_every: int = 1  # epochs between evaluations
     minutes: float = 0.0  # the run ends here at the latest, with what it has; 0: no limit
     amp: Literal["off", "bf16", "fp16"] = "off"
@@ -176,6 +178,7 @@ class Recipe(Config):
         if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
             raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
         not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
+        not_negative |= {"run.keep": self.run.keep}
         not_negative |= {f"objective.{n}": getattr(self.objective, n) for n in ("local_views", "local_size")}
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
@@ -291,8 +294,8 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-        return f'"{escaped}"'
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped) + '"'
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, dict):

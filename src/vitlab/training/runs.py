@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.models.config import nearest
+from vitlab.training.run_lock import Holder, lock_holder
 from vitlab.training.runlog import from_json, read_log
 
 RECIPE, RESULT = "recipe.toml", "result.json"
@@ -38,6 +39,7 @@ class Run:
     result: dict[str, Any]  # empty until the run is finished
     log: list[dict[str, Any]] = field(repr=False)
     saved: bool  # there is a checkpoint to resume from
+    holder: Holder | None = None  # the process that writes it now
 
     @property
     def name(self) -> str:
@@ -62,8 +64,9 @@ class Run:
         step = max((line["step"] for line in self.log), default=0)
         totals = [line["steps"] for line in self.log if line["kind"] == "start" and "steps" in line]
         where = f"step {step} of {totals[-1]}" if totals else f"step {step}"
-        # Nobody can tell a running process from a killed one by its files.
-        return f"running or stopped at {where}" if self.saved else f"never saved, at {where}"
+        if self.holder is not None:
+            return f"running at {where} ({self.holder})"
+        return f"stopped at {where}" if self.saved else f"never saved, at {where}"
 
     def row(self) -> dict[str, Any]:
         values = {
@@ -115,8 +118,8 @@ def read_run(folder: Path) -> Run:
             raise ValueError(f"{folder / RESULT}: cannot be read ({error}).") from None
         if not isinstance(result, dict):
             raise ValueError(f"{folder / RESULT}: holds no table of results but {type(result).__name__}.")
-    saved = any((folder / name).is_dir() for name in ("last", ".last.old"))  # .old: killed in the middle of a save
-    return Run(folder, flat(recipe), result, read_log(folder), saved)
+    saved = any(folder.glob("last")) or any(folder.glob(".last.old")) or any(folder.glob("last-[0-9]*"))
+    return Run(folder, flat(recipe), result, read_log(folder), saved, lock_holder(folder))
 
 
 def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:

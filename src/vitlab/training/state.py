@@ -1,24 +1,37 @@
-"""A run folder's checkpoints: everything a run needs to go on, written so that `last` is always whole.
+"""A run folder's checkpoints: everything a run needs to go on, written so that one whole save is always there.
 
-last/   weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
-best/   weights.safetensors, model.json
+last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
+last-1/   the save before it (run.keep = 1), to which a damaged `last` falls back
+best/     weights.safetensors, model.json
+
+state.json holds the digest of every file beside it, and of the run's recipe.toml and result.json.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
+import re
 import shutil
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import native
-from vitlab.checkpoints.files import CheckpointError, read_json, read_tensors
+from vitlab.checkpoints import digests, native
+from vitlab.checkpoints.files import CheckpointError
+from vitlab.training import run_lock
+from vitlab.training.runlog import from_json, to_json
+
+LAST, BEST, STATE = "last", "best", "state.json"
+OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
+RUN_FILES = ("recipe.toml", "result.json")  # beside last/; state.json holds their digests too
+RUN_DIGESTS = "run_digests"
 
 
 @dataclass
@@ -49,28 +62,60 @@ def check_place(run: Path) -> None:
         raise ValueError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
 
 
-def save_last(run: Path, model: Any, optimizer: Tensors, ema: Tensors | None, progress: Progress) -> None:
-    """Everything that --resume needs."""
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def save_last(
+    run: Path, model: Any, optimizer: Tensors, ema: Tensors | None, progress: Progress, keep: int = 0
+) -> None:
+    """Everything that --resume needs. `keep` saves before it stay, as last-1, last-2, ..."""
 
     def fill(folder: Path) -> None:
         native.save(model, folder)
-        save_file(optimizer, folder / "optimizer.safetensors")
+        save_file(optimizer, folder / OPTIMIZER)
         if ema is not None:
-            save_file(ema, folder / "ema.safetensors")
-        (folder / "state.json").write_text(json.dumps(asdict(progress)) + "\n", encoding="utf-8")
+            save_file(ema, folder / EMA)
+        others = [path.name for path in folder.iterdir() if path.name != native.WEIGHTS]
+        of_files = {**native.read_card(folder)[digests.DIGESTS], **digests.file_digests(folder, others)}
+        of_run = digests.file_digests(run, [name for name in RUN_FILES if (run / name).is_file()])
+        state = digests.seal({**from_json(to_json(asdict(progress))), digests.DIGESTS: of_files, RUN_DIGESTS: of_run})
+        # A file name that is not UTF-8 holds lone surrogates; backslashreplace spells them as JSON does.
+        (folder / STATE).write_bytes(to_json(state).encode("utf-8", "backslashreplace"))
 
-    replace_folder(run / "last", fill)
+    with saying_what_is_safe(run):
+        replace_folder(run / LAST, fill, keep)
 
 
 def save_best(run: Path, model: Any) -> None:
-    replace_folder(run / "best", lambda folder: native.save(model, folder))
+    with saying_what_is_safe(run):
+        replace_folder(run / BEST, lambda folder: native.save(model, folder))
 
 
-def replace_folder(folder: Path, fill: Any) -> None:
-    """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole."""
+@contextmanager
+def saying_what_is_safe(run: Path):
+    """A save that fails (the disk is full) says what is still there, and how to go on."""
+    run_lock.check_held(run)
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        whole = next(iter(generations(run)), None)
+        safe = f"{whole} is untouched" if whole is not None else "nothing had been saved before"
+        raise CheckpointError(
+            f"{run}: cannot be saved ({reason}); {safe}. Make room, then go on: vitlab train --resume {run} "
+            "(run.keep=0 --changed behind it needs half of the space)"
+        ) from None
+
+
+def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int = 0) -> None:
+    """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole.
+
+    The old one becomes folder-1, that one folder-2, ..., as far as `keep` goes.
+    """
     new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     recover(folder)
-    shutil.rmtree(new, ignore_errors=True)
+    for left_behind in (new, old):
+        shutil.rmtree(left_behind, ignore_errors=True)
     new.mkdir(parents=True)
     try:
         fill(new)
@@ -85,7 +130,29 @@ def replace_folder(folder: Path, fill: Any) -> None:
         folder.rename(old)
     new.rename(folder)
     _sync_folder(folder.parent)
+    if keep and old.exists():
+        _shift(folder, old, keep)
     shutil.rmtree(old, ignore_errors=True)
+    for number, path in _earlier(folder):
+        if number > keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _shift(folder: Path, old: Path, keep: int) -> None:
+    """Make room for `old` as folder-1."""
+    for number, path in reversed(_earlier(folder)):
+        if number < keep:
+            shutil.rmtree(folder.with_name(f"{folder.name}-{number + 1}"), ignore_errors=True)
+            path.rename(folder.with_name(f"{folder.name}-{number + 1}"))
+    first = folder.with_name(f"{folder.name}-1")
+    shutil.rmtree(first, ignore_errors=True)
+    old.rename(first)
+
+
+def _earlier(folder: Path) -> list[tuple[int, Path]]:
+    """The numbered saves before this one, newest first."""
+    matches = [(re.fullmatch(rf"{folder.name}-(\d{{1,4}})", path.name), path) for path in folder.parent.glob("*")]
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
 
 def recover(folder: Path) -> None:
@@ -94,8 +161,6 @@ def recover(folder: Path) -> None:
     if old.exists() and not folder.exists():
         with suppress(FileNotFoundError):  # another process of the run was faster
             old.rename(folder)
-    elif old.exists():
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -107,26 +172,181 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+# ------------------------------------------------------------------------------------------------------------ loading
+
+
 @dataclass
 class Saved:
+    """One save, read and checked."""
+
+    folder: Path
     labels: list[str] | None
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    ema: dict[str, Tensor] | None
+    weights: Tensors
+    optimizer: Tensors
+    ema: Tensors | None
     progress: Progress
+    run_digests: dict[str, str]  # of recipe.toml and result.json when it was written
 
 
-def load_last(run: Path) -> Saved | None:
-    """What the last save holds; None where nothing was saved yet."""
-    folder = run / "last"
+def generations(run: Path) -> list[Path]:
+    """The saves of a run, newest first."""
+    last = run / LAST
+    newest = [path for path in (last, run / f".{LAST}.old") if path.is_dir()]
+    return [*newest, *(path for _, path in _earlier(last))]
+
+
+def load_last(run: Path, *, with_ema: bool = False, note: Callable[[str], object] = lambda text: None) -> Saved | None:
+    """The newest save that is whole; None where nothing was saved yet.
+
+    A damaged save is set aside as last-damaged, and `note` says so. `with_ema`: a save without a running average is
+    damaged.
+    """
+    recover(run / LAST)
+    saves = generations(run)
+    problems = [f"{run / LAST}: is missing."] if saves and saves[0] != run / LAST else []
+    for folder in saves:
+        try:
+            saved = read_save(folder, with_ema)
+        except (CheckpointError, OSError) as error:
+            problems.append(str(error))
+            continue
+        if problems:
+            note(f"{problems[0]} Going on from {saved.folder}, saved at step {saved.progress.step}.")
+            _set_aside(run, before=folder)
+        return saved
+    if problems:
+        raise CheckpointError(
+            f"{run}: no save of this run is whole. {' '.join(problems)} Put the files back from a copy; or train anew "
+            f"in another folder: vitlab train {run / 'recipe.toml'} run.dir={run}-again"
+        )
+    return None
+
+
+def _set_aside(run: Path, before: Path) -> None:
+    """Damaged saves must not count as generations: the newest stays as last-damaged."""
+    saves, place = generations(run), run / f"{LAST}-damaged"
+    for folder in reversed(saves[: saves.index(before)]):
+        shutil.rmtree(place, ignore_errors=True)
+        folder.rename(place)
+
+
+def read_save(folder: Path, with_ema: bool = False) -> Saved:
+    """One save, every file compared with its digest; raises CheckpointError where it is not what was written."""
+    state = _read_state(folder)
+    digests.check_files(folder, state, STATE)
+    ema = _read_tensors(folder / EMA) if (folder / EMA).exists() else None
+    if with_ema and ema is None:
+        raise digests.DamagedError(f"{folder / EMA}: is missing, and the recipe (optim.ema) says that it was saved.")
+    run_digests = state.pop(RUN_DIGESTS, {})
+    state.pop(digests.DIGESTS, None)
+    return Saved(
+        folder=folder,
+        labels=native.read_card(folder).get("labels"),
+        weights=_read_tensors(folder / native.WEIGHTS),
+        optimizer=_read_tensors(folder / OPTIMIZER),
+        ema=ema,
+        progress=_progress(state, folder / STATE),
+        run_digests=run_digests,
+    )
+
+
+def check_recipe_file(run: Path, saved: Saved) -> None:
+    """Refuse a recipe.toml that is not the one the save was made with."""
+    expected, path = saved.run_digests.get("recipe.toml"), run / "recipe.toml"
+    if expected is not None and digests.file_digest(path) != expected:
+        raise CheckpointError(
+            f"{path}: was changed since step {saved.progress.step} was saved. Put it back as it was, or pass --changed "
+            "to go on with it as it is."
+        )
+
+
+def check_best(run: Path, saved: Saved) -> None:
+    """Refuse a run whose best model so far is lost: its result would be another model's."""
+    if saved.progress.best_epoch < 0:
+        return
+    folder = run / BEST
     recover(folder)
-    if not folder.is_dir():
-        return None
-    values = read_json(folder / "state.json")
     try:
-        progress = Progress(**values)
-    except TypeError as error:
-        raise CheckpointError(f"{folder}/state.json: {error}. It was written by another vitlab.") from None
-    ema = load_file(folder / "ema.safetensors") if (folder / "ema.safetensors").is_file() else None
-    labels, weights = native.read_card(folder).get("labels"), read_tensors(folder / native.WEIGHTS)
-    return Saved(labels, weights, load_file(folder / "optimizer.safetensors"), ema, progress)
+        if not (folder / native.CARD).is_file():
+            raise digests.DamagedError(f"{folder}: is missing.")
+        digests.check_files(folder, native.read_card(folder), native.CARD)
+    except (CheckpointError, OSError) as error:
+        raise CheckpointError(
+            f"{error} The best model of this run was that of epoch {saved.progress.best_epoch + 1}, and nothing else "
+            f"holds it: put the folder back from a copy, or train anew: vitlab train {run / 'recipe.toml'} "
+            f"run.dir={run}-again"
+        ) from None
+
+
+def check_result(run: Path, saved: Saved) -> None:
+    """Refuse a result.json that is not the one a finished run wrote."""
+    path, expected = run / "result.json", saved.run_digests.get("result.json")
+    if not saved.progress.finished:
+        return
+    if not path.is_file() or (expected is not None and digests.file_digest(path) != expected):
+        raise CheckpointError(f"{path}: is not what the run wrote. vitlab train --resume {run} writes it again.")
+
+
+def _read_tensors(path: Path) -> Tensors:
+    if not path.is_file():
+        raise digests.DamagedError(f"{path}: is missing.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise digests.DamagedError(f"{path}: is damaged or cut off ({error}).") from None
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    path = folder / STATE
+    try:
+        state = from_json(path.read_bytes())
+    except FileNotFoundError:
+        raise digests.DamagedError(f"{path}: is missing.") from None
+    except ValueError as error:
+        raise digests.DamagedError(f"{path}: is not valid JSON ({error}).") from None
+    if not isinstance(state, dict) or not isinstance(state.get(RUN_DIGESTS, {}), dict):
+        raise digests.DamagedError(f"{path}: is not a table of a run's progress.")
+    digests.check_seal(state, path)
+    state.pop(digests.SEAL, None)
+    return state
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _duration(value: Any) -> bool:
+    return _number(value) and math.isfinite(value) and value >= 0
+
+
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "step": (_count, "a whole number from 0"),
+    "best_rank": (lambda value: value is None or _number(value), "a number, or null"),
+    "best_top1": (lambda value: _number(value) and not value > 1, "a share of one"),
+    "best_epoch": (lambda value: value == -1 or _count(value), "a whole number from -1"),
+    "seconds": (_duration, "a number from 0"),
+    "images": (_count, "a whole number from 0"),
+    "skipped": (
+        lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+        "a table of names and reasons",
+    ),
+    "scaler": (_duration, "a number from 0"),
+    "scaler_steps": (_count, "a whole number from 0"),
+    "finished": (lambda value: isinstance(value, bool), "true or false"),
+}
+
+
+def _progress(values: dict[str, Any], path: Path) -> Progress:
+    known = {f.name for f in fields(Progress)}
+    if unknown := sorted(values.keys() - known):
+        raise CheckpointError(f"{path}: {unknown[0]!r} is not known. It was written by another vitlab.")
+    if missing := sorted(known - values.keys()):
+        raise CheckpointError(f"{path}: {missing[0]!r} is missing. It was written by another vitlab.")
+    for name, (is_valid, expected) in CHECKS.items():
+        if not is_valid(values[name]):
+            raise digests.DamagedError(f"{path}: {name} is {values[name]!r:.40}, expected {expected}.")
+    return Progress(**values)

@@ -1,0 +1,64 @@
+"""SHA-256 digests: what is loaded is what was saved.
+
+model.json and state.json list the digest of every file beside them ("digests") and end with one of their own values
+("seal"). `sha256sum weights.safetensors` prints the same number. Files without digests, of earlier versions, load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitlab.checkpoints.files import CheckpointError
+
+DIGESTS, SEAL = "digests", "seal"
+
+
+class DamagedError(CheckpointError):
+    """A file that is not, byte for byte, the one that was saved."""
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: file_digest(folder / name) for name in names}
+
+
+def check_files(folder: Path, values: dict[str, Any], listed_in: str) -> None:
+    """Compare the files of a folder with the digests that `values`, read from `listed_in`, has of them."""
+    digests = values.get(DIGESTS, {})
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+        raise DamagedError(f'{folder / listed_in}: "{DIGESTS}" must be a table of file names and SHA-256 digests.')
+    for name, expected in digests.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise DamagedError(f"{path}: is missing, and {listed_in} says that it was saved. Copy the whole folder.")
+        if (found := file_digest(path)) != expected:
+            raise DamagedError(
+                f"{path}: is damaged or was changed: its SHA-256 is {found:.12}..., but {expected:.12}... was saved. "
+                f'Fetch or save it again; if you changed it yourself, delete its line under "{DIGESTS}" in {listed_in}.'
+            )
+
+
+def seal(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with a digest of themselves; `check_seal` finds out if one of them was changed."""
+    return {**values, SEAL: _digest_of(values)}
+
+
+def check_seal(values: dict[str, Any], path: Path) -> None:
+    if SEAL in values and values[SEAL] != _digest_of({key: v for key, v in values.items() if key != SEAL}):
+        raise DamagedError(
+            f"{path}: is damaged or was changed after it was saved. Fetch or save it again; if you changed it "
+            f'yourself, delete its "{SEAL}" line.'
+        )
+
+
+def _digest_of(values: dict[str, Any]) -> str:
+    """Of the values, not of how they are laid out: white space and the order of keys do not count."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
