@@ -338,7 +338,7 @@ def detect(keys: set[str], path: object) -> Dialect:
     for dialect in DIALECTS:
         if dialect.recognise(keys):
             return dialect
-    if {"class_token", "patch_embed.proj.weight"} <= keys:
+    if {"class_token", "patch_embed.proj.weight"} <= keys or (Path(str(path)) / native.WEIGHTS).is_file():
         raise CheckpointError(
             f"{path}: vitlab weights without their {native.CARD}. Name the folder, with both files in it."
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -142,7 +143,10 @@ def write_together(writes: dict[Path, Any]) -> None:
         for path, write in writes.items():
             temporary[path].touch()
             mode = temporary[path].stat().st_mode  # what the user's files have; safetensors lets nobody else read
-            write(temporary[path])
+            try:
+                write(temporary[path])
+            except SafetensorError as error:  # its name for a full disk
+                raise OSError(f"{path}: cannot be written ({error}). Make room, or name another place.") from None
             temporary[path].chmod(mode)
             with temporary[path].open("rb") as file:
                 os.fsync(file.fileno())
