@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -42,6 +43,22 @@ class Processes:
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns in the first process, in every process; all must call together, and fail together."""
+        value, failed = None, None
+        if self.first:
+            try:
+                value = make()
+            except (ValueError, OSError) as error:
+                failed = error
+        if self.any(failed is not None):
+            raise failed or ValueError("the first process failed; its message says why.")
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def wait(self) -> None:
         if self.world > 1:
