@@ -92,6 +92,8 @@ def data_of(recipe: Recipe) -> Data:
         per_class=d.per_class,
         fraction=d.fraction,
         captions=method == "clip",
+        allow_cut=d.allow_cut,
+        allow_outside=d.allow_outside,
     )
     if data.captioned and method != "clip":
         raise ValueError(

@@ -6,7 +6,6 @@ killed at any moment and resumed ends with the same weights, to the bit.
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -29,6 +28,7 @@ from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.objectives import At
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog, read_log
+from vitlab.training.runs import read_result
 from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import whole, whole_model
 from vitlab.training.ssl_doctor import examine
@@ -82,7 +82,7 @@ def fit(
         saved = load_last(run)
         if saved is not None and saved.progress.finished:
             show.note(f"{run} is finished: nothing to resume.")
-            return json.loads((run / "result.json").read_text(encoding="utf-8"))
+            return read_result(run)
     elif (run / "recipe.toml").exists():
         raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
     check_place(run)
