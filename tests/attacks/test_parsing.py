@@ -146,6 +146,15 @@ def test_the_same_files_are_read_without_it(tmp_path, monkeypatch):
             assert "only one class" in str(error) or "too few to keep" in str(error)  # of four, or one
 
 
+@pytest.mark.parametrize("read", [shard_of_labels, shard_of_captions, caption_table], ids=lambda read: read.__name__)
+def test_half_a_character_is_refused_before_it_is_trained_on(tmp_path, monkeypatch, read):
+    """A label or caption that could not be written into a checkpoint. The later of two equal keys counts."""
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    key = "label" if read is shard_of_labels else "caption"
+    with pytest.raises(ValueError, match="half a character"):
+        read(tmp_path, f'"{key}": "a \\ud800 dog"')
+
+
 @pytest.mark.parametrize("case", TOML)
 def test_recipes(tmp_path, command, case):
     (tmp_path / "recipe.toml").write_text(f"[model]\n{TOML[case]}\n")

@@ -30,6 +30,7 @@ from vitlab.images.sources.dataset import (
     Dataset,
     FileDataset,
     Splits,
+    is_text,
     refuse_special,
 )
 from vitlab.images.sources.folder import is_picture, split_folders
@@ -216,6 +217,8 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
         captions = [plain(caption) for caption in captions]
         if not captions or not all(captions):
             raise DataError(f"{name}, line {line}: the caption is empty. Write one, or remove the line.")
+        if not all(map(is_text, captions)):
+            raise DataError(f"{name}, line {line}: the caption holds half a character (a lone surrogate). Correct it.")
         known = SPLIT_NAMES.get(str(split).strip().lower())
         if known is None:
             raise DataError(f"{name}, line {line}: split is {split!r}; write train, val or test.")

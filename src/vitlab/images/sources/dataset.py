@@ -68,6 +68,15 @@ def refuse_special(path: str | Path) -> None:
         raise DataError(f"{path}: is {kind}, not a regular file. Copy what it holds into a file, and name that.")
 
 
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON can spell halves of characters (lone surrogates), which cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Splits:
     """What a source holds, before a missing val is split off train."""

@@ -40,6 +40,7 @@ from vitlab.images.sources.dataset import (
     Splits,
     Strings,
     how_to_allow,
+    is_text,
     refuse_special,
 )
 from vitlab.images.sources.download import cache_dir
@@ -366,6 +367,8 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
         raise DataError(f"{shard}: {name} cannot be read ({error}). {expected}") from None
     if isinstance(label, bool) or not isinstance(label, (int, str)) or label == "":
         raise DataError(f"{shard}: {name} holds no label, but {label!r}. Write a class number or name.")
+    if not is_text(str(label)):
+        raise DataError(f"{shard}: {name} holds half a character (a lone surrogate). Correct it.")
     if len(str(label)) > LONGEST_LABEL or "\n" in str(label):
         raise DataError(
             f"{shard}: {name} holds a text, not a label. Add .cls files with the class numbers or names; or learn from "
@@ -394,6 +397,8 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
         raise DataError(f'{shard}: {picture} has no caption. Put a .txt, or a .json with "caption", beside it.')
     if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
         raise DataError(f"{shard}: the captions of {picture} must be texts, found {captions!r:.80}.")
+    if not all(map(is_text, captions)):
+        raise DataError(f"{shard}: the caption of {picture} holds half a character (a lone surrogate). Correct it.")
     lines = [line for caption in captions if (line := " ".join(caption.split()))]
     if not lines:
         raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the picture out.")
