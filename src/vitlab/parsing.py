@@ -26,10 +26,11 @@ def parse_json(text: str | bytes) -> Any:
 def parse_toml(text: str) -> dict[str, Any]:
     """tomllib.loads that refuses nan, inf and deep nesting. Every refusal is a ValueError."""
     try:
-        table = tomllib.loads(text, parse_float=_finite_float)
+        table = tomllib.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
     check_depth(table)
+    _check_finite(table)  # afterwards: as parse_float, "nano" would be refused as a number, and not as bad TOML
     return table
 
 
@@ -45,6 +46,13 @@ def check_depth(value: Any) -> None:
 def _children(value: Any) -> list[Any]:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inner if isinstance(child, dict | list)]
+
+
+def _check_finite(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_finite(inner)
 
 
 def _refuse_constant(name: str) -> float:

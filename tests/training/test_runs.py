@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitlab.cli import runs as verb
 from vitlab.training.report import plot
-from vitlab.training.runlog import RunLog
+from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.runs import COLUMNS, differences, list_runs, shown, table, to_csv, to_markdown
 
 RESULT = dict(top1=0.9875, loss=0.051234, seconds=41.25, images_per_second=3012.4, epochs=3, params=213002, seed=0)
@@ -32,7 +32,7 @@ def make_run(folder: Path, when: float, *, lr=0.001, seed=0, finished=True, save
     if saved:
         (folder / "last").mkdir()
     if finished:
-        (folder / "result.json").write_text(json.dumps({**RESULT, "seed": seed, **result}), encoding="utf-8")
+        (folder / "result.json").write_text(to_json({**RESULT, "seed": seed, **result}), encoding="utf-8")
     return folder
 
 

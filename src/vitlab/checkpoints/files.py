@@ -19,6 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitlab.special_files import special_kind
+
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 WRAPPERS = ("model_ema", "teacher", "model", "state_dict", "model_state_dict", "student", "net", "module")
 BESIDE = "beside_backbone."
@@ -118,6 +120,8 @@ def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> Non
 
 def _kind(path: Path) -> str | None:
     """The kind of weights the first bytes show (None: they do not tell); raises where they are no weights at all."""
+    if kind := special_kind(path):
+        raise CheckpointError(f"{path}: is {kind}, not a weights file. Copy what it holds into a file, and name that.")
     try:
         with path.open("rb") as file:
             head = file.read(16)

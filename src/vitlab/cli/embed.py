@@ -20,8 +20,16 @@ OTHERS = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")  # what the
 
 
 def run(
-    source: str, out: Path, checkpoint: str | None, path: str | None, batch_size: int, device: str, json: bool
+    source: str,
+    out: Path,
+    checkpoint: str | None,
+    path: str | None,
+    batch_size: int,
+    device: str,
+    json: bool,
+    allow: dict[str, bool],
 ) -> None:
+    """`allow`: allow_cut and allow_outside of open_items."""
     if out.suffix.lower() in OTHERS:
         raise ValueError(f"{out}: the table is written as Parquet: name it {out.with_suffix('.parquet')}.")
     began = time.perf_counter()
@@ -31,7 +39,9 @@ def run(
             say(f"note: without --model it is {DEFAULT}, a small model for small pictures.")
         model, made_by = open_encoder(checkpoint or DEFAULT, quiet=not who.first)
         with following_downloads():
-            items = open_items(source, path=path)
+            items = open_items(source, path=path, **allow)
+        for note in items.notes if who.first else ():
+            say(f"note: {note}")
         with Meter("pictures") as meter:
             found = write_table(
                 out,

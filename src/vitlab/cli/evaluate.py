@@ -45,8 +45,12 @@ def run(
     device: str,
     max_unreadable: int,
     json: bool,
+    allow: dict[str, bool],
 ) -> None:
-    """`zeroshot`: the templates that a CLIP is judged by, where that is asked for. `fewer`: a reducer in words."""
+    """`zeroshot`: the templates that a CLIP is judged by, where that is asked for. `fewer`: a reducer in words.
+
+    `allow`: allow_cut and allow_outside of open_data.
+    """
     frozen, shipped = knn or probe or few_shot is not None, is_export(checkpoint)
     if shipped and fewer is not None:
         raise ValueError(INSIDE.format(checkpoint))
@@ -54,7 +58,7 @@ def run(
     model = _exported(checkpoint, frozen or zeroshot is not None) if shipped else _loaded(checkpoint, zeroshot is None)
     with following_downloads():
         captions = zeroshot is None and is_clip(checkpoint)  # where a source may be read either way
-        data = open_data(source, path=path, captions=captions, **_split_as_trained(checkpoint, source))
+        data = open_data(source, path=path, captions=captions, **allow, **_split_as_trained(checkpoint, source))
     for note in data.notes:
         say(f"note: {note}")
     chosen = split or ("test" if data.test is not None else "val")

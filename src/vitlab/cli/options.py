@@ -76,6 +76,8 @@ Pool = Annotated[
 SourcePath = Annotated[
     str | None, typer.Option("--path", metavar="FOLDER", help="Where the files of a named source lie.")
 ]
+AllowCut = Annotated[bool, typer.Option("--allow-cut", help="Use what is whole of tar shards that are cut off.")]
+AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="A CSV may name files outside its own folder.")]
 Format = Annotated[
     str,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.options import BatchSize, Data, Device, Json, SourcePath
+from vitlab.cli.options import AllowCut, AllowOutside, BatchSize, Data, Device, Json, SourcePath
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -85,6 +85,8 @@ def embed(
     path: SourcePath = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
+    allow_cut: AllowCut = False,
+    allow_outside: AllowOutside = False,
     json: Json = False,
 ) -> None:
     """Write the vectors of all pictures to a Parquet table.
@@ -93,7 +95,8 @@ def embed(
     """
     from vitlab.cli import embed as verb
 
-    verb.run(data, out, model, path, batch_size, device, json)
+    allow = {"allow_cut": allow_cut, "allow_outside": allow_outside}
+    verb.run(data, out, model, path, batch_size, device, json, allow)
 
 
 @app.command()

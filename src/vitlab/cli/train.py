@@ -53,7 +53,7 @@ def run(
             folder = resume or (Path(recipe.run.dir) if recipe.run.dir else None)
             if folder is None:  # the first process of torchrun chooses a name for all
                 free = partial(_claim, Path("runs") / name, held, show.note)
-                folder = processes.start(recipe.run.device).on_first(free)
+                folder = processes.start(recipe.run.device).from_first(free)
             else:
                 check_place(folder)
                 held.enter_context(run_lock.hold(folder, show.note))

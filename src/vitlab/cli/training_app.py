@@ -10,6 +10,8 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.options import (
+    AllowCut,
+    AllowOutside,
     BatchSize,
     CheckpointOrExport,
     Data,
@@ -126,6 +128,8 @@ def evaluate(
     batch_size: BatchSize = 256,
     device: Device = "auto",
     max_unreadable: Annotated[int, typer.Option(help="Pictures that may be skipped.", min=0)] = 20,
+    allow_cut: AllowCut = False,
+    allow_outside: AllowOutside = False,
     json: Json = False,
 ) -> None:
     """Measure a model: accuracy, calibration, errors, speed.
@@ -139,7 +143,8 @@ def evaluate(
         raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
     words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
-    verb.run(checkpoint, data, path, split, *asked, flip, reducer, batch_size, device, max_unreadable, json)
+    allow = {"allow_cut": allow_cut, "allow_outside": allow_outside}
+    verb.run(checkpoint, data, path, split, *asked, flip, reducer, batch_size, device, max_unreadable, json, allow)
 
 
 @app.command()

@@ -26,12 +26,14 @@ from vitlab.images.sources import SOURCES, cifar, idx
 from vitlab.images.sources import captions as captioned
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
+    Allow,
     ArrayDataset,
     Captioned,
     Captions,
     DataError,
     Dataset,
     Splits,
+    refuse_special,
     subset,
 )
 from vitlab.images.sources.folder import is_picture, open_folder, subfolders
@@ -86,21 +88,26 @@ def open_data(
     fraction: float | None = None,
     captions: bool = False,
     download: bool = True,
+    allow_cut: bool = False,
+    allow_outside: bool = False,
 ) -> Data:
     """Open a source by name (its files at `path`, where they are not found by themselves) or by path.
 
     A missing val is a stratified `val_fraction` of train, by seed; `per_class` or `fraction` then keep part of train.
     `captions`: where a source may be read either way, its texts are captions, and not the names of classes.
+    `allow_cut`: use what is whole of tar files that are cut off. `allow_outside`: a table may name files outside its
+    own folder. Without them both are errors.
     """
     _check_numbers(val_fraction, per_class, fraction)
-    name, splits = open_splits(source, path=path, captions=captions, download=download)
+    allow = Allow(cut=allow_cut, outside=allow_outside)
+    name, splits = open_splits(source, path=path, captions=captions, download=download, allow=allow)
     if isinstance(splits.train, Captioned):
         return _finish_captioned(name, splits, seed, val_fraction, per_class, fraction)
     return _finish(name, splits, seed, val_fraction, per_class, fraction)
 
 
 def open_splits(
-    source: str, *, path: str | None = None, captions: bool = False, download: bool = True
+    source: str, *, path: str | None = None, captions: bool = False, download: bool = True, allow: Allow
 ) -> tuple[str, Splits]:
     """The source's name, and what it holds, before anything is split off or left out."""
     known = {_plain(name): name for name in SOURCES}
@@ -109,7 +116,7 @@ def open_splits(
         return name, _open_named(name, None if path is None else Path(path).expanduser(), download)
     if path is not None:
         raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
-    return name, _open_path(source, captions)
+    return name, _open_path(source, captions, allow)
 
 
 def open_digits() -> Splits:
@@ -145,24 +152,25 @@ def _open_named(name: str, path: Path | None, download: bool) -> Splits:
     return cifar.open_cifar(name, path, download) if name in cifar.KINDS else idx.open_idx(name, path, download)
 
 
-def _open_path(source: str, captions: bool) -> Splits:
+def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
     path = Path(source).expanduser()
+    refuse_special(path)
     if path.is_dir():
-        return _open_folder(source, path, captions)
+        return _open_folder(source, path, captions, allow)
     if path.is_file():
         if kind := re.match(r"cifar-(100?)-", path.name):
             return cifar.open_cifar(f"cifar{kind[1]}", path, download=False)
         if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
-            return captioned.open_table(path) if captioned.is_table(path, captions) else open_table(path)
+            return (captioned.open_table if captioned.is_table(path, captions) else open_table)(path, allow)
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             known = any(stored_index(path, kind) for kind in (False, True))  # to be shards, so that it is not scanned
-            return (None if known else captioned.open_tar(path)) or open_shards(source, captions)
+            return (None if known else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
         what = (
             "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
         )
         raise DataError(f"{source}: {what}. {ACCEPTED}")
     if re.search(r"[*?{\[]|::", source):
-        return open_shards(source, captions)
+        return open_shards(source, captions, allow)
     if _looks_like_path(source):
         raise DataError(f"{source}: no such file or folder (from {Path.cwd()}). {ACCEPTED}")
     near = difflib.get_close_matches(source.lower(), SOURCES, n=1, cutoff=0.5)
@@ -170,18 +178,18 @@ def _open_path(source: str, captions: bool) -> Splits:
     raise DataError(f"unknown data source {source!r}, and no such file or folder.{hint} {ACCEPTED}")
 
 
-def _open_folder(source: str, path: Path, captions: bool) -> Splits:
+def _open_folder(source: str, path: Path, captions: bool, allow: Allow) -> Splits:
     for name in cifar.KINDS:
         if cifar.locate(name, path):
             return cifar.open_cifar(name, path, download=False)
     if idx.folder_files("mnist", path):
         raise DataError(f"{path}: holds IDX files. Say which set they are: data.source=fashion-mnist data.path={path}")
     if table := captioned.table_in(path):
-        return captioned.open_table(table)
+        return captioned.open_table(table, allow)
     folders = subfolders(path)
     in_splits = [folder for name, folder in folders.items() if name.lower() in SPLIT_NAMES and not subfolders(folder)]
     if len(in_splits) == len(folders) and any(any(folder.glob("*.tar")) for folder in [path, *in_splits]):
-        return open_shards(source, captions)  # a .tar beside class folders is somebody's archive
+        return open_shards(source, captions, allow)  # a .tar beside class folders is somebody's archive
     return captioned.open_texts(path) if captioned.has_texts(path) else open_folder(path)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vitlab.images.datasets import open_splits
-from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, Dataset, FileDataset, Strings
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, Dataset, FileDataset, Strings
 from vitlab.images.sources.folder import pictures_under
 
 
@@ -33,6 +33,7 @@ class Items:
     name: str
     parts: list[tuple[str | None, Dataset]]
     root: Path | None = None  # where the paths begin, in a folder of pictures
+    notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
 
     def __len__(self) -> int:
         return sum(len(dataset) for _, dataset in self.parts)
@@ -72,14 +73,14 @@ class Items:
         raise IndexError(number)
 
 
-def open_items(source: str, *, path: str | None = None) -> Items:
+def open_items(source: str, *, path: str | None = None, allow_cut: bool = False, allow_outside: bool = False) -> Items:
     """A folder with pictures in it: all of them, by their paths. Anything else: as `open_data` knows it, all splits."""
     folder = Path(source).expanduser()
     if path is None and folder.is_dir():
         folder = folder.resolve()
         if files := Strings(sorted(pictures_under(folder))):
             return Items(str(folder), [(None, FileDataset(files, np.zeros(len(files)), []))], folder)
-    name, splits = open_splits(source, path=path)
+    name, splits = open_splits(source, path=path, allow=Allow(cut=allow_cut, outside=allow_outside))
     parts: list[tuple[str | None, Dataset]] = [
         (split, dataset)
         for split, dataset in (("train", splits.train), ("val", splits.val), ("test", splits.test))
@@ -87,4 +88,4 @@ def open_items(source: str, *, path: str | None = None) -> Items:
     ]
     if not parts:
         raise DataError(f"{source}: no pictures in it.")
-    return Items(name, parts)
+    return Items(name, parts, notes=splits.notes)

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitlab.special_files import special_kind
+
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
 MAX_PIXELS = 100_000_000  # a 100-megapixel photo passes, a decompression bomb does not
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -136,6 +138,8 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
     if not fspath(source):
         raise ImageError("is empty, and no file's name.", "Is a shell variable unset?")
     path = Path(source)
+    if kind := special_kind(path):
+        raise ImageError(f"is {kind}, not a picture file.", "Copy what it holds into a file, and name that.")
     try:
         if path.is_dir():
             raise IsADirectoryError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from vitlab.images.sources.folder import pictures_under
 from vitlab.search.ledger import SearchError
+from vitlab.special_files import special_kind
 
 
 class Stamp(NamedTuple):
@@ -26,6 +28,8 @@ def scan(folder: Path) -> dict[str, Stamp]:
 
 def digest(path: Path) -> bytes:
     """Equal for equal contents."""
+    if kind := special_kind(path):
+        raise OSError(errno.EINVAL, f"it is {kind}")
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
 

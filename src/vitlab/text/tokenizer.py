@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from torch import Tensor
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and the forks of data workers do not go together
 
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
+
+from vitlab.parsing import parse_json
+from vitlab.special_files import special_kind
+from vitlab.text.bpe import learn_merges
 
 START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
 CONTEXT = 77  # CLIP's; in a file that does not say another
@@ -142,6 +147,8 @@ class Tokenizer:
         try:
             if path.is_dir():
                 return cls._read_folder(path, told)
+            if kind := special_kind(path):
+                raise TokenizerError(f"is {kind}, and no file that can be read. Name a {FILE}, or its folder.")
             if not path.is_file():
                 raise TokenizerError("there is no such file or folder.")
             if path.name.endswith((".txt", ".gz")) and path.name != "merges.txt":
@@ -184,21 +191,16 @@ class Tokenizer:
     ) -> Tokenizer:
         """Byte pairs of these captions, most frequent first; fewer than `vocab` tokens where the words are few.
 
+        The same captions, in any order, give the same tokenizer in every process.
         Tokens are numbered as in CLIP: bytes, bytes that end a word, pairs as they were merged, start, end.
         """
         if vocab < LEAST:
             raise TokenizerError(f"vocab={vocab} is too small: {LEAST} tokens are the bytes, start and end.")
-        letters = _letters()
-        learner = _backend(BPE(end_of_word_suffix=WORD_END))
-        trainer = trainers.BpeTrainer(  # type: ignore[call-arg]
-            vocab_size=vocab,
-            initial_alphabet=letters,
-            end_of_word_suffix=WORD_END,
-            special_tokens=[START, END],
-            show_progress=False,
-        )
-        learner.train_from_iterator(captions, trainer)
-        pairs: list[tuple[str, str]] = [(a, b) for a, b in json.loads(learner.to_str())["model"]["merges"]]
+        backend, words = _backend(BPE(end_of_word_suffix=WORD_END)), Counter()
+        for caption, count in Counter(captions).items():
+            for word in _split_words(backend, caption):
+                words[word] += count
+        pairs = learn_merges(words, WORD_END)
         return cls(_assemble(pairs, vocab), context=context, pad_id=pad_id, truncate=truncate)
 
 
@@ -219,7 +221,13 @@ def _letters() -> list[str]:
     return [chr(byte) for byte in readable] + [chr(256 + n) for n in range(256 - len(readable))]
 
 
-def _assemble(pairs: list[tuple[str, str]], vocab: int) -> Backend:
+def _split_words(backend: Backend, text: str) -> list[str]:
+    """The words of a text after normalisation, their bytes as printable characters."""
+    assert backend.normalizer is not None and backend.pre_tokenizer is not None
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))]
+
+
+def _assemble(pairs: Iterable[tuple[str, str]], vocab: int) -> Backend:
     """A tokenizer of `vocab` tokens at most: bytes, bytes at a word's end, what the pairs make, start, end."""
     letters = _letters()
     tokens = dict.fromkeys([*letters, *(letter + WORD_END for letter in letters)])
@@ -285,8 +293,10 @@ def _config_says(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise TokenizerError(f"{path.name} is not valid JSON ({error}).") from None
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path.name} is not valid JSON ({error}). Fetch it again, or remove it.") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path.name} holds a {type(config).__name__}, expected a JSON object.")
     length = config.get("model_max_length")
     return {"context": length} if isinstance(length, int) and 3 <= length < 10**6 else {}

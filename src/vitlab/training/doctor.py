@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -18,7 +17,7 @@ from torch import Tensor
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.trace import Trace
 from vitlab.training.run_lock import lock_holder
-from vitlab.training.runlog import read_log
+from vitlab.training.runlog import from_json, read_log, to_json
 from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
 
 
@@ -56,7 +55,7 @@ def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str
     folder.mkdir(exist_ok=True)
     save_file({key: value.contiguous() for key, value in inputs.items()}, folder / "batch.safetensors")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
-    (folder / "step.json").write_text(json.dumps({**numbers, "cause": cause}, default=str, indent=2) + "\n")
+    (folder / "step.json").write_text(to_json({**numbers, "cause": cause}), encoding="utf-8")
     return TrainingError(
         f"step {numbers['step']} (epoch {numbers['epoch']}): the loss is {numbers['loss']}; {cause}. "
         f"Images of the batch: {numbers['indices'][:8]} ... Try optim.lr={numbers['lr'] / 3:.1e}, a longer warm-up "
@@ -92,13 +91,15 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
     rows = check_files(run)
     replay = run / "replay" / "step.json"
     if replay.is_file():
-        step = json.loads(replay.read_text(encoding="utf-8"))
-        broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
-        return [
-            *rows,
-            (False, broke),
-            (None, f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."),
-        ]
+        try:
+            step = from_json(replay.read_bytes())
+            broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
+            remedy = f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{replay}: cannot be read ({error}). The run broke; {run / 'log.jsonl'} shows its last steps."
+            ) from None
+        return [*rows, (False, broke), (None, remedy)]
     log = read_log(run)
     if skipped := [e for e in log if e["kind"] == "skip"]:
         rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))

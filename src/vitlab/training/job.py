@@ -25,7 +25,7 @@ from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import gather, load, shard, whole_model
 from vitlab.training.state import Progress, Saved, save_best, save_last
-from vitlab.training.words import tokenizer_of
+from vitlab.training.words import keep_tokenizer, tokenizer_of
 
 MODEL = 2  # coordinate of what a model draws itself: first weights, dropout, stochastic depth
 
@@ -98,6 +98,8 @@ def data_of(recipe: Recipe) -> Data:
         per_class=d.per_class,
         fraction=d.fraction,
         captions=method == "clip",
+        allow_cut=d.allow_cut,
+        allow_outside=d.allow_outside,
     )
     if data.captioned and method != "clip":
         raise ValueError(
@@ -166,7 +168,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     data = data or open_once(recipe, who)
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
     made = recipe.objective.name == "clip" and (recipe.model.init_from is None or recipe.text.tokenizer is not None)
-    tokenizer = tokenizer_of(recipe, data, run) if made else None
+    tokenizer = tokenizer_of(recipe, data, run, who) if made else None
     model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective, tokenizer)
     model.to(who.device).train()
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
@@ -184,6 +186,8 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     forward: Any = torch.compile(objective.learner()) if recipe.run.compile else objective.learner()
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
+    if tokenizer is not None and who.first:  # nothing was refused: the run begins
+        keep_tokenizer(tokenizer, run)
     return Job(
         recipe=recipe,
         run=run,

@@ -28,7 +28,8 @@ from vitlab.training.ending import finish
 from vitlab.training.job import MODEL, Job, prepare
 from vitlab.training.objectives import At
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
-from vitlab.training.runlog import RunLog, from_json, read_log
+from vitlab.training.runlog import RunLog, read_log
+from vitlab.training.runs import read_result
 from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import whole, whole_model
 from vitlab.training.ssl_doctor import examine
@@ -112,7 +113,7 @@ def _fit(
         saved = choose_save(recipe, run, changed, show)
         if saved is not None and saved.progress.finished:
             show.note(f"{run} is finished: nothing to resume.")
-            return from_json((run / "result.json").read_bytes())
+            return read_result(run)
     elif (run / "recipe.toml").exists():
         raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
     job = prepare(recipe, run, data)
@@ -182,7 +183,7 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
         chosen.append(saved)
         return saved.folder
 
-    folder = who.on_first(choose)
+    folder = who.from_first(choose)
     if folder is None:
         return None
     saved = chosen[0] if chosen else read_save(folder)

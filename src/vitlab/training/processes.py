@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,21 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
-    def on_first(self, work: Callable[[], T]) -> T:
-        """What `work` returns in the first process, for all of them; where it fails there, all fail."""
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns in the first process, in every process; all must call together, and fail together."""
         value, failed = None, None
         if self.first:
             try:
-                value = work()
+                value = make()
             except (ValueError, OSError) as error:
                 failed = error
         if self.any(failed is not None):
-            raise failed or ValueError("the first process cannot go on; its message says why.")
-        return self.gather(value)[0]
+            raise failed or ValueError("the first process failed; its message says why.")
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def wait(self) -> None:
         if self.world > 1:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.models.config import Config, nearest
+from vitlab.parsing import parse_toml
+from vitlab.special_files import special_kind
 
 Value = str | int | float | bool | list[Any]
 
@@ -32,6 +35,8 @@ class DataRecipe(Config):
     fraction: float | None = None  # few labels: this share
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
     max_unreadable: int = 20  # pictures that may be skipped before the run stops
+    allow_cut: bool = False  # use what is whole of tar shards that are cut off, instead of refusing them
+    allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
 
 
 @dataclass(frozen=True)
@@ -239,7 +244,11 @@ def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
         key, sign, text = setting.partition("=")
         if not sign:
             raise ValueError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
-        recipe = with_value(recipe, key.strip(), parse_value(text.strip()))
+        try:
+            value = parse_value(text.strip())
+        except ValueError as error:
+            raise ValueError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
+        recipe = with_value(recipe, key.strip(), value)
     return recipe
 
 
@@ -248,21 +257,26 @@ def parse_value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
     try:
-        return float(text)  # 1e-3, which TOML reads, and 1.e-3, which it does not
+        number = float(text)  # 1e-3, which TOML reads, and 1.e-3, which it does not
     except ValueError:
         return text
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def read_recipe(path: Path) -> Recipe:
+    if kind := special_kind(path):
+        raise ValueError(f"{path}: is {kind}, not a recipe. Name a TOML file.")
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such recipe.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
         raise ValueError(f"{path}: is not valid TOML ({error}).") from None
     try:
         return from_tables(tables)

@@ -18,6 +18,9 @@ import uuid
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from vitlab.parsing import parse_json
+from vitlab.special_files import special_kind
+
 LOG = "log.jsonl"
 Wandb = Literal["off", "offline", "online"]
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for these
@@ -93,28 +96,33 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
     path = Path(folder) / LOG
     if not path.is_file():
         return []
-    lines = path.read_bytes().splitlines()
+    lines = path.read_bytes().splitlines(keepends=True)
     read = []
     for number, line in enumerate(lines, 1):
-        event = _parse(line)
-        if event is not None:
-            read.append(event)
-        elif number < len(lines):
+        try:
+            read.append(_parse(line))
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):  # cut off
+                break
             raise ValueError(
-                f"{path}: line {number} is not a line of a log: {line[:60]!r}. "
+                f"{path}: line {number} is not a line of a log: {line[:60]!r} ({error}). "
                 f"Delete that line, or resume the run, which repairs its log: vitlab train --resume {folder}"
-            )
+            ) from None
     return read
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = from_json(line)
-    except ValueError:  # not JSON, or not UTF-8
-        return None
+def _parse(line: bytes) -> dict[str, Any]:
+    event = from_json(line)
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not isinstance(event.get("step"), int):
-        return None
+        raise ValueError("no event with a kind and a step")
     return event
+
+
+def _parse_or_none(line: bytes) -> dict[str, Any] | None:
+    try:
+        return _parse(line)
+    except ValueError:
+        return None
 
 
 def _plain(value: Any) -> Any:
@@ -150,8 +158,8 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """What `to_json` wrote."""
-    return _read_back(json.loads(text))
+    """What `to_json` wrote. NaN as a number, infinity and deep nesting are a ValueError."""
+    return _read_back(parse_json(text))
 
 
 def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
@@ -159,10 +167,12 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
 
     Returns the (kind, step) at `step` itself: a run may be killed between its save and the next line, and say it again.
     """
+    if kind := special_kind(path):
+        raise ValueError(f"{path}: is {kind}, where the run would write its log. Remove it.")
     if not path.exists():
         return set()
     lines = path.read_bytes().splitlines(keepends=True)
-    events = [_parse(line) for line in lines]
+    events = [_parse_or_none(line) for line in lines]
     # A run that restarts from 0 says everything again, what it said at step 0 too.
     stays = [event is not None and event["step"] <= step and step > 0 for event in events]
     if not all(stays) or (lines and not lines[-1].endswith(b"\n")):

@@ -10,13 +10,13 @@ import io
 import json
 import math
 import re
-import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vitlab.models.config import nearest
+from vitlab.parsing import parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
 from vitlab.training.runlog import from_json, read_log
 
@@ -107,19 +107,26 @@ def read_run(folder: Path) -> Run:
     if not (folder / RECIPE).is_file():
         raise ValueError(f"{folder}: is not a run, for it holds no {RECIPE}.")
     try:
-        recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    except ValueError as error:  # bad TOML, or not UTF-8
+        recipe = parse_toml((folder / RECIPE).read_text(encoding="utf-8"))
+    except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
         raise ValueError(f"{folder / RECIPE}: cannot be read ({error}).") from None
-    result: Any = {}
-    if (folder / RESULT).is_file():
-        try:
-            result = from_json((folder / RESULT).read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{folder / RESULT}: cannot be read ({error}).") from None
-        if not isinstance(result, dict):
-            raise ValueError(f"{folder / RESULT}: holds no table of results but {type(result).__name__}.")
+    result = read_result(folder) if (folder / RESULT).is_file() else {}
     saved = any(folder.glob("last")) or any(folder.glob(".last.old")) or any(folder.glob("last-[0-9]*"))
     return Run(folder, flat(recipe), result, read_log(folder), saved, lock_holder(folder))
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished run's result.json holds."""
+    path = folder / RESULT
+    if not path.is_file():
+        raise ValueError(f"{path}: the run is finished, but its result is missing, or is no regular file.")
+    try:
+        result = from_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read ({error}).") from None
+    if not isinstance(result, dict):
+        raise ValueError(f"{path}: holds no table of results but {type(result).__name__}.")
+    return result
 
 
 def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints import native
 from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.images.randomness import uniform
 from vitlab.images.sources.dataset import CAPTION
 from vitlab.text.templates import fill, read_templates
 from vitlab.text.tokenizer import FILE, Tokenizer
-from vitlab.training.recipe import Recipe
+from vitlab.training.processes import Processes
+from vitlab.training.recipe import Recipe, difference, read_recipe
 
 
 class Sentences:
@@ -51,11 +53,51 @@ def words_of(recipe: Recipe, data: Data) -> Captions | Sentences:
     return Sentences(data.train.labels, data.classes, read_templates(recipe.objective.templates))
 
 
-def tokenizer_of(recipe: Recipe, data: Data, run: Path) -> Tokenizer:
-    """The run's own, if it was saved already; the one that is named; or byte pairs of the captions of train."""
+def tokenizer_of(recipe: Recipe, data: Data, run: Path, who: Processes) -> Tokenizer:
+    """The run's own where it is resumed; the one that is named; or byte pairs of the captions of train.
+
+    The first process reads or trains it and hands it to the others.
+    """
+
+    def in_json() -> str:
+        return _kept_tokenizer(recipe, run) or _new_tokenizer(recipe, data).to_json()
+
+    return Tokenizer.from_json(who.from_first(in_json))
+
+
+def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
+    """Write it into the run folder, so that a run killed before its first save goes on with the same."""
+    run.mkdir(parents=True, exist_ok=True)
+    native.write_whole(run / FILE, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
+
+
+def _new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     t = recipe.text
-    if (run / "last" / FILE).is_file():
-        return Tokenizer.read(run / "last")
     if t.tokenizer is not None:
         return Tokenizer.read(t.tokenizer, context=t.context)
     return Tokenizer.train(words_of(recipe, data).everything(), vocab=t.vocab, context=t.context)
+
+
+def _kept_tokenizer(recipe: Recipe, run: Path) -> str | None:
+    """The tokenizer of a run that is resumed, as JSON; None for a new run, whatever else lies in its folder.
+
+    A new run has no recipe.toml yet: a tokenizer.json there was left by a run that was killed before it began.
+    """
+    if not (run / "recipe.toml").is_file():
+        return None
+    changed = [line for line in difference(read_recipe(run / "recipe.toml"), recipe) if line.startswith("text.")]
+    if changed:
+        raise ValueError(
+            f"{run} was started with another tokenizer ({', '.join(changed)}), and its model fits no other. "
+            "Leave [text] as it was, or start a new run: run.dir=..."
+        )
+    places = [place / FILE for place in (run, run / "last") if (place / FILE).is_file()]  # older runs: only in last
+    kept = [Tokenizer.read(place).to_json() for place in places]
+    if len(set(kept)) > 1:
+        raise ValueError(
+            f"{places[0]} differs from {places[1]}, which the model was saved with: one of them was changed. "
+            f"If nothing else in last/ was, copy it back: cp {places[1]} {places[0]}"
+        )
+    if not kept and (run / "last").is_dir():
+        raise ValueError(f"{run}: its {FILE} is missing, without which its model cannot go on. Put it back.")
+    return kept[0] if kept else None

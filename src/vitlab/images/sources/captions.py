@@ -11,19 +11,32 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitlab.images.sources.dataset import SPLIT_NAMES, Captioned, Captions, DataError, Dataset, FileDataset, Splits
+from vitlab.images.sources.dataset import (
+    SPLIT_NAMES,
+    Allow,
+    Captioned,
+    Captions,
+    DataError,
+    Dataset,
+    FileDataset,
+    Splits,
+    is_text,
+    refuse_special,
+)
 from vitlab.images.sources.folder import is_picture, split_folders
-from vitlab.images.sources.shards import Index, ShardDataset
+from vitlab.images.sources.shards import Index, ShardDataset, cut_off, whole_members
+from vitlab.images.sources.table import check_inside
+from vitlab.parsing import parse_json
 
 TABLES = ("captions.csv", "captions.tsv", "captions.jsonl")
 WORDS = {  # what people call the columns
@@ -44,7 +57,11 @@ class Row(NamedTuple):
 
 def table_in(folder: Path) -> Path | None:
     """The caption table of a folder, if there is one."""
-    return next((folder / name for name in TABLES if (folder / name).is_file()), None)
+    for name in TABLES:
+        refuse_special(folder / name)
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def holds_captions(path: Path) -> bool:
@@ -66,6 +83,8 @@ def is_table(path: Path, preferred: bool = False) -> bool:
     """A .jsonl, or a CSV with a column of captions and, unless captions are `preferred`, none of classes."""
     if path.suffix.lower() == ".jsonl":
         return True
+    if not path.is_file():
+        return False
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             words = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
@@ -74,7 +93,7 @@ def is_table(path: Path, preferred: bool = False) -> bool:
     return not words.isdisjoint(WORDS["caption"]) and (preferred or words.isdisjoint(("label", "class")))
 
 
-def open_table(path: Path) -> Splits:
+def open_table(path: Path, allow: Allow) -> Splits:
     """A caption table on disk."""
     try:
         rows = list(_rows(str(path), path.read_bytes()))
@@ -90,17 +109,24 @@ def open_table(path: Path) -> Splits:
     def dataset(places: list[str]) -> Dataset:
         return FileDataset(places, np.zeros(len(places), dtype=np.int64), [])
 
-    return _splits(str(path), str(path.parent), rows, find, dataset)
+    splits = _splits(str(path), str(path.parent), rows, find, dataset)
+    if not allow.outside:
+        lines = {row.image: row.line for row in reversed(rows)}
+        check_inside(path, ((line, place) for image, line in lines.items() if (place := find(image))))
+    return splits
 
 
-def open_tar(path: Path) -> Splits | None:
+def open_tar(path: Path, allow: Allow) -> Splits | None:
     """One tar with pictures and a table of captions, read where it lies; None where there is no such table in it."""
     try:
         with tarfile.open(path, "r:") as tar:
-            inside = {info.name.removeprefix("./"): info for info in tar if info.isreg()}
+            members, cut = whole_members(tar)
+            inside = {info.name.removeprefix("./"): info for info in members if info.isreg()}
             table = next((name for name in inside if name.rpartition("/")[2] in TABLES), None)
             if table is None:
                 return None
+            if cut and not allow.cut:
+                raise cut_off(path, cut)
             stream = tar.extractfile(inside[table])
             assert stream is not None
             rows = list(_rows(f"{path}/{table}", stream.read()))
@@ -124,7 +150,13 @@ def open_tar(path: Path) -> Splits | None:
         )
         return ShardDataset([path], [index], np.zeros(len(places), dtype=np.int64), [])
 
-    return _splits(f"{path}/{table}", f"{path}/{folder}".rstrip("/"), rows, find, dataset)
+    notes = []
+    if cut:
+        there = [row for row in rows if find(row.image)]
+        notes.append(f"{path} is incomplete ({cut}): {len(rows) - len(there)} of {len(rows)} captions are left out.")
+        rows = there
+    splits = _splits(f"{path}/{table}", f"{path}/{folder}".rstrip("/"), rows, find, dataset)
+    return replace(splits, notes=notes)
 
 
 def has_texts(folder: Path) -> bool:
@@ -185,6 +217,8 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
         captions = [plain(caption) for caption in captions]
         if not captions or not all(captions):
             raise DataError(f"{name}, line {line}: the caption is empty. Write one, or remove the line.")
+        if not all(map(is_text, captions)):
+            raise DataError(f"{name}, line {line}: the caption holds half a character (a lone surrogate). Correct it.")
         known = SPLIT_NAMES.get(str(split).strip().lower())
         if known is None:
             raise DataError(f"{name}, line {line}: split is {split!r}; write train, val or test.")
@@ -213,12 +247,14 @@ def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, written in enumerate(text.splitlines(), 1):
         if not written.strip():
             continue
+        values, why = None, ""
         try:
-            values = json.loads(written)
-        except ValueError:
-            values = None
+            values = parse_json(written)
+        except ValueError as error:
+            why = f" ({error})"
         if not isinstance(values, dict):
-            raise DataError(f'{name}, line {line}: expected {{"image": ..., "caption": ...}}, found {written[:60]!r}.')
+            expected = '{"image": ..., "caption": ...}'
+            raise DataError(f"{name}, line {line}: expected {expected}, found {written[:60]!r}{why}.")
         found = {key: values[word] for key, words in WORDS.items() for word in reversed(words) if word in values}
         for key in ("image", "caption"):
             if key not in found:

@@ -15,6 +15,7 @@ import numpy as np
 
 from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
+from vitlab.special_files import special_kind
 
 CAPTION = 3  # coordinate of the draw that picks one of a picture's captions
 SPLIT_NAMES = {  # what people call the splits
@@ -46,6 +47,34 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
     def read(self, index: int) -> np.ndarray: ...  # (H, W, C) uint8
     def name_of(self, index: int) -> str: ...  # a path, or "cifar10/train/123"
+
+
+@dataclass(frozen=True)
+class Allow:
+    """What is refused unless a user asks for it: each could make a smaller or another data set without a word."""
+
+    cut: bool = False  # tar files without their end
+    outside: bool = False  # tables that name files outside their own folder
+
+
+def how_to_allow(what: str) -> str:
+    """What to type on each road to the data."""
+    return f"data.allow_{what}=true (vitlab train, data, study), --allow-{what} (vitlab eval, embed)"
+
+
+def refuse_special(path: str | Path) -> None:
+    """Raise where a path leads to a FIFO, a device or a socket, before anybody opens it."""
+    if kind := special_kind(path):
+        raise DataError(f"{path}: is {kind}, not a regular file. Copy what it holds into a file, and name that.")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON can spell halves of characters (lone surrogates), which cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def pictures_under(folder: Path) -> list[str]:
         for entry in _scan(here):
             if entry.is_dir():
                 waiting.append(Path(entry.path))
-            elif is_picture(entry.name) and (entry.is_file() or entry.is_symlink()):  # a dangling link fails by name
+            elif is_picture(entry.name):  # a dangling link or a FIFO fails by name when it is read
                 found.append(entry.path)
     return sorted(found)
 

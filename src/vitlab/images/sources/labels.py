@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import DataError
+from vitlab.images.sources.dataset import DataError, refuse_special
 
 Place = Callable[[str, int], str]  # (split, index) -> where that label is written
 
 
 def read_classes(path: Path) -> list[str] | None:
     """The names of classes.txt, if there is one."""
+    refuse_special(path)
     if not path.is_file():
         return None
     try:

@@ -7,6 +7,9 @@ With captions instead of classes, a sample is 0001.jpg + 0001.txt, one caption a
 The index of a shard is made once, by reading its tar headers, and kept beside it as shard.tar.index.json (in the cache
 where that folder cannot be written); it holds for a shard of the same size and time of change. Shards are opened for
 each read, so that forked workers and threads share no file position and thousands of shards no limit on open files.
+
+A shard must end as a tar does, with a block of zeros: where a download broke off between two files, only the missing
+end shows it. An index is stored of complete shards alone.
 """
 
 from __future__ import annotations
@@ -28,11 +31,25 @@ from typing import Any
 import numpy as np
 
 from vitlab.images.read import EXTENSIONS, ImageError, read_image
-from vitlab.images.sources.dataset import SPLIT_NAMES, Captioned, Captions, DataError, Splits, Strings
+from vitlab.images.sources.dataset import (
+    SPLIT_NAMES,
+    Allow,
+    Captioned,
+    Captions,
+    DataError,
+    Splits,
+    Strings,
+    how_to_allow,
+    is_text,
+    refuse_special,
+)
 from vitlab.images.sources.download import cache_dir
 from vitlab.images.sources.labels import number_labels
+from vitlab.parsing import parse_json
 
-VERSION = 1  # of the index files
+VERSION = 2  # of the index files; those of version 1 were also made of shards that were cut off
+BLOCK = tarfile.BLOCKSIZE  # 512 bytes: a header, or a part of a file
+MOST_PADDING = 1 << 16  # bytes of zeros at the end; tar programs fill the last 10,240
 MOST_SHARDS = 1_000_000
 LONGEST_LABEL = 200  # characters
 PEEKED = 100  # files of a shard that tell whether it holds classes or captions
@@ -50,6 +67,7 @@ class Index:
     labels: list[str] = field(default_factory=list)  # as written; or the captions, one a line
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    cut: str = ""  # what shows that the shard is incomplete; such an index is not stored
 
 
 class ShardDataset:
@@ -92,20 +110,26 @@ class ShardDataset:
         return self.shards[int(np.searchsorted(self.firsts, range(len(self))[index], side="right")) - 1]
 
 
-def open_shards(source: str, captions: bool = False) -> Splits:
+def open_shards(source: str, captions: bool, allow: Allow) -> Splits:
     """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names.
 
     `captions`: a .txt without a .cls is taken as what it says of the picture, not as the name of its class.
     """
     shards = _by_split(source, find_shards(source))
     captions = captions and holds_captions(shards["train"][0])
-    indexes = {split: [index_of(shard, captions) for shard in paths] for split, paths in shards.items()}
+    indexes = {split: [index_of(shard, captions, allow.cut) for shard in paths] for split, paths in shards.items()}
     for split, held in indexes.items():
         if not any(index.names for index in held):
             expected = "0001.jpg + 0001.txt" if captions else "0001.jpg + 0001.cls"
             raise DataError(f"{source}: no samples in the {len(held)} shards of {split}. Expected {expected} ...")
+    notes = [
+        f"{shard} is incomplete ({index.cut}): its first {len(index.names)} samples are used."
+        for split, held in indexes.items()
+        for shard, index in zip(shards[split], held, strict=True)
+        if index.cut
+    ]
     if captions:
-        return _captioned(shards, indexes)
+        return _captioned(shards, indexes, notes)
 
     def place(split: str, at: int) -> str:
         for shard, index in zip(shards[split], indexes[split], strict=True):
@@ -117,15 +141,15 @@ def open_shards(source: str, captions: bool = False) -> Splits:
     written = {split: [label for index in held for label in index.labels] for split, held in indexes.items()}
     classes, numbers = number_labels(written, place, shards["train"][0].with_name("classes.txt"))
     datasets = {s: ShardDataset(shards[s], indexes[s], numbers[s], classes) for s in shards}
-    return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"))
+    return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"), notes)
 
 
-def _captioned(shards: dict[str, list[Path]], indexes: dict[str, list[Index]]) -> Splits:
+def _captioned(shards: dict[str, list[Path]], indexes: dict[str, list[Index]], notes: list[str]) -> Splits:
     found = {}
     for split, held in indexes.items():
         texts = Captions(label.split("\n") for index in held for label in index.labels)
         found[split] = Captioned(ShardDataset(shards[split], held, np.zeros(len(texts), np.int64), []), texts)
-    return Splits([], found["train"], found.get("val"), found.get("test"))
+    return Splits([], found["train"], found.get("val"), found.get("test"), notes)
 
 
 def holds_captions(shard: Path) -> bool:
@@ -135,7 +159,7 @@ def holds_captions(shard: Path) -> bool:
         for _, info in zip(range(PEEKED), tar, strict=False):
             endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
         if "json" in endings and "cls" not in endings:
-            values = json.loads(tar.extractfile(endings["json"]).read(1 << 20))  # type: ignore[union-attr]
+            values = parse_json(tar.extractfile(endings["json"]).read(1 << 20))  # type: ignore[union-attr]
             return "caption" in values or "captions" in values or ("txt" in endings and "label" not in values)
     return "txt" in endings and "cls" not in endings
 
@@ -157,6 +181,7 @@ def find_shards(source: str) -> list[Path]:
         else:
             raise DataError(f"{pattern}: no such shard (from {source!r}). Check the pattern and the numbers in it.")
     for path in found:
+        refuse_special(path)
         if path.suffix != ".tar":
             raise DataError(f"{path}: shards are plain .tar files. A compressed one must be unpacked first (gunzip).")
     return list(dict.fromkeys(found))
@@ -194,12 +219,14 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
     return splits
 
 
-def index_of(shard: Path, captions: bool = False) -> Index:
+def index_of(shard: Path, captions: bool = False, allow_cut: bool = False) -> Index:
     """The shard's index, of classes or captions: the stored one if it fits, else made and stored."""
     if index := stored_index(shard, captions):
         return index
     status = _status(shard)
-    index = _scan(shard, Index(status.st_size, status.st_mtime_ns), _captions if captions else _label)
+    index = _scan(shard, Index(status.st_size, status.st_mtime_ns), _captions if captions else _label, allow_cut)
+    if index.cut:
+        return index
     for store in _stores(shard, captions):
         partial = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
         try:
@@ -218,11 +245,25 @@ def stored_index(shard: Path, captions: bool = False) -> Index | None:
     status = _status(shard)
     for store in _stores(shard, captions):
         with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew
-            index = Index(**json.loads(store.read_text(encoding="utf-8")))
-            whole = len(index.names) == len(index.labels) == len(index.offsets) == len(index.sizes)
-            if whole and (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns):
+            if not store.is_file():  # a FIFO would be waited for
+                continue
+            index = Index(**parse_json(store.read_text(encoding="utf-8")))
+            fits = (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns)
+            if fits and _is_sound(index):
                 return index
     return None
+
+
+def _is_sound(index: Index) -> bool:
+    """Whether a stored index holds as many texts and places as samples, all of them inside the shard."""
+    columns = (index.names, index.labels, index.offsets, index.sizes)
+    if not all(isinstance(column, list) and len(column) == len(index.names) for column in columns):
+        return False
+    texts, numbers = [*index.names, *index.labels], [*index.offsets, *index.sizes]
+    if not all(type(text) is str for text in texts) or not all(type(n) is int and n >= 0 for n in numbers):
+        return False
+    ends = (offset + size for offset, size in zip(index.offsets, index.sizes, strict=True))
+    return index.cut == "" and max(ends, default=0) <= index.size
 
 
 def _stores(shard: Path, captions: bool) -> list[Path]:
@@ -241,13 +282,46 @@ def _status(shard: Path) -> os.stat_result:
 Reads = Callable[[tarfile.TarFile, Path, str, dict[str, tarfile.TarInfo]], str]
 
 
-def _scan(shard: Path, index: Index, read: Reads) -> Index:
+def whole_members(tar: tarfile.TarFile) -> tuple[list[tarfile.TarInfo], str]:
+    """The members whose bytes are all there; and, where the archive does not end as it should, what shows that.
+
+    tarfile itself stops without a word at a header that is cut or damaged, unless it is the first.
+    """
+    found: list[tarfile.TarInfo] = []
+    stream: Any = tar.fileobj
+    size = stream.seek(0, os.SEEK_END)
+    try:
+        for info in tar:
+            found.append(info)  # one by one: those before an error count
+        stream.seek(tar.offset)
+        end, cut = stream.read(MOST_PADDING), ""
+        if len(end) < BLOCK or end[:BLOCK].strip(b"\0"):
+            cut = f"no end-of-archive block at byte {tar.offset:,}"
+        elif end.strip(b"\0") or size - tar.offset > MOST_PADDING:
+            cut = f"{size - tar.offset:,} bytes follow its end at byte {tar.offset:,}"
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # also sizes that no file can have
+        cut = str(error)
+    return [info for info in found if info.offset_data + info.size <= size], cut
+
+
+def cut_off(shard: Path, why: str) -> DataError:
+    return DataError(
+        f"{shard}: not a plain tar file, damaged, or cut off ({why}). Fetch it again; or use the samples that are "
+        f"whole: {how_to_allow('cut')}."
+    )
+
+
+def _scan(shard: Path, index: Index, read: Reads, allow_cut: bool) -> Index:
     """Fill the index from the tar's headers; of the contents, only the labels are read."""
     pictures: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, dict[str, tarfile.TarInfo]] = {}
     try:
         with tarfile.open(shard, "r:") as tar:
-            for info in tar:
+            members, index.cut = whole_members(tar)
+            if index.cut and not allow_cut:
+                raise cut_off(shard, index.cut)
+            key = ""
+            for info in members:
                 folder, _, name = info.name.rpartition("/")
                 stem, dot, ending = name.partition(".")
                 if not info.isreg() or not stem or not dot:  # folders, links, hidden files
@@ -259,6 +333,9 @@ def _scan(shard: Path, index: Index, read: Reads) -> Index:
                     pictures.setdefault(key, info)
                 elif ending in ("cls", "json", "txt"):
                     labels.setdefault(key, {})[ending] = info
+            if index.cut and not (key in pictures and key in labels):  # the last sample: its other files are gone
+                pictures.pop(key, None)
+                labels.pop(key, None)
             for key, info in pictures.items():
                 index.names.append(info.name)
                 index.offsets.append(info.offset_data)
@@ -284,11 +361,14 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
     try:
         label = stream.read(1 << 20).decode("utf-8").strip()
         if ending == "json":
-            label = json.loads(label).get("label")
-    except (ValueError, AttributeError):
-        raise DataError(f'{shard}: {name} cannot be read. Expected {{"label": ...}}, or plain text.') from None
+            label = parse_json(label).get("label")
+    except (ValueError, AttributeError) as error:
+        expected = 'Expected {"label": ...}, or plain text.'
+        raise DataError(f"{shard}: {name} cannot be read ({error}). {expected}") from None
     if isinstance(label, bool) or not isinstance(label, (int, str)) or label == "":
         raise DataError(f"{shard}: {name} holds no label, but {label!r}. Write a class number or name.")
+    if not is_text(str(label)):
+        raise DataError(f"{shard}: {name} holds half a character (a lone surrogate). Correct it.")
     if len(str(label)) > LONGEST_LABEL or "\n" in str(label):
         raise DataError(
             f"{shard}: {name} holds a text, not a label. Add .cls files with the class numbers or names; or learn from "
@@ -307,16 +387,18 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
         assert stream is not None
         try:
             text = stream.read(1 << 20).decode("utf-8-sig")
-            values = json.loads(text) if ending == "json" else {"captions": text.splitlines()}
+            values = parse_json(text) if ending == "json" else {"captions": text.splitlines()}
             captions = values.get("captions", values.get("caption"))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError) as error:
             expected = '{"caption": ...}' if ending == "json" else "text in UTF-8"
-            raise DataError(f"{shard}: {files[ending].name} cannot be read. Expected {expected}.") from None
+            raise DataError(f"{shard}: {files[ending].name} cannot be read ({error}). Expected {expected}.") from None
     captions = [captions] if isinstance(captions, str) else captions
     if captions is None:
         raise DataError(f'{shard}: {picture} has no caption. Put a .txt, or a .json with "caption", beside it.')
     if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
         raise DataError(f"{shard}: the captions of {picture} must be texts, found {captions!r:.80}.")
+    if not all(map(is_text, captions)):
+        raise DataError(f"{shard}: the caption of {picture} holds half a character (a lone surrogate). Correct it.")
     lines = [line for caption in captions if (line := " ".join(caption.split()))]
     if not lines:
         raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the picture out.")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, FileDataset, Splits
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, FileDataset, Splits, how_to_allow
 from vitlab.images.sources.labels import number_labels
+from vitlab.special_files import special_kind
 
 COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
-SHOWN = 5  # missing files that a message lists
+SHOWN = 5  # lines that a message lists
 
 
 @dataclass
@@ -23,10 +25,12 @@ class _Rows:
     labels: list[str]
 
 
-def open_table(path: Path) -> Splits:
+def open_table(path: Path, allow: Allow) -> Splits:
     """Relative paths are relative to the CSV; classes.txt beside it fixes the classes and their order."""
     splits = _read_rows(path)
     _check_files(path, splits)
+    if not allow.outside:
+        check_inside(path, ((n, p) for rows in splits.values() for n, p in zip(rows.lines, rows.paths, strict=True)))
     if "train" not in splits:
         raise DataError(f"{path}: its column split never says train, only {', '.join(splits)}.")
     classes, numbers = number_labels(
@@ -92,10 +96,42 @@ def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
         for line, picture in zip(rows.lines, rows.paths, strict=True)
         if not os.path.isfile(picture)  # noqa: PTH113 - a million Path objects would take seconds
     ]
+    for line, picture in missing:
+        if kind := special_kind(picture):
+            raise DataError(f"{path}, line {line}: {picture} is {kind}, not a picture file. Remove the line.")
     if missing:
-        shown = "\n".join(f"  line {line}: {picture}" for line, picture in sorted(missing)[:SHOWN])
-        more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise DataError(
-            f"{path}: {len(missing)} of its files do not exist:\n{shown}{more}\nPaths are relative to {path.parent}. "
-            "Correct them, or remove the lines."
+            f"{path}: {len(missing)} of its files do not exist:\n{_shown(missing)}\n"
+            f"Paths are relative to {path.parent}. Correct them, or remove the lines."
         )
+
+
+def check_inside(table: Path, pictures: Iterable[tuple[int, str]]) -> None:
+    """Raise where a table names files outside its own folder: by an absolute path, by .. or through a link.
+
+    `pictures` are lines of the table and the files that they name, which exist.
+    """
+    root = os.path.join(os.path.realpath(table.parent), "")  # noqa: PTH118 - with a separator at its end
+    folders: dict[str, str] = {}  # as written -> resolved; a table has many lines and few folders
+
+    def resolved(picture: str) -> str:
+        if os.path.islink(picture):  # noqa: PTH114
+            return os.path.realpath(picture)
+        folder, name = os.path.split(picture)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        return os.path.join(folders[folder], name)  # noqa: PTH118
+
+    outside = [(line, picture) for line, picture in pictures if not resolved(picture).startswith(root)]
+    if outside:
+        raise DataError(
+            f"{table}: {len(outside)} of its files lie outside its folder:\n{_shown(outside)}\nA table that came from "
+            f"elsewhere could name any file of yours. If these are meant: {how_to_allow('outside')}."
+        )
+
+
+def _shown(lines: Iterable[tuple[int, str]]) -> str:
+    """The first of some lines of a table, for a message."""
+    lines = sorted(lines)
+    shown = "\n".join(f"  line {line}: {text}" for line, text in lines[:SHOWN])
+    return shown + (f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")

@@ -6,12 +6,12 @@ Curves and tables are SVG and HTML text, so the reader's own fonts draw every la
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitlab.parsing import parse_toml
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
 from vitlab.training.report.pictures import Mistake, gallery
@@ -70,8 +70,8 @@ def write_report(
 
 def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict[str, Any], classes: int) -> str:
     try:
-        recipe = flat(tomllib.loads(recipe_text))
-    except tomllib.TOMLDecodeError:
+        recipe = flat(parse_toml(recipe_text))
+    except ValueError:
         recipe = {}
     about = [" on ".join(named(recipe[key]) for key in ("model.name", "data.source") if recipe.get(key))]
     if "seed" in result:
