@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -215,14 +215,14 @@ def _array(values: Tensor | np.ndarray) -> Response:
 
 @lru_cache(maxsize=1)
 def _samples() -> dict[str, Callable[[], bytes]]:
-    """Pictures that are on every machine: two photos and some digits, of scikit-learn."""
+    """Pictures that are on every machine: two photos and some digits, of scikit-learn. Each is encoded once."""
     from sklearn.datasets import load_sample_image
 
     def photo(name: str) -> Callable[[], bytes]:
-        return lambda: _png(Image.fromarray(load_sample_image(name)))
+        return cache(lambda: _png(Image.fromarray(load_sample_image(name))))
 
     def digit(number: int) -> Callable[[], bytes]:
-        return lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST))
+        return cache(lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST)))
 
     found = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
     return found | {f"digit {open_sample(f'digits#{number}').label}": digit(number) for number in DIGITS}
