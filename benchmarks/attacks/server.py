@@ -40,10 +40,13 @@ HOST = b"Host: 127.0.0.1\r\n"
 FORM = b"Content-Type: multipart/form-data; boundary=x\r\n"
 PART = b'--x\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-SLOW_CLIENTS = {
-    "half-open connections": lambda n: b"" if n % 2 else b"GET /health HTTP/1.1\r\n" + HOST,
-    "slow uploads": lambda n: b"POST /predict HTTP/1.1\r\n" + HOST + FORM + CHUNKED + b"%x\r\n" % len(PART) + PART,
-    "requests whose answer is not read": lambda n: 20 * (b"GET /page/samples/china HTTP/1.1\r\n" + HOST + b"\r\n"),
+SLOW_CLIENTS: dict[str, tuple[Callable[[int], bytes], float]] = {  # what each sends; how many come in a second
+    "half-open connections": (lambda n: b"" if n % 2 else b"GET /health HTTP/1.1\r\n" + HOST, 1e9),
+    "uploads that stop": (
+        lambda n: b"POST /predict HTTP/1.1\r\n" + HOST + FORM + CHUNKED + b"%x\r\n" % len(PART) + PART,
+        100,
+    ),
+    "clients that do not read": (lambda n: 20 * (b"GET /page/samples/china HTTP/1.1\r\n" + HOST + b"\r\n"), 50),
 }
 Result = tuple[str, int, int]  # attack, tried, held
 
@@ -115,17 +118,19 @@ def ask(
 
 
 def slow_clients(port: int, what: str, count: int, seconds: float) -> Result:
-    """/health is asked four times a second while `count` such clients are there; who is cut off comes again."""
+    """/health is asked four times a second while `count` such clients come, and for `seconds` more; whoever is cut off
+    comes again.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count)), hard))
     stop, ready = threading.Event(), threading.Event()
-    attacker = threading.Thread(target=_hold, args=(port, SLOW_CLIENTS[what], count, ready, stop))
+    attacker = threading.Thread(target=_hold, args=(port, *SLOW_CLIENTS[what], count, ready, stop))
     attacker.start()
     tried = held = 0
     began: float | None = None
     first = time.monotonic()
     while began is None or time.monotonic() - began < seconds:
-        if began is None and (ready.is_set() or time.monotonic() - first > 30):
+        if began is None and (ready.is_set() or time.monotonic() - first > 60):
             began = time.monotonic()
         asked = time.monotonic()
         status, _, _ = ask(port, "GET", "/health", seconds=ANSWER)
@@ -139,14 +144,23 @@ def slow_clients(port: int, what: str, count: int, seconds: float) -> Result:
 
 
 def _hold(
-    port: int, first_bytes: Callable[[int], bytes], count: int, ready: threading.Event, stop: threading.Event
+    port: int,
+    first_bytes: Callable[[int], bytes],
+    per_second: float,
+    count: int,
+    ready: threading.Event,
+    stop: threading.Event,
 ) -> None:
     """Keep so many connections open without reading from them; `ready` is set when all have been made once."""
-    selector, made = selectors.DefaultSelector(), 0
+    selector, made, began = selectors.DefaultSelector(), 0, time.monotonic()
     while not stop.is_set():
-        while len(selector.get_map()) < count and not stop.is_set():
+        due = (time.monotonic() - began) * per_second
+        while len(selector.get_map()) < count and made < due and not stop.is_set():
             with suppress(OSError):
-                connection = socket.create_connection(("127.0.0.1", port), timeout=2)
+                connection = socket.socket()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.settimeout(2)
+                connection.connect(("127.0.0.1", port))
                 connection.sendall(first_bytes(made))
                 connection.setblocking(False)
                 selector.register(connection, selectors.EVENT_READ)

@@ -103,6 +103,10 @@ def wait_until(condition, seconds: float = 10) -> float:
     return time.monotonic() - began
 
 
+def count_in(pool, stage: Stage) -> int:
+    return sum(connection.stage is stage for connection in list(pool.connections))
+
+
 def seconds_until_cut(connection: socket.socket, sent: bytes, pause: float) -> float:
     """Sends again and again until the server ends the connection; 10 s at most."""
     began = time.monotonic()
@@ -121,8 +125,8 @@ def test_half_open_connections_are_cut_and_lock_nobody_out():
         began = time.monotonic()
         while time.monotonic() - began < 1.0:
             assert healthy(port) < 2
-            assert len(pool) <= 50 + 1
-        wait_until(lambda: len(pool) == 0, SLACK)
+            assert len(pool.connections) <= 50 + 1
+        wait_until(lambda: len(pool.connections) == 0, SLACK)
         for number, connection in enumerate(held[-40:]):  # the others were dropped by those that came later
             if number % 2 == 0:
                 status, headers, _ = responses(connection)[0]
@@ -139,14 +143,14 @@ def test_requests_under_way_are_never_dropped():
 
         def connect_and_wait(sent: bytes, stage: Stage, count: int) -> socket.socket:
             connection = open_ones.enter_context(connect(port, sent))
-            wait_until(lambda: len(pool.stages[stage]) == count)
+            wait_until(lambda: count_in(pool, stage) == count)
             return connection
 
         uploads = [connect_and_wait(upload, Stage.REQUEST, count) for count in (1, 2)]
         for _ in range(20):
             connect_and_wait(b"", Stage.HEADERS, 1)
         assert healthy(port) < 2
-        wait_until(lambda: len(pool) == 2)  # it took the place of the last half-open one, and has gone
+        wait_until(lambda: len(pool.connections) == 2)  # it took the place of the last half-open one, and has gone
         uploads.append(connect_and_wait(upload, Stage.REQUEST, 3))
         status, headers, body = ask(port, HEALTH)
         assert (status, headers.get("retry-after"), headers["connection"]) == (503, "1", "close")
@@ -210,13 +214,31 @@ def test_a_refused_body_that_has_come_keeps_the_connection(port):
     assert [status for status, _, _ in found] == [404, 200, 200]
 
 
+def not_reading(port: int) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(40 * (b"GET /page/samples/china HTTP/1.1\r\n" + HEAD + b"\r\n"))
+    return connection
+
+
 def test_a_client_that_does_not_read_is_cut():
-    with serving(write_seconds=0.5) as (port, pool), socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", port))
-        connection.sendall(40 * (b"GET /page/samples/china HTTP/1.1\r\n" + HEAD + b"\r\n"))
-        wait_until(lambda: len(pool) == 1)
-        assert wait_until(lambda: len(pool) == 0) > 0.4
+    with serving(write_seconds=0.5) as (port, pool), not_reading(port):
+        wait_until(lambda: count_in(pool, Stage.BLOCKED) == 1)
+        assert wait_until(lambda: len(pool.connections) == 0) > 0.4
+
+
+def test_clients_that_do_not_read_lock_nobody_out():
+    with serving(max_connections=3, write_seconds=60) as (port, pool), ExitStack() as open_ones:
+        for _ in range(5):
+            open_ones.enter_context(not_reading(port))
+        wait_until(lambda: count_in(pool, Stage.BLOCKED) == 3)
+        assert healthy(port) < 2
+        with connect(port, HEALTH[:20]) as slow:  # a newcomer stays where an older one can go
+            open_ones.enter_context(not_reading(port))
+            wait_until(lambda: count_in(pool, Stage.BLOCKED) == 2)
+            slow.sendall(HEALTH[20:])
+            assert responses(slow)[0][0] == 200
 
 
 def test_a_broken_body_ends_the_request(port):

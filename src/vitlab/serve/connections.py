@@ -3,7 +3,7 @@
     accept -> headers -> body -> response -> (keep-alive) -> headers ...
 
 A client that stops sending or reading loses its connection after seconds. Above the cap a new connection replaces the
-oldest one that has no request under way, so that idle clients cannot lock out others.
+one that has waited longest without a request under way, so that idle clients cannot lock out others.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ class Stage(Enum):
     HEADERS = auto()  # waiting for the end of a request's headers
     REQUEST = auto()  # receiving the body, computing, sending the response
     IDLE = auto()  # waiting for the next request
+    BLOCKED = auto()  # the client does not read its response
     CLOSING = auto()  # answered early; what the client still sends is discarded
 
 
-DROP_ORDER = (Stage.CLOSING, Stage.HEADERS, Stage.IDLE)  # Stage.REQUEST is never dropped
-
-
 class ConnectionPool:
-    """The open connections of one server by stage, the oldest of each stage first."""
+    """The open connections of one server; those outside of Stage.REQUEST may be dropped to make room."""
 
     def __init__(self, settings: Settings, limit: int):
         self.settings, self.limit = settings, limit
-        self.stages: dict[Stage, dict[Connection, None]] = {stage: {} for stage in Stage}
-
-    def __len__(self) -> int:
-        return sum(map(len, self.stages.values()))
+        self.connections: set[Connection] = set()
+        self.droppable: dict[Connection, None] = {}  # the one that has been in its stage longest comes first
 
     def enter(self, connection: Connection, stage: Stage) -> None:
+        if connection in self.connections and connection.stage is stage:
+            return
         self.leave(connection)
         connection.stage = stage
-        self.stages[stage][connection] = None
+        self.connections.add(connection)
+        if stage is not Stage.REQUEST:
+            self.droppable[connection] = None
 
     def leave(self, connection: Connection) -> None:
-        self.stages[connection.stage].pop(connection, None)
+        self.connections.discard(connection)
+        self.droppable.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Drop the oldest connection without a request; False: all have one."""
-        for stage in DROP_ORDER:
-            if self.stages[stage]:
-                next(iter(self.stages[stage])).drop()
-                return True
-        return False
+        """Drop a connection if the limit is reached; False: all have a request under way."""
+        if len(self.connections) >= self.limit:
+            if not self.droppable:
+                return False
+            next(iter(self.droppable)).drop()  # the newest is most likely about to send its request
+        return True
 
 
 class Connection(H11Protocol):
@@ -80,7 +81,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=0)  # pause_writing is called as soon as the client does not keep up
         super().connection_made(_LingeringTransport(transport, self.close))  # type: ignore[arg-type]
-        has_room = len(self.pool) < self.pool.limit or self.pool.make_room()
+        has_room = self.pool.make_room()
         self._await_headers()
         if not has_room:
             text = f"all {self.pool.limit} connections of this server are in use."
@@ -98,7 +99,7 @@ class Connection(H11Protocol):
             if self.discarded > MAX_DISCARDED:
                 self.transport.abort()
             return
-        if self.stage is Stage.IDLE:
+        if not self._under_way and self.read_deadline is None:  # the first byte of another request
             self._await_headers()
         super().data_received(data)
 
@@ -109,32 +110,33 @@ class Connection(H11Protocol):
             # The application answers 408 after `timeout`; this deadline is for whatever does not read its body.
             wait = self.settings.timeout + self.settings.linger_seconds
             self._set_read_deadline(wait if self.cycle.more_body else None)
-            self.pool.enter(self, Stage.REQUEST)
+            self._update_stage()
 
     def on_response_complete(self) -> None:
-        if self.stage is Stage.REQUEST:
+        if self.stage is not Stage.CLOSING:
             self._set_read_deadline(None)
-            self.pool.enter(self, Stage.IDLE)
+            self._update_stage()
         super().on_response_complete()  # handles the next request if it was pipelined
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self.write_deadline = self.loop.call_later(self.settings.write_seconds, self.transport.abort)
+        self._update_stage()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self.write_deadline is not None:
             self.write_deadline.cancel()
             self.write_deadline = None
+            self._update_stage()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for bytes that are not HTTP; its own version fails if a response has already begun."""
-        unanswered = self.cycle is not None and not self.cycle.response_complete
-        if unanswered and self.cycle.response_started:
+        if self._under_way and self.cycle.response_started:
             self.transport.abort()
             return
         self._refuse(400, "this is not an HTTP/1.1 request.", "Ask with an HTTP client, such as curl.")
-        if unanswered:  # the application is still waiting for the rest of a broken body
+        if self._under_way:  # the application is still waiting for the rest of a broken body
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
@@ -183,6 +185,16 @@ class Connection(H11Protocol):
 
         await self._application(scope, receive, send_and_close)
 
+    @property
+    def _under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _update_stage(self) -> None:
+        """The stage after headers have arrived, a response is complete, or the client has begun or ceased to read."""
+        if self.stage is not Stage.CLOSING:
+            busy = Stage.BLOCKED if self.flow.write_paused else Stage.REQUEST if self._under_way else None
+            self.pool.enter(self, busy or (Stage.IDLE if self.read_deadline is None else Stage.HEADERS))
+
     def _await_headers(self) -> None:
         self._set_read_deadline(self.settings.header_seconds)
         self.pool.enter(self, Stage.HEADERS)
@@ -193,7 +205,7 @@ class Connection(H11Protocol):
         self.read_deadline = None if seconds is None else self.loop.call_later(seconds, self._end_slow_client)
 
     def _end_slow_client(self) -> None:
-        if self.stage is Stage.REQUEST and not self.cycle.more_body:  # the body arrived in time
+        if self._under_way and not self.cycle.more_body:  # the body arrived in time
             return
         if self.stage is Stage.HEADERS and self.conn.trailing_data[0]:  # a part of them has come
             limit = f"{self.settings.header_seconds:g} s"
