@@ -195,7 +195,8 @@ def batching(bench: Bench, seconds: float, rounds: int) -> None:
             note(f"In batches and one by one, {name}", spread, limit, enough)
 
 
-def overload(bench: Bench, seconds: float, load: float, probe: float) -> None:
+def overload(bench: Bench, seconds: float, load: float, probe: float) -> list[list[Any]]:
+    """Returns the rows of all requests."""
     with Server(bench) as server:
         capacity = per_second(bench.ask(server, connections=2 * BATCH // bench.processes + 1, seconds=probe).rows())
         clients = bench.ask(server, connections=400, rate=load * capacity, seconds=seconds)
@@ -231,6 +232,7 @@ def overload(bench: Bench, seconds: float, load: float, probe: float) -> None:
         "<= 1.05x",
         late <= 1.05 * early,
     )
+    return rows
 
 
 def sigterm(bench: Bench, times: int, probe: float) -> None:

@@ -54,6 +54,9 @@ def test_figures_are_those_of_the_code(language):
         "--max-upload-mb": limits.max_upload / 1e6,
         "--max-megapixels": limits.max_pixels / 1e6,
     }
+    fixed = re.findall(r"^\|[^|]*\| \| (\d+) \|", PAGES[language], re.MULTILINE)  # limits without an option
+    expected = (limits.uploads, limits.max_connections, limits.header_seconds, limits.write_seconds)
+    assert [float(value) for value in fixed] == [*expected, limits.linger_seconds]
     options = {o for p in get_command(app).commands["serve"].params for o in p.opts}  # type: ignore[attr-defined]
     assert set(rows) <= options
     assert limits.drain == 0.5 and re.search("half a second|半秒", PAGES[language])

@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from vitlab.serve import docs, glassbox, searching, status, verbs
 from vitlab.serve.asking import Desk
 from vitlab.serve.errors import handle_errors
-from vitlab.serve.guard import Guard
+from vitlab.serve.guard import Guard, SecurityHeaders
 from vitlab.serve.house import House, Served
 from vitlab.serve.metrics import Metrics
 from vitlab.serve.settings import Settings
@@ -24,6 +25,11 @@ from vitlab.serve.shelf import Shelf
 from vitlab.version import __version__
 
 NAMED = {"/models/": "/models/{name}", "/search/pictures/": "/search/pictures/{number}"}  # what is counted as one
+
+
+class _App(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        return SecurityHeaders(super().build_middleware_stack())
 
 
 def create_app(models: Iterable[Served], settings: Settings | None = None, shelf: Shelf | None = None) -> FastAPI:
@@ -46,7 +52,7 @@ def create_app(models: Iterable[Served], settings: Settings | None = None, shelf
                 await warming
             await asyncio.to_thread(house.stop)
 
-    app = FastAPI(
+    app = _App(
         title="vitlab",
         version=__version__,
         description="Pictures in, answers of Vision Transformers out.",

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
+import stat
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.images.samples import open_sample
+from vitlab.parsing import parse_json
 from vitlab.serve import looking
 from vitlab.serve.asking import Case, Desk, answer, in_time, unless_gone
 from vitlab.serve.computing import computed
@@ -123,32 +126,57 @@ async def part(request: Request, number: str, part: str) -> Response:
 async def runs(request: Request) -> Response:
     """Run folders, the one that was written last first."""
     folder = Path(request.app.state.house.settings.runs)
-    logs = sorted(folder.glob("*/log.jsonl"), key=lambda path: -path.stat().st_mtime)
-    return JSONResponse([path.parent.name for path in logs])
+    logs = await request.app.state.desk.read(lambda: _logs(folder))
+    return JSONResponse(sorted(logs, key=lambda name: -logs[name][1]))
 
 
 @router.get("/page/runs/{name}")
 async def run(request: Request, name: str, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> Response:
     """What the log of a run has gained since byte `after`."""
     folder = Path(request.app.state.house.settings.runs)
-    path = next((path for path in folder.glob("*/log.jsonl") if path.parent.name == name), None)
+    gained = await request.app.state.desk.read(lambda: _read_log(folder, name, after))
+    # Escaped as ASCII: a note may name a file whose name is not UTF-8, which is a lone surrogate.
+    return Response(json.dumps(gained, allow_nan=False), media_type="application/json")
+
+
+def _logs(folder: Path) -> dict[str, tuple[Path, float]]:
+    """Path and modification time of each run's log by the run's name; bytes that are not UTF-8 are replaced."""
+    logs = {}
+    for path in folder.glob("*/log.jsonl"):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):  # to open a pipe would block
+            logs[os.fsencode(path.parent.name).decode("utf-8", "replace")] = (path, status.st_mtime)
+    return logs
+
+
+def _read_log(folder: Path, name: str, after: int) -> dict[str, Any]:
+    path, _ = _logs(folder).get(name, (None, 0))
     if path is None:
         raise RefusedError(404, f"there is no run {name[:100]!r} here.", "GET /page/runs lists them.")
-    with path.open("rb") as log:
-        log.seek(after)
-        text = log.read(LINES)
-    whole = text[: text.rfind(b"\n") + 1]  # a line may be half written
-    lines = [line for line in map(_event, whole.splitlines()) if line is not None]
-    return JSONResponse({"lines": lines, "after": after + len(whole), "ended": (path.parent / "result.json").is_file()})
+    try:
+        with path.open("rb") as log:
+            log.seek(min(after, os.fstat(log.fileno()).st_size))  # beyond the largest file that a disk allows it fails
+            text = log.read(LINES)
+    except OSError as error:
+        why = f"the log of {name[:100]!r} cannot be read: {error.strerror}."
+        raise RefusedError(404, why, "Let the server read the file.") from None
+    full = text[: text.rfind(b"\n") + 1]  # a line may be half written
+    if not full and len(text) == LINES:
+        full = text  # no line of ours is that long: go past it
+    lines = [line for line in map(_event, full.splitlines()) if line is not None]
+    return {"lines": lines, "after": after + len(full), "ended": (path.parent / "result.json").is_file()}
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
     """A line of a log; None: damaged, or empty."""
     try:
-        found = json.loads(line)
+        event = parse_json(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return event if isinstance(event, dict) else None
 
 
 def looks(request: Request) -> Remembered:
@@ -187,14 +215,14 @@ def _array(values: Tensor | np.ndarray) -> Response:
 
 @lru_cache(maxsize=1)
 def _samples() -> dict[str, Callable[[], bytes]]:
-    """Pictures that are on every machine: two photos and some digits, of scikit-learn."""
+    """Pictures that are on every machine: two photos and some digits, of scikit-learn. Each is encoded once."""
     from sklearn.datasets import load_sample_image
 
     def photo(name: str) -> Callable[[], bytes]:
-        return lambda: _png(Image.fromarray(load_sample_image(name)))
+        return cache(lambda: _png(Image.fromarray(load_sample_image(name))))
 
     def digit(number: int) -> Callable[[], bytes]:
-        return lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST))
+        return cache(lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST)))
 
     found = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
     return found | {f"digit {open_sample(f'digits#{number}').label}": digit(number) for number in DIGITS}

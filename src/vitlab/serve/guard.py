@@ -5,16 +5,33 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitlab.serve.errors import RefusedError, response
-from vitlab.serve.settings import Settings
+from vitlab.serve.settings import Settings, host_name
 
 OPEN = ("/health", "/ready", "/")  # where no token is asked for: by what starts and stops servers; the page asks for it
 FILES = "/page/files/"  # nor for what the page itself is made of
+SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+class SecurityHeaders:
+    """ASGI middleware around all others, so that also what they answer themselves carries the headers."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
 
 
 class Guard:
@@ -40,11 +57,8 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(raw=message["headers"])
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers.setdefault("Cache-Control", "no-store")
                 if self.draining():
-                    headers["Connection"] = "close"
+                    MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
         try:
@@ -58,18 +72,23 @@ class Guard:
 
     def refuse(self, scope: Scope) -> RefusedError | None:
         headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        if not self.settings.answers_to(_name(host)):
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ", ".join(hosts)
+        name = host_name(host)
+        if name is None or not self.settings.answers_to(name):
             return RefusedError(
                 400,
                 f"this server does not answer to the Host {host[:200]!r}.",
                 "Ask by the address that it was started with, or start it with --allow-host NAME.",
             )
-        origin = headers.get("origin")
-        if origin is not None and origin not in self.settings.origins and _authority(origin) != host.lower():
+        if not scope.get("raw_path", b"/").startswith(b"/"):  # http://evil.example/ names another host than Host
+            return RefusedError(
+                400, "the request's target is not a path.", "Ask for a path, such as GET /health HTTP/1.1."
+            )
+        if (stranger := self._foreign_page(headers, host)) is not None:
             return RefusedError(
                 403,
-                f"pages of {origin[:200]!r} may not ask this server.",
+                f"pages of {stranger[:200]!r} may not ask this server.",
                 "Ask from a page of this server, or start it with --allow-origin ORIGIN.",
             )
         secret = scope["path"] not in OPEN and not scope["path"].startswith(FILES)
@@ -84,6 +103,21 @@ class Guard:
         if length.isdecimal() and int(length[:20]) > self.settings.max_upload:
             return self._too_large()
         return None
+
+    def _foreign_page(self, headers: Headers, host: str) -> str | None:
+        """The origin of the request if it is a page of another site; "cross-site" if the browser says no more.
+
+        Browsers send Origin with POST and fetch, and Sec-Fetch-Site also with the images, scripts and frames of a page.
+        A link elsewhere may open this server in a tab.
+        """
+        origins = headers.getlist("origin")
+        ours = (f"http://{host}".lower(), f"https://{host}".lower())
+        strangers = [origin for origin in origins if origin not in self.settings.origins and origin.lower() not in ours]
+        if strangers:
+            return strangers[0]
+        site = headers.get("sec-fetch-site")
+        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        return site if site in ("cross-site", "same-site") and not origins and not opened else None
 
     def _knows_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
@@ -107,18 +141,3 @@ class Guard:
     def _too_large(self) -> RefusedError:
         limit = self.settings.max_upload
         return RefusedError(413, f"the request is larger than {limit:,} bytes.", "Send a smaller picture.")
-
-
-def _name(host: str) -> str:
-    """localhost:8000 -> localhost, [::1]:8000 -> ::1."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def _authority(origin: str) -> str | None:
-    """https://example.org:8000 -> example.org:8000, as a Host header has it."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return None

@@ -93,8 +93,10 @@ def distance(model: Any, look: Look, options: Options) -> dict[str, Any]:
 
 def fewer(model: Any, look: Look, options: Options) -> dict[str, Any]:
     """With `reducer` (tome:r=8, evit:keep=0.7): which patches share a token after each layer, the answer, the time."""
+    if len(name := options.get("reducer", "")) > LONGEST:  # long ones nest or overflow
+        raise RefusedError(422, f"the reducer is longer than {LONGEST} characters.", "Write it like tome:r=8.")
     try:
-        reducer = reducer_of(options.get("reducer", ""))
+        reducer = reducer_of(name)
         found = pruned_patches(model, look.images, reducer)
     except ValueError as error:
         raise RefusedError(422, str(error), "Choose another method, or fewer tokens to remove.") from None

@@ -12,20 +12,24 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from vitlab.serve.connections import ACCEPTS, Connection, ConnectionPool, connection_limit
 from vitlab.serve.settings import Settings
+
+BACKLOG = 2048  # connections that wait in the system until they are accepted
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on; they wait until the server is up. Port 0: any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.create_server((host, port), family=family, backlog=2048)
+        found = socket.create_server((host, port), family=family, backlog=BACKLOG)
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or the end of an answer waits for 40 ms
         return found
     except OSError as error:
@@ -38,11 +42,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(app: FastAPI, listening: socket.socket, *, access_log: bool = False) -> None:
     """Returns when the server has ended in order."""
-    settings: Settings = app.state.house.settings
     sys.setswitchinterval(5e-4)  # a model asks for the interpreter between any two operations, and must not wait long
+    create_server(app, access_log=access_log).run([listening])
+
+
+def create_server(app: FastAPI, *, access_log: bool = False) -> uvicorn.Server:
+    """uvicorn with this package's deadlines and limits."""
+    settings: Settings = app.state.house.settings
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=partial(Connection, ConnectionPool(settings, connection_limit(settings))),  # type: ignore[arg-type]
+        loop="asyncio",
+        backlog=ACCEPTS,  # asyncio accepts so many at a time
         ws="none",
         lifespan="on",
         log_config=None,
@@ -52,7 +63,7 @@ def serve(app: FastAPI, listening: socket.socket, *, access_log: bool = False) -
         proxy_headers=False,
         timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
     )
-    _Server(config, app.state.house).run([listening])
+    return _Server(config, app.state.house)
 
 
 class _Server(uvicorn.Server):
@@ -65,6 +76,11 @@ class _Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(BACKLOG)  # asyncio has set it to config.backlog
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.house.draining = True

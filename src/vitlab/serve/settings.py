@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
+import re
 from dataclasses import dataclass, field
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # an ICO may hold a picture larger than it says
 KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANYWHERE = ("0.0.0.0", "::", "")  # to listen there is to listen at every address of the machine
+HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z_.-]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,23 @@ class Settings:
     max_pixels: int = 50_000_000
     max_labels: int = 100
     uploads: int = 256  # requests that are being received
+    max_connections: int = 1000
+    header_seconds: float = 10.0  # from accept, or from a later request's first byte, to the end of its headers
+    write_seconds: float = 30.0  # for the client to read a response
+    linger_seconds: float = 5.0  # in which the rest of a refused body is discarded before the connection is cut
     runs: str = "runs"  # the folder of training runs that the page follows
     decoders: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))  # threads
 
     def __post_init__(self) -> None:
         whole = ("max_batch", "queue", "max_upload", "max_pixels", "max_labels", "uploads", "decoders")
-        for name in whole:
+        for name in (*whole, "max_connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.max_wait < 0 or self.drain < 0:
-            raise ValueError(f"max_wait={self.max_wait} and drain={self.drain} must not be below 0.")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout={self.timeout} must be above 0.")
+        if not (0 <= self.max_wait < math.inf and 0 <= self.drain < math.inf):
+            raise ValueError(f"max_wait={self.max_wait} and drain={self.drain} must not be below 0, and finite.")
+        for name in ("timeout", "header_seconds", "write_seconds", "linger_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0, and finite.")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
             raise ValueError(
                 "the token must be one or more plain characters, e.g. what this prints: openssl rand -hex 24"
@@ -53,15 +61,29 @@ class Settings:
         return self.host in LOOPBACK
 
     def answers_to(self, name: str) -> bool:
-        """Whether a Host header with this name (and no port) is meant for us.
+        """Whether a Host header with this name, as `host_name` returns it, is meant for us.
 
         A page elsewhere can let its own name point at this machine and so ask through a visitor's browser; it cannot do
         so with an address, nor with a name that is not its own.
         """
-        name = name.lower().rstrip(".")
-        if name in LOOPBACK or name == self.host.lower() or name in (host.lower() for host in self.hosts):
+        if name in LOOPBACK or name in map(_canonical, (self.host, *self.hosts)):
             return True
         return self.host in ANYWHERE and is_address(name)
+
+
+def host_name(header: str) -> str | None:
+    """The canonical name in a Host header: Localhost:8000 -> localhost, [0::1]:8000 -> ::1. None: not a valid one."""
+    match = HOST.fullmatch(header)
+    if match is None or not 0 < int(match["port"] or 1) < 65536:
+        return None
+    if match["name"] is not None:
+        return _canonical(match["name"])
+    return _canonical(match["ipv6"]) if is_address(match["ipv6"]) and ":" in match["ipv6"] else None
+
+
+def _canonical(name: str) -> str:
+    """A name in lower case and without the dot of the root, an IPv6 address in its shortest form."""
+    return str(ipaddress.ip_address(name)) if is_address(name) else name.lower().removesuffix(".")
 
 
 def is_address(name: str) -> bool:

@@ -54,6 +54,7 @@ async def read_upload(request: Request, known: Iterable[str], settings: Settings
             fields: dict[str, list[str]] = {}
             for name, value in form.multi_items():
                 if isinstance(value, str):
+                    (name + value).encode()  # some charsets decode to lone surrogates, which are no text
                     fields.setdefault(name, []).append(value)
             if unknown := [name for name in fields if name not in known]:
                 takes = ", ".join(["image", *known])
