@@ -131,7 +131,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(read, case, id=f"{read.__name__}, {case}")
 
 
-@pytest.mark.parametrize(("read", "case"), cases())
+@pytest.mark.parametrize(("read", "case"), list(cases()))
 def test_json(tmp_path, monkeypatch, read, case):
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ValueError) as caught:
