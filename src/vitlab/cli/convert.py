@@ -10,6 +10,7 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.inference import reads_text
+from vitlab.printable import one_line
 from vitlab.text.tokenizer import Tokenizer
 
 COLOURS = {"matched": "green", "resized": "cyan", "new": "yellow", "missing": "red", "unused": "yellow"}
@@ -76,10 +77,10 @@ def _show(report: Report) -> None:
     for row in report.rows:
         table.add_row(
             Text(row.status, style=COLOURS[row.status]),
-            row.ours or "-",
-            " + ".join(row.theirs) or "-",
+            one_line(row.ours or "-"),
+            one_line(" + ".join(row.theirs)) or "-",
             " x ".join(map(str, row.shape)),
-            row.note,
+            one_line(row.note),
         )
     console.print(table)
     console.print(", ".join(f"{n} {status}" for status, n in report.counts().items()))

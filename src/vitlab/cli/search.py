@@ -19,6 +19,7 @@ from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.features import features_of
+from vitlab.printable import one_line
 from vitlab.search import Counts, Hit, Index, check, update
 from vitlab.training.processes import start, stop
 
@@ -164,7 +165,7 @@ def _show_counts(counts: Counts, place: Path) -> None:
 
 def name_unreadable(found: dict[str, str]) -> None:
     for path, error in list(found.items())[:NAMED]:
-        say(f"vitlab: {path}: {error}")
+        say(f"vitlab: {one_line(path)}: {one_line(error)}")
     if len(found) > NAMED:
         say(f"and {len(found) - NAMED} more (--json names all)")
 
@@ -172,4 +173,4 @@ def name_unreadable(found: dict[str, str]) -> None:
 def _show_hits(hits: list[Hit]) -> None:
     console = out(markup=False)
     for hit in hits:
-        console.print(f"{hit.score:6.3f}  {hit.path}", soft_wrap=True)
+        console.print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)

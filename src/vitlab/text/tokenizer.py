@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.parsing import parse_json
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and the forks of data workers do not go together
 
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
@@ -285,8 +287,10 @@ def _config_says(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        config = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise TokenizerError(f"{path.name} is not valid JSON ({error}).") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path.name}: expected a JSON object, found a {type(config).__name__}.")
     length = config.get("model_max_length")
     return {"context": length} if isinstance(length, int) and 3 <= length < 10**6 else {}
