@@ -6,6 +6,7 @@ A model that reads words has its tokenizer.json beside them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ def save(model: Any, folder: str | Path) -> Path:
         "labels": model.labels,
         **asdict(getattr(model, "card", None) or Card()),
     }
-    text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(spelled(card), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     writes = {
         folder / WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"}),
         folder / CARD: lambda path: path.write_text(text, encoding="utf-8"),
@@ -63,6 +64,15 @@ def save(model: Any, folder: str | Path) -> Path:
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
+
+
+def spelled(value: Any) -> Any:
+    """NaN and infinity, e.g. among the metrics of a run that diverged, as texts: JSON has no numbers for them."""
+    if isinstance(value, dict):
+        return {key: spelled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [spelled(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unwrapped(model: Any) -> Any:

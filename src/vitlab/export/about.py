@@ -11,6 +11,7 @@ import torch
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.checkpoints.native import spelled
 from vitlab.images.preprocess import Preprocess
 from vitlab.parsing import parse_json
 from vitlab.version import __version__
@@ -59,7 +60,7 @@ class About:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(spelled(asdict(self)), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> About:
