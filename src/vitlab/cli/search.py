@@ -80,7 +80,11 @@ def search(
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{html}: name an .html file.")
-    with Index(place) as there:
+    with Meter("pictures") as meter:
+        opened = Index(place, lambda what, done, total: meter.update("graph of neighbours", done, total))
+    for note in opened.notes:
+        say(f"note: {note}")
+    with opened as there:
         if text is not None and not there.made_by.get("reads_text", True):
             raise ValueError(
                 f"{place}: was made with {there.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
@@ -158,6 +162,8 @@ def _show_counts(counts: Counts, place: Path) -> None:
     for name in ("new", "changed", "moved", "removed", "unchanged"):
         if value := getattr(counts, name):
             console.print(f"  {name:12s}{value:,}")
+    if counts.rebuilt:
+        say(f"note: {place}: its graph of neighbours was damaged or missing, and was rebuilt.")
     if counts.unreadable:
         console.print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
     name_unreadable(counts.unreadable)
