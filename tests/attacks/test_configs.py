@@ -1,4 +1,4 @@
-"""Every value of every JSON file beside weights, replaced by hostile ones: loading does as it says, or ends in words."""
+"""Every value of the JSON files beside weights, replaced by hostile ones: used as it says, or refused in words."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # layout and model -> how it 
     "hf vit": ("vit_base", SMALL),
     "hf deit": ("deit_tiny_distilled", SMALL),
     "hf dinov2": ("vit_base", {**SMALL, "layer_scale": 1e-5, "registers": 2, "pooling": "class_mean"}),
-    "hf mae": ("mae_tiny", dict(image_size=16, patch_size=8, width=16, depth=1, heads=2, decoder=dict(width=16, depth=1, heads=2))),
+    "hf mae": (
+        "mae_tiny",
+        dict(image_size=16, patch_size=8, width=16, depth=1, heads=2, decoder=dict(width=16, depth=1, heads=2)),
+    ),
     "hf resnet": ("resnet18", dict(depths=(1, 1), widths=(8, 16), stem_width=8, classes=3)),
     "hf swin": ("swin_tiny", dict(image_size=16, width=8, depths=(1, 1), heads=(1, 2), window=2, classes=3)),
     "hf pvt": ("pvt_tiny", {**STAGES, "image_size": 16, "classes": 3}),
     "hf pvt_v2": ("pvt_v2_b0", {**STAGES, "image_size": 16, "classes": 3}),
     "hf clip": ("clip_nano", {"image.depth": 1, "text.depth": 1, "image.width": 16, "text.width": 16, "embed_dim": 8}),
-    "open_clip clip": ("clip_nano", {"image.depth": 1, "text.depth": 1, "image.width": 64, "text.width": 64, "image.heads": 1}),
+    "open_clip clip": (
+        "clip_nano",
+        {"image.depth": 1, "text.depth": 1, "image.width": 64, "text.width": 64, "image.heads": 1},
+    ),
     "timm vit": ("vit_base", SMALL),
 }
 HOSTILE: list[Any] = [
@@ -84,9 +90,11 @@ def all_of(model: Any) -> str:
 
 
 def is_said(value: Any, found: str) -> bool:
-    """Whether what was loaded shows the value: as it is, or as a float. A table with nothing known in it says nothing."""
+    """Whether the loaded model shows the value, as it is or as a float. A table of unknown names says nothing."""
     number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
-    return json.dumps(value).strip("[]{}") in found or (number and str(float(value)) in found) or isinstance(value, dict)
+    return (
+        json.dumps(value).strip("[]{}") in found or (number and str(float(value)) in found) or isinstance(value, dict)
+    )
 
 
 def problem(folder: Path, value: Any, usual: str) -> str | None:

@@ -20,7 +20,9 @@ from vitlab.checkpoints.files import LONGEST, CheckpointError
 from vitlab.checkpoints.load import load_with_report
 
 SMALL: dict[str, Any] = dict(image_size=16, patch_size=8, width=16, depth=1, heads=2)
-STAGES: dict[str, Any] = dict(image_size=16, depths=(1, 1), widths=(8, 16), heads=(1, 2), reductions=(2, 1), mlp_ratios=(2, 2))
+STAGES: dict[str, Any] = dict(
+    image_size=16, depths=(1, 1), widths=(8, 16), heads=(1, 2), reductions=(2, 1), mlp_ratios=(2, 2)
+)
 MODELS: dict[str, dict[str, Any]] = {
     "vit_base": {**SMALL, "classes": 3},
     "mae_tiny": {**SMALL, "decoder": dict(width=16, depth=1, heads=2)},
@@ -102,10 +104,16 @@ def test_config_and_weights_must_belong_together(option, value, message, folder)
 @pytest.mark.parametrize(
     "values",
     [
-        *({"labels": held} for held in ([1, 2, 3], ["a", None, "c"], ["a", "b", {"c": 1}], ["a"], "abc", {"0": "a"}, 3)),
+        *(
+            {"labels": held}
+            for held in ([1, 2, 3], ["a", None, "c"], ["a", "b", {"c": 1}], ["a"], "abc", {"0": "a"}, 3)
+        ),
         *({key: held} for key in ("name", "source", "licence") for held in (3, ["x"], {})),
         *({"metrics": held} for held in ("x", [1], 3)),
-        *({"preprocess": held} for held in ("x", [1], {"size": None}, {"size": [10**9, 10**9]}, {"size": 16, "std": [0, 0, 0]})),
+        *(
+            {"preprocess": held}
+            for held in ("x", [1], {"size": None}, {"size": [10**9, 10**9]}, {"size": 16, "std": [0, 0, 0]})
+        ),
         *({"family": held} for held in (["vit"], {}, 3, "\x1b[2J")),
         *({"config": held} for held in ([], "x", None, {"\x1b[2J": 1}, {"tokens": [1]}, {"norm": {"eps": "x"}})),
     ],

@@ -232,7 +232,9 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path) -> Any:
     if zipfile.is_zipfile(path):
         with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-            _check_header(max((e.file_size for e in archive.infolist() if e.filename.endswith("/data.pkl")), default=0), path)
+            _check_header(
+                max((e.file_size for e in archive.infolist() if e.filename.endswith("/data.pkl")), default=0), path
+            )
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # facebook's args
             warnings.simplefilter("ignore")  # torch warns of TorchScript and of pickle protocols; we say it below

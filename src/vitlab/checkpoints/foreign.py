@@ -237,8 +237,8 @@ def _take_labels(found: Found, labels: list[str] | None) -> None:
         found.labels = labels
     elif labels and found.config.classes:
         found.notes.append(
-            f"config.json names {len(labels)} classes, but the weights have {found.config.classes}: the names were left "
-            "out, and classes are shown by their numbers."
+            f"config.json names {len(labels)} classes, but the weights have {found.config.classes}: the names are left "
+            "out, and classes are shown by number."
         )
 
 

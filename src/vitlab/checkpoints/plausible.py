@@ -1,7 +1,7 @@
-"""Could these weights belong to this config? Asked of names and shapes alone, before a network is built from the config.
+"""Compare a model.json with the names and shapes of its weights, before a network is built from it.
 
-Building 10**6 blocks takes minutes and a layer 10**9 wide does not exist, whatever a model.json says; but a network of
-which a file holds every tensor is no larger than the file.
+Building 10**6 blocks takes minutes, and a layer 10**9 wide cannot be built at all. A network whose tensors are all in
+one file is no larger than that file, which bounds every number of its config.
 """
 
 from __future__ import annotations
@@ -60,5 +60,7 @@ def _numbers(value: Any, name: str = "") -> list[tuple[str, float]]:
         if len(value) > MAX_LISTED:
             raise ValueError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
         return [found for inner in value for found in _numbers(inner, name)]
-    size = (isinstance(value, int) and not isinstance(value, bool)) or (name == "mlp_ratio" and isinstance(value, float))
+    size = (isinstance(value, int) and not isinstance(value, bool)) or (
+        name == "mlp_ratio" and isinstance(value, float)
+    )
     return [(name, value)] if size else []

@@ -1,4 +1,4 @@
-"""What kind of value stands under each name of the JSON files beside weights; any other is refused by its name.
+"""Types of the values in the JSON files beside weights: a value of another type is refused, with its name.
 
     check(config, HF, "config.json")     # ValueError: config.json has hidden_act ['gelu']; expected a text.
 
@@ -60,7 +60,9 @@ TEXT = Kind("a text", lambda value: isinstance(value, str))
 TABLE = Kind("a JSON object", lambda value: isinstance(value, dict))
 WHOLES = Kind("a list of whole numbers from 1", lambda value: _listed(value, _positive, range(1, 17)))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value))
-PAIR = Kind("a whole number or [height, width]", lambda value: _positive(value) or _listed(value, _positive, range(2, 3)))
+PAIR = Kind(
+    "a whole number or [height, width]", lambda value: _positive(value) or _listed(value, _positive, range(2, 3))
+)
 SIDES = Kind('{"height": ..., "width": ...} or {"shortest_edge": ...} in whole numbers from 1', _sides)
 COLOURS = Kind("a list of numbers, one for each channel", lambda value: _listed(value, _number, range(1, 65)))
 
@@ -112,7 +114,9 @@ TIMM_PREPROCESS: Kinds = {  # pretrained_cfg
     **dict.fromkeys(("mean", "std"), COLOURS),
 }
 TIMM_ARGUMENTS: Kinds = {  # model_args; null means the usual value
-    **dict.fromkeys(("num_heads", "embed_dim", "depth", "patch_size", "in_chans", "window_size"), POSITIVE | WHOLES | NULL),
+    **dict.fromkeys(
+        ("num_heads", "embed_dim", "depth", "patch_size", "in_chans", "window_size"), POSITIVE | WHOLES | NULL
+    ),
     "img_size": PAIR | NULL,
     "reg_tokens": WHOLE | NULL,
     **dict.fromkeys(("act_layer", "global_pool", "pos_embed"), TEXT | NULL),

@@ -111,7 +111,9 @@ def _show(found: list[Prediction]) -> None:
     for p in found:
         for rank, (label, chance) in enumerate(p.scores):
             bar = "█" * round(20 * chance)
-            name = Text(one_line(Path(p.name).name) if rank == 0 else "")  # Text: [brackets] and :colons: stay as they are
+            name = Text(
+                one_line(Path(p.name).name) if rank == 0 else ""
+            )  # Text: [brackets] and :colons: stay as they are
             table.add_row(name, Text(one_line(label)), f"{chance:.1%}", bar)
     if table.row_count:
         console.print(table)

@@ -99,7 +99,9 @@ def tokens(
         )
     for note in study.notes:
         say(f"note: {note}")
-    print_json_text(to_json(study.rows)) if json else _print_plain([tokens_for_people(row) for row in study.rows], "way")
+    print_json_text(to_json(study.rows)) if json else _print_plain(
+        [tokens_for_people(row) for row in study.rows], "way"
+    )
     _say_where(study.folder)
 
 

@@ -107,5 +107,7 @@ def _leaves(part: Any) -> list[str | int]:
     if isinstance(part, dict):
         found: list[str | int] = [part["as_name"]] if isinstance(part.get("as_name"), str) else []
         found += [part["as_int"].bit_length()] if isinstance(part.get("as_int"), int) else []
-        return found + [leaf for key, inner in part.items() if key not in ("as_name", "as_int") for leaf in _leaves(inner)]
+        return found + [
+            leaf for key, inner in part.items() if key not in ("as_name", "as_int") for leaf in _leaves(inner)
+        ]
     return [leaf for inner in part for leaf in _leaves(inner)] if isinstance(part, list) else []

@@ -74,8 +74,8 @@ def optimize(
     rows = measure(runners, seen, workshop.gives, batch=batch, rounds=rounds)
     if not rows[0].within:
         raise ValueError(
-            "the model itself gives NaN or infinity for these pictures, so nothing can be compared with it. Look at its "
-            "weights: vitlab inspect CHECKPOINT."
+            "the model itself gives NaN or infinity for these pictures, so nothing can be compared with it. Take a "
+            "checkpoint from before its training diverged."
         )
     if goal == "small":
         chosen = min((r for r in rows if r.within or r.agreement >= agreement), key=lambda r: r.bytes)

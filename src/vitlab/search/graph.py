@@ -45,14 +45,17 @@ class DamagedError(SearchError):
 
 
 def is_intact(ledger: Ledger, file: Path) -> bool:
-    """Whether the file is the one that the ledger tells of. Of an index of before, which has no digest, it is believed."""
+    """Whether the file has the digest that the ledger holds. An older index has none: then it cannot be checked.
+
+    The file is read once as a whole; while its inode, size and time stay the same, the digest is remembered.
+    """
     if not file.is_file():
         return "graph" not in ledger.about
     if "graph" not in ledger.about:
         return True
     status = file.stat()
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-    if (seen := _digests.get(file)) is None or seen[0] != stamp:  # about a second for a gigabyte, once
+    if (seen := _digests.get(file)) is None or seen[0] != stamp:
         seen = _digests[file] = (stamp, digest(file).hex())
     if seen[1] not in ledger.about["graph"]:
         ledger.read_about()  # another process may have brought it up to date in between

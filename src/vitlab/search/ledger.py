@@ -71,6 +71,15 @@ class Entry:
     error: str | None = None
 
 
+class Row(NamedTuple):
+    """A row of the ledger; whatever a search answers with, covered by the row's digest."""
+
+    number: int
+    path: bytes
+    hash: bytes | None
+    vector: bytes | None
+
+
 class Known(NamedTuple):
     size: int
     mtime: int
@@ -103,7 +112,7 @@ class Ledger:
             raise
 
     def _check_pages(self) -> None:
-        """SQLite reads every page, about a second for a gigabyte; a file that has not changed since is not read again."""
+        """SQLite's quick_check reads the whole file once; while inode, size and time stay the same, not again."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         if _checked.get(self.file) != stamp:
@@ -156,15 +165,17 @@ class Ledger:
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return list(self._select(query, values))
 
-    def _checked_rows(self, where: str, values: tuple[Any, ...]) -> Iterator[tuple[int, bytes, bytes | None, bytes | None]]:
+    def _checked_rows(self, where: str, values: tuple[Any, ...]) -> Iterator[Row]:
         """Number, path, hash and vector of some pictures, each compared with its digest."""
         digest, joined = ("digest", " LEFT JOIN checks USING (id)") if self.has_checks else ("NULL", "")
-        query = f"SELECT id, path, hash, vector, {digest} FROM pictures LEFT JOIN vectors USING (id){joined} WHERE {where}"
+        query = (
+            f"SELECT id, path, hash, vector, {digest} FROM pictures LEFT JOIN vectors USING (id){joined} WHERE {where}"
+        )
         for number, path, hash, vector, told in self._select(query, values):
             plain = isinstance(path, bytes) and isinstance(hash, bytes | None) and isinstance(vector, bytes | None)
             if not plain or (self.has_checks and row_digest(number, path, hash, vector) != told):
                 raise damaged(self.file, f"the row of picture {number} has changed")
-            yield number, path, hash, vector
+            yield Row(number, path, hash, vector)
 
     def __enter__(self) -> Ledger:
         return self
@@ -289,7 +300,7 @@ class Ledger:
     def paths(self, numbers: np.ndarray) -> dict[int, str]:
         return {number: os.fsdecode(path) for number, path, _, _ in self._with(numbers)}
 
-    def _with(self, numbers: np.ndarray) -> Iterator[tuple[int, bytes, bytes | None, bytes | None]]:
+    def _with(self, numbers: np.ndarray) -> Iterator[Row]:
         listed = json.dumps(numbers.tolist())  # one value: SQLite limits how many there may be
         return self._checked_rows("id IN (SELECT value FROM json_each(?))", (listed,))
 
@@ -328,7 +339,7 @@ def _write_seal(rows: sqlite3.Connection) -> None:
 
 
 def row_digest(number: int, path: bytes, hash: bytes | None, vector: bytes | None) -> bytes:
-    """Of all that a search answers with; microseconds for a vector of some hundred numbers."""
+    """Digest of everything a search answers with, so that a changed bit in it is seen."""
     parts = (str(number).encode(), path, hash or b"", vector or b"")
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:

@@ -55,7 +55,8 @@ class Index:
             return Graph(file) if file.exists() else None
         except (OSError, WriteError) as error:
             self.notes.append(
-                f"{file}: is damaged or missing, and cannot be rebuilt here ({error}). Every vector is compared instead."
+                f"{file}: is damaged or missing, and cannot be rebuilt here ({error}). "
+                "Every vector is compared instead."
             )
             return None
 
@@ -104,7 +105,7 @@ class Index:
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
     def picture(self, number: int) -> Path | None:
-        """Where the picture of a row is, or was; None: there is no such row, it is damaged, or leads out of the folder."""
+        """Path of a row's picture; None: there is no such row, it is damaged, or the path leads out of the folder."""
         try:
             path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
         except SearchError:
