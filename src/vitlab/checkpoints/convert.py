@@ -172,8 +172,8 @@ class Compared(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        """Values that differ by more than rounding; of small ones the tolerance is as small. NaN is wrong."""
-        return self.difference is not None and not self.difference <= TOLERANCE * min(1.0, self.largest)
+        """Whether values differ by more than the tolerance, which shrinks with values below 0.1. NaN is wrong."""
+        return self.difference is not None and not self.difference <= TOLERANCE * min(1.0, 10 * self.largest)
 
 
 def _compared(what: str, ours: Tensor, theirs: Tensor) -> Compared:
