@@ -143,11 +143,13 @@ def test_bad_questions(tmp_path):
         Index(tmp_path)
 
 
-def test_a_damaged_graph_is_named(tmp_path):
-    write(tmp_path / "ix", grouped(1)[:12])
+def test_a_damaged_graph_is_rebuilt(tmp_path):
+    vectors = grouped(1)[:12]
+    write(tmp_path / "ix", vectors)
     (tmp_path / "ix" / graph.FILE).write_bytes(b"nothing that usearch has written")
-    with pytest.raises(SearchError, match=r"vectors\.usearch: is damaged.*vitlab index makes it again"):
-        Index(tmp_path / "ix")
+    with Index(tmp_path / "ix") as index:
+        assert [hit.path.name for hit in index.search(vectors[5], 1)] == ["5.jpg"]
+        assert len(index.notes) == 1 and "was rebuilt" in index.notes[0]
 
 
 def test_a_format_of_another_version_is_named(tmp_path):

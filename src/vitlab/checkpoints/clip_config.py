@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitlab.checkpoints import hf
+from vitlab.checkpoints import hf, schema
 from vitlab.models.clip import CLIPConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
 
 
 def hf_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """transformers' config.json -> options by path; what it leaves out has its library's default."""
+    schema.check(config, schema.HF, "config.json")
     if config.get("model_type") != "clip":
         raise ValueError(f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's.")
     text, vision = (
         config.get(f"{part}_config") or config.get(f"{part}_config_dict") or {} for part in ("text", "vision")
     )
+    schema.check(text, schema.HF, "config.json's text_config")
+    schema.check(vision, schema.HF, "config.json's vision_config")
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
@@ -65,8 +68,11 @@ WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are no
 
 def open_clip_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """open_clip_config.json -> options by path, and preprocess values."""
-    model = config.get("model_cfg") or {}
+    where = "open_clip_config.json"
+    model = schema.check(config, schema.OPEN_CLIP, where).get("model_cfg") or {}
+    schema.check(model, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
     for part, known in READ.items():
+        schema.check(model.get(part) or {}, schema.OPEN_CLIP_TOWER, f"{where}'s {part}")
         for name, value in (model.get(part) or {}).items():
             harmless = WITHOUT_EFFECT.get(name, ()) if name not in known else None
             if value and harmless is not None and value not in harmless:
@@ -90,8 +96,11 @@ def open_clip_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> tu
     if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
         theirs["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
     cfg, how = config.get("preprocess_cfg") or {}, {"shortest": "crop", "squash": "stretch", "longest": "fit"}
+    schema.check(cfg, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
+    if (mode := cfg.get("resize_mode", "shortest")) not in how:
+        raise ValueError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
     preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
-    preprocess |= {"how": how.get(cfg.get("resize_mode", "shortest"), "crop")} if preprocess else {}
+    preprocess |= {"how": how[mode]} if preprocess else {}
     return {name: value for name, value in theirs.items() if value is not None}, preprocess
 
 

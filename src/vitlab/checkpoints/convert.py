@@ -107,8 +107,7 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     told = _told(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
-        difference = (_answer(again, images) - _answer(model.eval(), images)).abs().max()
-        rows = [Compared(f"{target} read back by vitlab", float(difference))]
+        rows = [_compared(f"{target} read back by vitlab", _answer(model.eval(), images), _answer(again, images))]
         place = locate(source)
         if changed:
             rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
@@ -169,6 +168,16 @@ class Compared(NamedTuple):
     what: str
     difference: float | None  # largest, of logits or features; None: not compared
     remark: str = ""
+    largest: float = 1.0  # logit or feature that the model gives
+
+    @property
+    def wrong(self) -> bool:
+        """Whether values differ by more than the tolerance, which shrinks with values below 0.1. NaN is wrong."""
+        return self.difference is not None and not self.difference <= TOLERANCE * min(1.0, 10 * self.largest)
+
+
+def _compared(what: str, ours: Tensor, theirs: Tensor) -> Compared:
+    return Compared(what, float((ours - theirs).abs().max()), largest=float(ours.abs().max()))
 
 
 def _foreign_folder(path: Path) -> bool:
@@ -203,10 +212,10 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Compared(what, None, f"{library} could not run it ({first}): not compared")
     if logits is not None:
-        return Compared(what, float((logits - _answer(model, images)).abs().max()))
+        return _compared(what, _answer(model, images), logits)
     if tokens is not None:
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens  # PVT v2 gives a map
-        return Compared(what, float((tokens - model.forward_features(images)).abs().max()))
+        return _compared(what, model.forward_features(images), tokens)
     return Compared(what, None, "the model there gives neither logits nor features: not compared")
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import string
 import warnings
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitlab.parsing import parse_json
+from vitlab.printable import one_line
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -27,12 +28,22 @@ BESIDE = "beside_backbone."
 PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_WRAPPERS = 16
+MAX_TENSORS = 10_000  # the largest published networks have about a thousand
+MAX_NAME = 500  # characters of a tensor's name
+MAX_HEADER = 2**24  # bytes of names, shapes and offsets, in a .safetensors header or a .pth file's pickle
 SAVE_TENSORS = 'torch.save(model.state_dict(), "weights.pth")'
+LONGEST = 2000  # characters of a message
 SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.savez(path, **arrays)."
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says what was found and what to do."""
+    """A checkpoint that cannot be used; the message says what was found and what to do.
+
+    A message quotes names out of the file, so it is made one printable line of a sane length.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(one_line(message if len(message) <= LONGEST else f"{message[: LONGEST - 4]} ..."))
 
 
 @contextmanager
@@ -69,7 +80,39 @@ def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor
     state = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     if not state:
         raise CheckpointError(f"{path}: holds no tensors. Expected a state dict: names -> tensors.")
+    check_tensors(state, path)
     return state
+
+
+def check_tensors(state: dict[str, Tensor], path: Path) -> None:
+    """Refuse more tensors, longer names and emptier shapes than any network has, before work is done for each."""
+    _check_count(len(state), path)
+    for key, tensor in state.items():
+        if len(key) > MAX_NAME:
+            raise CheckpointError(
+                f"{path}: a tensor's name has {len(key)} characters, {key[:40]}..., and at most {MAX_NAME} are read. "
+                "Save the weights under the names of their network."
+            )
+        if not tensor.numel():
+            raise CheckpointError(
+                f"{path}: {key} has the shape {tuple(tensor.shape)} and no values in it. Save the weights again."
+            )
+
+
+def _check_count(count: int, path: Path) -> None:
+    if count > MAX_TENSORS:
+        raise CheckpointError(
+            f"{path}: holds {count:,} tensors, and at most {MAX_TENSORS:,} are read: no network here has so many. "
+            f"Save the weights of the network alone: {SAVE_TENSORS}."
+        )
+
+
+def _check_header(size: int, path: Path) -> None:
+    if size > MAX_HEADER:
+        raise CheckpointError(
+            f"{path}: its list of tensors takes {size:,} bytes, and at most {MAX_HEADER:,} are read: no network here "
+            f"has so many. Save the weights of the network alone: {SAVE_TENSORS}."
+        )
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
@@ -87,8 +130,8 @@ def read_shards(index: Path) -> dict[str, Tensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, of UTF-8, of parse_json
         raise CheckpointError(f"{path}: is not valid JSON ({error}). Fetch or write it again.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found a {type(found).__name__}.")
@@ -148,7 +191,13 @@ def _kind(path: Path) -> str | None:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size <= path.stat().st_size:  # else it is no header at all, as safetensors itself will say
+        _check_header(size, path)
     try:
+        with safe_open(path, "pt") as file:
+            _check_count(len(file.keys()), path)
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(
@@ -167,7 +216,10 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("File is not a zip file")  # np.load would call it a pickle
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            _check_count(len(archive.files), path)
             arrays = {key: archive[key] for key in archive.files}
+    except CheckpointError:
+        raise
     except Exception as error:  # zip, zlib, struct and numpy each have their own errors for damaged bytes
         if "allow_pickle" in str(error):
             raise CheckpointError(
@@ -181,6 +233,11 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            _check_header(
+                max((e.file_size for e in archive.infolist() if e.filename.endswith("/data.pkl")), default=0), path
+            )
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():  # facebook's args
             warnings.simplefilter("ignore")  # torch warns of TorchScript and of pickle protocols; we say it below

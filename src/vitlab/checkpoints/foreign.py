@@ -21,6 +21,7 @@ from vitlab.checkpoints import (
     native,
     pvt,
     resnet,
+    schema,
     swin,
     timm,
     torchvision,
@@ -105,7 +106,7 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         if whole:
             _add_decoder(found, state, {**masking, **overrides})
         _use_fixed_positions(found)
-    found.labels = labels if labels and len(labels) == config.classes else None
+    _take_labels(found, labels)
     found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
     if unsaid and "heads" not in {**certain, **told} and not config.attention.qk_norm:
@@ -145,7 +146,7 @@ def _read_resnet(
         config = ResNetConfig(**{"image_size": usual.get("size", 224), **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "resnet", config, notes=notes)
         found.preprocess = fitting_preprocess(dict(usual), config.image_size, config)
-    found.labels = labels if labels and len(labels) == config.classes else None
+    _take_labels(found, labels)
     found.card = Card(source=path.name)
     p, unsaid = found.preprocess, {}
     if config.block == "bottleneck" and not says and not told:
@@ -179,7 +180,7 @@ def _read_staged(
         config = family.config(**{**usual, **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, family.name, config, notes=notes)
         found.preprocess = fitting_preprocess(dict(preprocess or dialect.preprocess), config.image_size, config)
-    found.labels = labels if labels and len(labels) == config.classes else None
+    _take_labels(found, labels)
     found.card = Card(source=path.name)
     p, unsaid = found.preprocess, {}
     for name in (*dialect.assumed, *(["heads"] if "heads" in family.tellable else [])):
@@ -230,10 +231,22 @@ def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dic
     return found
 
 
+def _take_labels(found: Found, labels: list[str] | None) -> None:
+    """Names of the classes; of an encoder without a classifier they are of no use."""
+    if labels and len(labels) == found.config.classes:
+        found.labels = labels
+    elif labels and found.config.classes:
+        found.notes.append(
+            f"config.json names {len(labels)} classes, but the weights have {found.config.classes}: the names are left "
+            "out, and classes are shown by number."
+        )
+
+
 def _masking_says(path: Path) -> dict[str, Any]:
     """What transformers' config.json says of masking and decoder; nothing where it is no masked autoencoder's."""
     beside = path / "config.json"
     config = files.read_json(beside) if path.is_dir() and beside.is_file() else {}
+    schema.check(config, schema.HF if config.get("model_type") == "vit_mae" else {}, "config.json")
     return mae.options_from(config) if config.get("model_type") == "vit_mae" else {}
 
 
@@ -279,6 +292,7 @@ def _folder_says(
     if not path.is_dir() or not (path / "config.json").is_file():
         return {}, {}, None
     config = files.read_json(path / "config.json")
+    schema.check(config, {"model_type": schema.TEXT | schema.NULL}, "config.json")
     family = _staged(dialect)
     if dialect in (hf.DIALECT, resnet.HF) or (family is not None and dialect.name == "hf"):
         options = hf.options_from(config) if dialect is hf.DIALECT else {}
@@ -363,6 +377,6 @@ def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config
         return None  # no picture file has so many channels
     values = {"size": made_for, **values}
     for key in ("mean", "std"):
-        if len(values.get(key, ())) != n:
+        if len(values.get(key, ())) in {0, 1, 3} - {n}:  # those of colours for a grey network, or the other way round
             values[key] = (0.5,) * n
     return Preprocess(**values).with_size(config.image_size)

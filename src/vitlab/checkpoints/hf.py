@@ -5,9 +5,9 @@ transformers 5 renamed its keys in memory but still saves the names of version 4
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Renamed, Rule, State
 from vitlab.models.vit_config import ViTConfig
 
@@ -103,7 +103,7 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5
 
 def options_from(config: dict[str, Any]) -> dict[str, Any]:
     """config.json -> options for our config."""
-    kind = config.get("model_type")
+    kind = schema.check(config, schema.HF, "config.json").get("model_type")
     if kind not in MODEL_TYPES:
         raise ValueError(f"config.json has model_type {kind!r}; known are {', '.join(MODEL_TYPES)}.")
     activation = config.get("hidden_act", "gelu")
@@ -136,15 +136,14 @@ def options_from(config: dict[str, Any]) -> dict[str, Any]:
 
 def labels_from(config: dict[str, Any]) -> list[str] | None:
     """Class names; transformers' own fillers LABEL_0, LABEL_1, ... are none."""
-    names = config.get("id2label") or {}
-    if not all(re.fullmatch(r"\d+", str(key)) for key in names):
-        raise ValueError(f"config.json has id2label with the key {next(iter(names))!r}; expected numbers.")
-    labels = [str(names[key]) for key in sorted(names, key=int)]
+    names = config.get("id2label")
+    labels = [] if names is None else schema.class_names(names, "config.json")
     return None if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
 
 
 def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
     """preprocessor_config.json -> values for Preprocess."""
+    schema.check(config, schema.HF_PREPROCESSOR, "preprocessor_config.json")
     if config.get("resample", 2) not in RESAMPLE:
         raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
     values: dict[str, Any] = {"interpolation": RESAMPLE[config.get("resample", 2)]}
@@ -160,6 +159,8 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
     size, crop = _resized_to(config), config.get("crop_size")
     if _processor(config).startswith("ConvNext"):  # transformers' ResNets use it too
+        if not _shortest(size):
+            raise ValueError("preprocessor_config.json has no shortest_edge in its size, which a ConvNext's needs.")
         side = size["shortest_edge"]
         values["size"] = _pair(side)  # from 384 on it stretches
         values |= {"how": "crop", "resize": int(side / (config.get("crop_pct") or 0.875))} if side < 384 else {}
@@ -197,6 +198,8 @@ def _shortest(size: Any) -> bool:
 
 
 def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, dict) and _shortest(size):
+        size = size["shortest_edge"]
     return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
 
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints import bundled, clip, digests, files, hub, native
+from vitlab.checkpoints import bundled, clip, digests, files, hub, native, schema
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
+from vitlab.checkpoints.plausible import check_plausible
 from vitlab.checkpoints.report import Report, Row
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
@@ -121,17 +122,19 @@ def is_checkpoint(source: str | Path) -> bool:
 def _read_native(folder: Path) -> Found:
     card = native.read_card(folder)
     if card["family"] not in registry.FAMILIES:
-        raise CheckpointError(f"{folder}: family {card['family']!r} is not known. Update vitlab.")
-    with files.naming(folder / native.CARD):
-        config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
-        preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
-        labels = card.get("labels")
-        if labels is not None and (not isinstance(labels, list) or len(labels) != config.classes):
-            raise ValueError(f"labels must be a list of {config.classes} names, or null.")
+        raise CheckpointError(f"{folder}: family {card['family']!r:.60} is not known. Update vitlab.")
     if not (folder / native.WEIGHTS).is_file():
         raise CheckpointError(f"{folder}: {native.WEIGHTS} is missing beside {native.CARD}.")
     digests.check_files(folder, card, native.CARD)
     tensors = files.read_tensors(folder / native.WEIGHTS)
+    with files.naming(folder / native.CARD):
+        schema.check(card, schema.CARD, native.CARD)
+        check_plausible(card["config"], tensors, native.WEIGHTS)
+        config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
+        preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
+        labels = card.get("labels")
+        if labels is not None and len(labels) != config.classes:
+            raise ValueError(f"labels must be a list of {config.classes} names, or null.")
     found = Found(tensors, {k: (k,) for k in tensors}, {}, "native", card["family"], config)
     found.preprocess, found.labels = preprocess, labels
     found.card = Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {})
@@ -167,7 +170,11 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     config = stored.with_options(**overrides)
     _check_same_network(stored, config, source)
     report = Report(source, found.dialect, notes=list(found.notes))
-    as_saved = native.on_meta(lambda: registry.build(found.family, stored)).state_dict()
+    try:
+        as_saved = native.on_meta(lambda: registry.build(found.family, stored)).state_dict()
+    except RuntimeError as error:  # of torch: a tensor with more elements than a computer counts
+        first = str(error).splitlines()[0]
+        raise CheckpointError(f"{source}: no network can be built from its config ({first}). Fetch it again.") from None
     model: Any = native.on_meta(lambda: registry.build(found.family, config))
     wanted = model.state_dict()
     problems = [f"{key} is missing" for key in as_saved.keys() - found.tensors.keys()]

@@ -6,6 +6,7 @@ A model that reads words has its tokenizer.json beside them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -64,13 +65,22 @@ def save(model: Any, folder: str | Path) -> Path:
         written[name] = digests.file_digest(path)
 
     def write_card(path: Path) -> None:  # after the others, whose digests it holds
-        sealed = digests.seal({**card, digests.DIGESTS: written})
-        path.write_text(json.dumps(sealed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        sealed = digests.seal({**spelled(card), digests.DIGESTS: written})
+        path.write_text(json.dumps(sealed, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
     write_together({**{folder / name: partial(write_and_digest, name) for name in writes}, folder / CARD: write_card})
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
+
+
+def spelled(value: Any) -> Any:
+    """NaN and infinity, e.g. among the metrics of a run that diverged, as texts: JSON has no numbers for them."""
+    if isinstance(value, dict):
+        return {key: spelled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [spelled(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unwrapped(model: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitlab.checkpoints import hf, timm
+from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
 from vitlab.models.resnet import ResNetConfig
@@ -126,7 +126,7 @@ def _shape(state: State, key: str, axes: int = 4) -> tuple[int, ...]:
 
 def hf_options(config: dict[str, Any]) -> dict[str, Any]:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
-    kind = config.get("model_type")
+    kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
     if kind != "resnet":
         raise ValueError(f"config.json has model_type {kind!r} beside the weights of a ResNet.")
     if config.get("hidden_act", "relu") != "relu":
@@ -149,7 +149,7 @@ def timm_options(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
     A variant with the same tensors, which only its name or arguments tell from a plain ResNet, is refused.
     """
-    name = str(config.get("architecture", ""))
+    name = str(timm.check_config(config).get("architecture", ""))
     if not KNOWN.fullmatch(name):
         raise ValueError(f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152.")
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints import hf, timm
+from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, State
 
 STAGES = 8  # as many as a file may have; the published ones have 4
@@ -39,7 +39,7 @@ class Family:
             return self.hf_options(config), {}
         if "architecture" not in config or self.timm_options is None:
             return {}, {}
-        cfg = config.get("pretrained_cfg", {})
+        cfg = timm.check_config(config).get("pretrained_cfg", {})
         options = self.timm_options(config)
         if len(cfg.get("input_size", ())) == 3:
             options.setdefault("image_size", tuple(cfg["input_size"][1:]))
@@ -116,6 +116,7 @@ def theirs_of_activation(name: str) -> str:
 
 
 def check_type(config: Options, kind: str) -> None:
+    schema.check(config, schema.HF_STAGES, "config.json")
     if config.get("model_type") != kind:
         raise ValueError(f"config.json has model_type {config.get('model_type')!r} beside the weights of a {kind}.")
 

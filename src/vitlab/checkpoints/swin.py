@@ -131,8 +131,11 @@ def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
         )
     found |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
     found["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
+    ratio = staged.mlp_ratio(state, 0, widths[0])
     if "mlp_ratio" not in told:
-        found["mlp_ratio"] = staged.mlp_ratio(state, 0, widths[0])
+        found["mlp_ratio"] = ratio
+    elif int(widths[0] * told["mlp_ratio"]) != int(widths[0] * ratio):
+        raise ValueError(f"mlp_ratio={told['mlp_ratio']} is said, but the weights have {ratio:g}.")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import Dialect, Rule, State
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -59,8 +60,18 @@ WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm
 OWN_RULE = ("global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
+def check_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a timm hub folder, once all that is read of it is of the right kind."""
+    schema.check(config, schema.TIMM, "config.json")
+    schema.check(config.get("model_args", {}), schema.TIMM_ARGUMENTS, "config.json's model_args")
+    schema.check(config.get("pretrained_cfg", {}), schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
+    schema.check(config.get("vitlab", {}), {"eps": schema.EPS}, "config.json's vitlab")
+    return config
+
+
 def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     """A timm hub folder's config.json -> options for our config, and preprocess values."""
+    check_config(config)
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
     cfg = config.get("pretrained_cfg", {})
     name = str(config.get("architecture", ""))

@@ -16,7 +16,6 @@ eps = 1e-5
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.keymap import JOIN, SAME, TRANSPOSE, Dialect, Rule
 from vitlab.models.config import nearest, option_paths
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import parse_toml
 
 
 def read_map(path: Path) -> tuple[Dialect, dict[str, Any]]:
     """The table as a dialect, and the options it states."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of TOML, of UTF-8, of parse_toml
         raise CheckpointError(f"{path}: is not valid TOML ({error}).") from None
     if unknown := set(table) - {"model", "keys", "ignore"}:
         raise CheckpointError(f"{path}: unknown section [{sorted(unknown)[0]}]; known are [model], [keys], [ignore].")

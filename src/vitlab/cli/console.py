@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitlab.cli.language import spoken
+from vitlab.printable import printable, printable_json
 
 
 def set_up_output() -> None:
@@ -19,21 +20,40 @@ def set_up_output() -> None:
 
 
 def out(markup: bool = True) -> Any:
-    """The console for results; wide when piped, so that no table is cut. Paths and names go out with markup=False."""
-    from rich.console import Console
+    """The console for results; wide when piped, so that no table is cut. Paths and names go out with markup=False.
 
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
+    Whatever text is printed on it, no control character of that text reaches the terminal.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            for segment in super().render(renderable, options):
+                safe = segment.text if segment.control else printable(segment.text)
+                yield segment if safe == segment.text else Segment(safe, segment.style)
+
+    return PrintableConsole(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
 
 
 def say(text: str) -> None:
     """A remark beside the result, in the terminal's language: to stderr, so that --json output stays clean."""
-    print(spoken(text), file=sys.stderr)
+    print(printable(spoken(text)), file=sys.stderr)
+
+
+def print_plain(text: str, end: str = "\n") -> None:
+    """Lines of a result as they are, but for control characters."""
+    print(printable(text), end=end, flush=True)
 
 
 def print_json(value: Any) -> None:
     import json
 
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print_json_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_json_text(text: str) -> None:
+    print(printable_json(text), end="")
 
 
 def count(n: int) -> str:
@@ -79,7 +99,7 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        print(usage_error(error), file=sys.stderr)
+        print(printable(usage_error(error)), file=sys.stderr)
         raise SystemExit(2) from None
     except (ValueError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.inference import reads_text
+from vitlab.printable import one_line
 from vitlab.text.tokenizer import Tokenizer
 
 COLOURS = {"matched": "green", "resized": "cyan", "new": "yellow", "missing": "red", "unused": "yellow"}
@@ -42,19 +44,24 @@ def run(
     changed = any(row.status in ("new", "resized") for row in report.rows)
     rows = convert.check(source, target, model, changed=changed) if check else []
     if json:
-        compared = [dict(what=what, max_difference=difference, remark=remark) for what, difference, remark in rows]
+        compared = [dict(what=row.what, max_difference=_in_json(row.difference), remark=row.remark) for row in rows]
         print_json({**report.to_dict(), "written": str(target), "to": to, "check": compared})
     else:
         _show(report)
         console = out(markup=False)
         console.print(f"written: {target} ({to})")
-        for what, difference, remark in rows:
+        for what, difference, remark, _ in rows:
             shown = remark if difference is None else f"largest logit difference {difference:.2e}"
             console.print(f"check: {what}: {shown}")
-    wrong = [what for what, difference, _ in rows if difference is not None and not difference <= convert.TOLERANCE]
+    wrong = [row.what for row in rows if row.wrong]
     if wrong:
         say(f"vitlab: error: logits differ by more than {convert.TOLERANCE:g}: {'; '.join(wrong)}")
         raise SystemExit(1)
+
+
+def _in_json(difference: float | None) -> float | str | None:
+    """JSON has no NaN and no infinity: those are texts."""
+    return difference if difference is None or math.isfinite(difference) else str(difference)
 
 
 def _give_tokenizer(model: Any, path: Path) -> None:
@@ -76,10 +83,10 @@ def _show(report: Report) -> None:
     for row in report.rows:
         table.add_row(
             Text(row.status, style=COLOURS[row.status]),
-            row.ours or "-",
-            " + ".join(row.theirs) or "-",
+            one_line(row.ours or "-"),
+            one_line(" + ".join(row.theirs)) or "-",
             " x ".join(map(str, row.shape)),
-            row.note,
+            one_line(row.note),
         )
     console.print(table)
     console.print(", ".join(f"{n} {status}" for status, n in report.counts().items()))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.cli.console import out, say
+from vitlab.cli.console import out, print_json_text, say
 from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
 from vitlab.cli.predict import INSIDE, place
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.export.opened import Exported, is_export, open_export
 from vitlab.images.datasets import Data, open_data
 from vitlab.layers.reducer import Reducer
+from vitlab.printable import one_line
 from vitlab.reduce import reducer_of
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, evaluate, features, knn_accuracy, probe_accuracy
@@ -74,7 +75,7 @@ def run(
         found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
         found = {**about, "classes": data.classes, **found}
         check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
-        print(to_json(found), end="") if json else _show(found)
+        print_json_text(to_json(found)) if json else _show(found)
         return
     if chosen == "train" and frozen:
         raise ValueError(
@@ -106,7 +107,7 @@ def run(
         found |= {"few_shot": _few_shot(known, asked, data.classes, few_shot, draws)} if few_shot is not None else {}
     found |= {"unreadable": len(skipped), "unreadable_pictures": list(skipped.values())}
     check_skipped(skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
-    print(to_json(found), end="") if json else _show(found)
+    print_json_text(to_json(found)) if json else _show(found)
 
 
 def _reducer(checkpoint: str, asked: str | None) -> Reducer | None:
@@ -246,4 +247,4 @@ def _table(*columns: str) -> Any:
 def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)
+    return Text(one_line(text))

@@ -13,6 +13,7 @@ from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.export.opened import Exported, is_export, open_export
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
+from vitlab.printable import one_line
 from vitlab.reduce import reducer_of
 from vitlab.training.processes import pick_device
 
@@ -110,7 +111,9 @@ def _show(found: list[Prediction]) -> None:
     for p in found:
         for rank, (label, chance) in enumerate(p.scores):
             bar = "█" * round(20 * chance)
-            name = Text(Path(p.name).name if rank == 0 else "")  # Text: [brackets] and :colons: stay as they are
-            table.add_row(name, Text(label), f"{chance:.1%}", bar)
+            name = Text(
+                one_line(Path(p.name).name) if rank == 0 else ""
+            )  # Text: [brackets] and :colons: stay as they are
+            table.add_row(name, Text(one_line(label)), f"{chance:.1%}", bar)
     if table.row_count:
         console.print(table)

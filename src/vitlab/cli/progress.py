@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitlab.cli.console import say
+from vitlab.printable import one_line
 
 EVERY = 10.0  # seconds between lines
 
@@ -29,6 +30,7 @@ class Meter:
         self.close()
 
     def update(self, name: str, done: int, total: int | None) -> None:
+        name = one_line(name)  # of a file, whose name may hold anything
         if name != self.name:
             self.close()
             self.name, self.began, self.spoke = name, time.monotonic(), time.monotonic()

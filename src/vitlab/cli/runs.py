@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.console import out, say
+from vitlab.cli.console import out, print_json_text, print_plain, say
 from vitlab.training.report import plot
 from vitlab.training.runlog import to_json
 from vitlab.training.runs import list_runs, shown, table, to_csv, to_markdown
@@ -22,11 +22,11 @@ def run(folder: Path, format: str, plot_to: Path | None, sort: str | None, json:
     for line in found.skipped:
         say(f"skipped: {line}")
     if json:
-        print(to_json(rows), end="")
+        print_json_text(to_json(rows))
     elif format == "csv":
-        print(to_csv(rows), end="")
+        print_plain(to_csv(rows), end="")
     elif format == "markdown":
-        print(to_markdown(rows), end="")
+        print_plain(to_markdown(rows), end="")
     elif rows:
         _show(rows)
     if not rows:

@@ -19,6 +19,7 @@ from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.features import features_of
+from vitlab.printable import one_line
 from vitlab.search import Counts, Hit, Index, check, update
 from vitlab.training.processes import start, stop
 
@@ -79,7 +80,11 @@ def search(
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{html}: name an .html file.")
-    with Index(place) as there:
+    with Meter("pictures") as meter:
+        opened = Index(place, lambda what, done, total: meter.update("graph of neighbours", done, total))
+    for note in opened.notes:
+        say(f"note: {note}")
+    with opened as there:
         if text is not None and not there.made_by.get("reads_text", True):
             raise ValueError(
                 f"{place}: was made with {there.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
@@ -157,6 +162,8 @@ def _show_counts(counts: Counts, place: Path) -> None:
     for name in ("new", "changed", "moved", "removed", "unchanged"):
         if value := getattr(counts, name):
             console.print(f"  {name:12s}{value:,}")
+    if counts.rebuilt:
+        say(f"note: {place}: its graph of neighbours was damaged or missing, and was rebuilt.")
     if counts.unreadable:
         console.print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
     name_unreadable(counts.unreadable)
@@ -164,7 +171,7 @@ def _show_counts(counts: Counts, place: Path) -> None:
 
 def name_unreadable(found: dict[str, str]) -> None:
     for path, error in list(found.items())[:NAMED]:
-        say(f"vitlab: {path}: {error}")
+        say(f"vitlab: {one_line(path)}: {one_line(error)}")
     if len(found) > NAMED:
         say(f"and {len(found) - NAMED} more (--json names all)")
 
@@ -172,4 +179,4 @@ def name_unreadable(found: dict[str, str]) -> None:
 def _show_hits(hits: list[Hit]) -> None:
     console = out(markup=False)
     for hit in hits:
-        console.print(f"{hit.score:6.3f}  {hit.path}", soft_wrap=True)
+        console.print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.console import out, say
+from vitlab.cli.console import out, print_json_text, print_plain, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Beside
@@ -74,7 +74,7 @@ def ssl(
     except (Stopped, KeyboardInterrupt):
         say(f"vitlab: stopped, and saved. The same command goes on: {command}")
         raise SystemExit(130) from None
-    print(to_json(study.rows), end="") if json else _print_ssl(study)
+    print_json_text(to_json(study.rows)) if json else _print_ssl(study)
     _say_where(study.folder)
     if study.failed:
         raise SystemExit(1)
@@ -99,7 +99,9 @@ def tokens(
         )
     for note in study.notes:
         say(f"note: {note}")
-    print(to_json(study.rows), end="") if json else _print_plain([tokens_for_people(row) for row in study.rows], "way")
+    print_json_text(to_json(study.rows)) if json else _print_plain(
+        [tokens_for_people(row) for row in study.rows], "way"
+    )
     _say_where(study.folder)
 
 
@@ -113,7 +115,7 @@ def scaling(models: str, sizes: str | None, batch: int, rounds: int, folder: Pat
         say(f"vitlab: stopped. The rounds that were done are kept; the same command goes on: {command}")
         raise SystemExit(130) from None
     if json:
-        print(to_json({"growth": [asdict(growth) for growth in study.growth], "measured": study.rows}), end="")
+        print_json_text(to_json({"growth": [asdict(growth) for growth in study.growth], "measured": study.rows}))
     else:
         _print_plain([scaling_for_people(row) for row in study.rows], "model")
         out().print()
@@ -143,7 +145,7 @@ def data_efficiency(
     except (Stopped, KeyboardInterrupt):
         say(f"vitlab: stopped, and saved. The same command goes on: {command}")
         raise SystemExit(130) from None
-    print(to_json(study.rows), end="") if json else _print_plain(efficiency_table(study.rows), "model")
+    print_json_text(to_json(study.rows)) if json else _print_plain(efficiency_table(study.rows), "model")
     for note in study.notes:
         say(note)
     _say_where(study.folder)
@@ -190,11 +192,11 @@ def _print_ssl(study: SSLStudy) -> None:
 def _show(study: Study, format: str, json: bool) -> None:
     rows = study.rows
     if json:
-        print(to_json(rows), end="")
+        print_json_text(to_json(rows))
     elif format == "csv":
-        print(to_csv(rows), end="")
+        print_plain(to_csv(rows), end="")
     elif format == "markdown":
-        print(to_markdown(for_people(rows)), end="")
+        print_plain(to_markdown(for_people(rows)), end="")
     else:
         _print_table(for_people(rows))
     _say_where(study.folder)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.console import out, print_json, say
+from vitlab.cli.console import out, print_json, print_plain, say
 from vitlab.cli.progress import following_downloads
 from vitlab.images.datasets import SOURCES
 from vitlab.training import processes, run_lock
@@ -78,7 +78,7 @@ def run(
         f"after {result['seconds']:.0f} s "
         f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
     )
-    console.print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}")
+    console.print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}", markup=False, emoji=False)
 
 
 def _source(what: str | None, minutes: float, resume: Path | None) -> str:
@@ -134,7 +134,7 @@ class Plain:
             self.note(f"step {done} of {self.total}: loss {numbers['loss']:.4f}, lr {numbers['lr']:.2e}")
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        print_plain(text)
 
 
 class Beside(Plain):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 
-from vitlab.cli.console import out, say
+from vitlab.cli.console import out, print_json_text, say
 from vitlab.cli.progress import following_downloads
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import with_settings
@@ -22,7 +22,7 @@ def run(what: str, settings: list[str], kills: int, steps: int, json: bool) -> N
     with following_downloads():
         verdict = verify_resume(with_settings(recipe, settings), kills=kills, steps=steps, note=say)
     if json:
-        print(to_json({"identical": verdict.identical, **asdict(verdict)}), end="")
+        print_json_text(to_json({"identical": verdict.identical, **asdict(verdict)}))
     else:
         _show(verdict)
     if not verdict.identical:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.checkpoints.native import spelled
 from vitlab.images.preprocess import Preprocess
+from vitlab.parsing import parse_json
 from vitlab.version import __version__
 
 KEY = "vitlab"  # of ONNX's metadata_props; a torch.export archive has a file vitlab.json
 FORMAT = 1
 Gives = Literal["logits", "features", "text"]
+CARD: schema.Kinds = {name: schema.CARD[name] for name in ("name", "source", "licence", "metrics")}
+KINDS: schema.Kinds = {  # of the values that are read
+    "gives": schema.Kind("logits, features or text", lambda value: value in ("logits", "features", "text")),
+    "family": schema.TEXT,
+    "classes": schema.WHOLE,
+    "image_size": schema.Kind("[height, width]", lambda value: isinstance(value, list) and schema.PAIR.fits(value)),
+    **dict.fromkeys(("channels", "stride"), schema.POSITIVE),
+    "dynamic_size": schema.FLAG,
+    "labels": schema.TEXTS | schema.NULL,
+    "preprocess": schema.TABLE | schema.NULL,
+    **dict.fromkeys(("tokenizer", "reducer", "int8"), schema.TEXT | schema.NULL),
+    **dict.fromkeys(("scale", "bias"), schema.NUMBER | schema.NULL),
+    **dict.fromkeys(("config", "card"), schema.TABLE),
+    "weights": schema.TEXT,
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,7 @@ class About:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(spelled(asdict(self)), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> About:
@@ -52,13 +70,23 @@ class About:
                 "vitlab export CHECKPOINT -o model.onnx."
             )
         try:
-            values = json.loads(text)
-            if values.get("format") != FORMAT:
-                raise ValueError(f"format {values.get('format')!r} is not known: update vitlab")
+            values = parse_json(text)
+            if not isinstance(values, dict) or values.get("format") != FORMAT:
+                said = values.get("format") if isinstance(values, dict) else values
+                raise ValueError(f"format {said!r:.40} is not known: update vitlab")
+            schema.check(values, KINDS, "it")
+            schema.check(values.get("card", {}), CARD, "its card")
+            if unknown := values.get("card", {}).keys() - CARD.keys():
+                raise ValueError(f"its card has {sorted(unknown)[0]!r:.40}, which is not known: update vitlab")
+            needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+            if missing := [name for name in needed if name not in values]:
+                raise ValueError(f"{missing[0]} is missing")
             about = cls(**{name: values[name] for name in (f.name for f in fields(cls)) if name in values})
+            if about.labels is not None and len(about.labels) != about.classes:
+                raise ValueError(f"it has {len(about.labels)} labels for {about.classes} classes")
             if about.preprocess is not None:
                 Preprocess.from_dict(about.preprocess)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except ValueError as error:
             raise ValueError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.") from None
         return about
 

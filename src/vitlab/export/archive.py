@@ -20,6 +20,9 @@ from typing import IO, Any
 
 import torch
 
+from vitlab.export.expressions import MAX_LENGTH, check_growth, check_guard, check_size
+from vitlab.parsing import parse_json
+
 MODEL, INPUTS = "models/model.json", "data/sample_inputs/model.pt"
 CONFIGS = {"data/weights/model_weights_config.json": "weight_", "data/constants/model_constants_config.json": "tensor_"}
 MARKS = ("archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id")
@@ -37,7 +40,7 @@ REFUSED = {  # by how its name begins: what it is
 }
 
 NAME = re.compile(r"[A-Za-z_]\w*")
-OPERATORS = "add|sub|mul|truediv|floordiv|mod|pow|neg|getitem|eq|ne|lt|le|gt|ge|and_|or_|not_"
+OPERATORS = "add|sub|mul|truediv|floordiv|mod|neg|getitem|eq|ne|lt|le|gt|ge|and_|or_|not_"
 TARGET = re.compile(
     r"torch\.ops\.aten\.(?!from_file\b|save\b)(?:__(?:and|or|xor)__|_?[A-Za-z]\w*)\.[A-Za-z]\w*"  # those two open files
     rf"|_operator\.(?:{OPERATORS})|math\.(?:trunc|ceil|floor|sqrt)|torch\.(?:_sym_sqrt|sym_[a-z]+)"
@@ -60,8 +63,8 @@ def checked(path: Path) -> Iterator[IO[bytes]]:
             found = _entries(source)
             _check_pickle(source.read(found[INPUTS]))
             for config, prefix in CONFIGS.items():
-                _check_payloads(json.loads(source.read(found[config])), prefix)
-            graph = _checked_graph(json.loads(source.read(found[MODEL])))
+                _check_payloads(parse_json(source.read(found[config])), prefix)
+            graph = _checked_graph(parse_json(source.read(found[MODEL])))
             for name, entry in found.items():
                 with target.open(f"model/{name}", "w", force_zip64=entry.file_size > 2**30) as out:
                     if name == MODEL:
@@ -105,26 +108,37 @@ def _check_payloads(config: Any, prefix: str) -> None:
         _check_text(name, "parameter_name")
 
 
-def _checked_graph(graph: Any) -> Any:
-    """The same without notes on where each step comes from. Any text that is evaluated must be what we would write."""
-    if isinstance(graph, dict):
-        for key in graph:
-            _check_text(key, "key")
-        if graph.get("as_custom_obj") or graph.get("custom_obj_values") or graph.get("as_graph"):
-            raise ValueError("its graph holds an object or another graph, which we do not write")
-        kept = {key: value for key, value in graph.items() if key != "metadata"}
-        found: Any = {key: _under(key, value) for key, value in kept.items()}
-        return found | ({"metadata": {}} if "metadata" in graph else {})
-    return [_checked_graph(part) for part in graph] if isinstance(graph, list) else graph
+def _checked_graph(graph: Any, key: str = "") -> Any:
+    """The same without notes on where each step comes from. Any text that is evaluated must be what we would write.
 
-
-def _under(key: str, value: Any) -> Any:
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str):
-            _check_text(text, key)
-    return _checked_graph(value)
+    `key`: the name that the part stands under, which says what its texts may be.
+    """
+    if isinstance(graph, str):
+        _check_text(graph, key)
+    if isinstance(graph, list):
+        return [_checked_graph(part, key) for part in graph]
+    if not isinstance(graph, dict):
+        return graph
+    for name in graph:
+        _check_text(name, "key")
+    if graph.get("as_custom_obj") or graph.get("custom_obj_values") or graph.get("as_graph"):
+        raise ValueError("its graph holds an object or another graph, which we do not write")
+    check_growth(graph.get("nodes"))
+    kept = {name: value for name, value in graph.items() if name != "metadata"}
+    found: Any = {name: _checked_graph(value, name) for name, value in kept.items()}
+    return found | ({"metadata": {}} if "metadata" in graph else {})
 
 
 def _check_text(text: str, key: str) -> None:
+    found = f"its graph holds {text[:60]!r} as {key}"
+    if len(text) > MAX_LENGTH and key != "as_string":
+        raise ValueError(f"{found}: {len(text)} characters, and at most {MAX_LENGTH} are read")
     if text and not PATTERNS.get(key, WORDS).fullmatch(text):
-        raise ValueError(f"its graph holds {text[:60]!r} as {key}, which may be code and would be run")
+        raise ValueError(f"{found}, which may be code and would be run")
+    try:
+        if text and key == "expr_str":
+            check_size(text)
+        if text and key == "guards_code":
+            check_guard(text)
+    except ValueError as error:
+        raise ValueError(f"{found}, which is not read: {error}") from None

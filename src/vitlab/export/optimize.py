@@ -72,6 +72,11 @@ def optimize(
         tried += default_reducers(model) if reducers is None else list(reducers)
     runners, notes = make_all(workshop, WAYS[goal], tried, seen[:batch], progress)
     rows = measure(runners, seen, workshop.gives, batch=batch, rounds=rounds)
+    if not rows[0].within:
+        raise ValueError(
+            "the model itself gives NaN or infinity for these pictures, so nothing can be compared with it. Take a "
+            "checkpoint from before its training diverged."
+        )
     if goal == "small":
         chosen = min((r for r in rows if r.within or r.agreement >= agreement), key=lambda r: r.bytes)
     else:

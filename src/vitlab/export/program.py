@@ -50,11 +50,11 @@ def load_program(path: Path) -> tuple[Any, About]:
     extra: dict[str, Any] = {NAME: ""}
     try:
         with quiet(), checked(path) as archive:
-            program = torch.export.load(archive, extra_files=extra)
+            run = torch.export.load(archive, extra_files=extra).module()
     except Exception as error:
         raise ValueError(f"{path}: cannot be read as a torch.export program: {_first(error)}") from None
-    text = extra[NAME].decode() if isinstance(extra[NAME], bytes) else extra[NAME]
-    return program.module(), About.from_json(text, path)
+    text = extra[NAME].decode(errors="replace") if isinstance(extra[NAME], bytes) else extra[NAME]
+    return run, About.from_json(text, path)
 
 
 def _first(error: Exception) -> str:

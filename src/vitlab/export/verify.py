@@ -1,14 +1,16 @@
 """The gate: model and exported file look at the same real pictures, each with the preprocess it brings itself.
 
 A file that answers otherwise is not kept (ship.py). What is asked of it:
-    float32   no value differs by more than 1e-4 (of the largest value, where that is above 1)
+    float32   no value differs by more than 1e-4 of the largest value that the model gives
     int8      99 of 100 pictures get the same class; features: each picture's are nearest to its own
     fewer tokens   as float32, but of 50 pictures one may differ: where two tokens are as similar, rounding may choose
+NaN or infinity, on either side, fails every one of them: such values have no difference and no order.
 The export is asked in batches of 1, 3 and 8, and where it promises other image sizes, the same is asked of it in those.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,13 +48,16 @@ class Verdict:
     bytes: dict[str, int]  # of the weights: model; of the file: export
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what makes this say less than it seems to
+    not_finite: dict[str, int] = field(default_factory=dict)  # pictures with NaN or infinity: model, export
 
     @property
     def passed(self) -> bool:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "passed": self.passed}
+        """For JSON, which has no NaN and no infinity: those are texts."""
+        plain = {key: str(v) if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(self).items()}
+        return {**plain, "passed": self.passed}
 
 
 def verify(
@@ -118,7 +123,8 @@ def _compare(right: Tensor, found: Tensor, tolerance: float, gives: str) -> Verd
         raise ValueError(f"the export gives {tuple(found.shape)} where the model gives {tuple(right.shape)}.")
     differences = (right - found).abs().amax(dim=1)  # (B,), nan stays nan
     largest = float(right.abs().max())
-    allowed = tolerance * max(1.0, largest)
+    allowed = tolerance * largest
+    bad = {"model": count_not_finite(right), "export": count_not_finite(found)}
     return Verdict(
         images=len(right),
         max_difference=float(differences.max()),
@@ -130,20 +136,38 @@ def _compare(right: Tensor, found: Tensor, tolerance: float, gives: str) -> Verd
         milliseconds={},
         batch=0,
         bytes={},
+        not_finite={side: count for side, count in bad.items() if count},
     )
 
 
+def count_not_finite(values: Tensor) -> int:
+    """How many rows hold NaN or infinity."""
+    return int((~torch.isfinite(values)).any(dim=1).sum())
+
+
 def agreement_of(right: Tensor, found: Tensor, gives: str) -> float:
-    """Same class; of features: looked up among the right ones, a picture finds itself."""
+    """Same class; of features: looked up among the right ones, a picture finds itself. NaN and infinity never agree."""
+    finite = torch.isfinite(right).all(dim=1) & torch.isfinite(found).all(dim=1)
     if gives == "logits":
-        return float((right.argmax(dim=1) == found.argmax(dim=1)).float().mean())
-    cosines = F.normalize(found, dim=1) @ F.normalize(right, dim=1).T  # (B, B)
+        same = right.argmax(dim=1) == found.argmax(dim=1)
+        return float((same & finite).float().mean())
+    cosines = _unit(found) @ _unit(right).T  # (B, B)
     own = cosines.diagonal()
-    return float((own >= cosines.amax(dim=1) - 1e-6).float().mean())  # of two equal pictures either will do
+    same = own >= cosines.nan_to_num(-1.0).amax(dim=1) - 1e-6  # of two equal pictures either will do
+    return float((same & finite).float().mean())
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Of length 1, however short they are: F.normalize alone leaves those below 1e-12 short."""
+    return F.normalize(features / features.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo().tiny), dim=1)
 
 
 def _judge(verdict: Verdict, about: About, agreement: float) -> list[str]:
     problems, odd = [], ODD if about.reducer is not None else 0.0
+    problems += [
+        f"the {side} gives NaN or infinity for {count} of {verdict.images} pictures"
+        for side, count in verdict.not_finite.items()
+    ]
     if about.int8 is None and verdict.within < 1 - odd:
         problems.append(
             f"values differ by up to {verdict.max_difference:.1e}, where {verdict.tolerance:.1e} is allowed "

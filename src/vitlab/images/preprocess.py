@@ -6,7 +6,6 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -26,6 +25,7 @@ RESAMPLING = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
+MAX_SIDE = 2**14  # pixels of a model's input
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -46,7 +46,7 @@ class Geometry:
 
 
 def _side(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE
 
 
 def _sides(value: Any) -> bool:
@@ -55,7 +55,7 @@ def _sides(value: Any) -> bool:
 
 def _numbers(values: Any) -> bool:
     plain = isinstance(values, tuple) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
-    return plain and all(map(math.isfinite, values))
+    return plain and all(abs(n) < 1e30 for n in values)  # no NaN, no infinity, nothing that float32 cannot hold
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Preprocess:
         if _side(self.size):
             object.__setattr__(self, "size", (self.size, self.size))
         if not _sides(self.size):
-            raise ValueError(f"size={self.size!r} must be (height, width) in whole numbers, each at least 1.")
+            raise ValueError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
         if self.how not in ("stretch", "crop", "fit"):
             raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
         if not isinstance(self.interpolation, str) or self.interpolation not in RESAMPLING:

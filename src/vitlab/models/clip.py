@@ -23,7 +23,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
-from vitlab.models.config import Config
+from vitlab.models.config import Config, largest_divisor
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -53,7 +53,7 @@ class TextConfig(Config):
         if self.context < 3 or self.eps <= 0 or round(self.width * self.mlp_ratio) < 1:
             raise ValueError("text.context must be 3 or more, text.eps and text.mlp_ratio above 0.")
         if self.width % self.heads:
-            fitting = max(h for h in range(1, self.heads + 1) if self.width % h == 0)
+            fitting = largest_divisor(self.width, self.heads)
             raise ValueError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
         for name in ("end_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.vocab:

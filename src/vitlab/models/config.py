@@ -122,6 +122,12 @@ def option_paths(config: type[Config]) -> dict[str, tuple[str | None, str]]:
     return paths | {inner: places[0] for inner, places in short.items() if len(places) == 1}
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most `most`; by its square root, because either may be anything."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return max(n for n in (*low, *(number // n for n in low)) if n <= most)
+
+
 def nearest(name: str, names: list[str]) -> str:
     """' Did you mean ...?' where something is near, '' otherwise."""
     familiar = FAMILIAR.get(name)
@@ -159,7 +165,7 @@ def _coerce(value: Any, expected: Any) -> Any:
     if get_origin(expected) is tuple and isinstance(value, list | tuple):
         inner = get_args(expected)
         return tuple(map(_coerce, value, inner)) if len(inner) == len(value) else tuple(value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+    if expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
         return float(value)
     return value
 

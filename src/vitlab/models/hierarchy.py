@@ -24,7 +24,7 @@ from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, to_map
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, TokenLayout, Trace, mark
-from vitlab.models.config import Config
+from vitlab.models.config import Config, largest_divisor
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def check_stages(c: Any, *names: str) -> None:
         raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for width, heads in zip(c.widths, c.heads, strict=True):
         if width % heads:
-            fitting = max(h for h in range(1, heads + 1) if width % h == 0)
+            fitting = largest_divisor(width, heads)
             raise ValueError(
                 f"heads={list(c.heads)}: {heads} heads do not divide a stage's width of {width}: use {fitting} there."
             )

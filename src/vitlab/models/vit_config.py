@@ -13,7 +13,7 @@ from vitlab.layers.attention import Path
 from vitlab.layers.block import Activation, swiglu_hidden
 from vitlab.layers.patches import check_halving, check_multiple, grid_of
 from vitlab.layers.pooling import Pooling
-from vitlab.models.config import Config
+from vitlab.models.config import Config, largest_divisor
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def check_vit(c: ViTConfig) -> None:
         if not c.stem.pad or size < 1:
             check_multiple(what, size, c.patch_size)
     if c.head_dim is None and c.width % c.heads:
-        fitting = max(h for h in range(1, c.heads + 1) if c.width % h == 0)
+        fitting = largest_divisor(c.width, c.heads)
         raise ValueError(
             f"width {c.width} is not a multiple of heads {c.heads}: use heads={fitting}, "
             f"or width={-(-c.width // c.heads) * c.heads}, or give head_dim."

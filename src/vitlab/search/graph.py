@@ -1,6 +1,7 @@
 """The nearest vectors without comparing all: a graph of neighbours (HNSW, arXiv:1603.09320) by the usearch library.
 
-It is made from the ledger and can be made again. The ledger's numbers say what it holds, so one that is behind is seen.
+It is made from the ledger and can be made again. The ledger's numbers say what it holds, so one that is behind is seen;
+its digest stands in the ledger too, so one that is damaged is seen, and built anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.search.files import digest
 from vitlab.search.ledger import Ledger, SearchError
 
 FILE = "vectors.usearch"
@@ -38,15 +40,48 @@ class Graph:
         return found.keys.astype(np.int64)
 
 
-def bring_up_to_date(ledger: Ledger, file: Path, progress: Progress | None = None) -> None:
-    """Put in what is new, take out what is gone; the file changes at once or not at all."""
+class DamagedError(SearchError):
+    """A graph file that usearch cannot read."""
+
+
+def is_intact(ledger: Ledger, file: Path) -> bool:
+    """Whether the file has the digest that the ledger holds. An older index has none: then it cannot be checked.
+
+    The file is read once as a whole; while its inode, size and time stay the same, the digest is remembered.
+    """
+    if not file.is_file():
+        return "graph" not in ledger.about
+    if "graph" not in ledger.about:
+        return True
+    status = file.stat()
+    stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+    if (seen := _digests.get(file)) is None or seen[0] != stamp:
+        seen = _digests[file] = (stamp, digest(file).hex())
+    if seen[1] not in ledger.about["graph"]:
+        ledger.read_about()  # another process may have brought it up to date in between
+    return seen[1] in ledger.about.get("graph", [])
+
+
+_digests: dict[Path, tuple[tuple[int, int, int], str]] = {}  # of files, by their inode, size and time
+
+
+def bring_up_to_date(ledger: Ledger, file: Path, progress: Progress | None = None) -> bool:
+    """Put in what is new, take out what is gone; the file changes at once or not at all. True: it was damaged or
+    missing, and all of it was built anew.
+    """
     from vitlab.checkpoints.native import write_whole
 
     wanted = ledger.numbers()
     if not len(wanted):
         file.unlink(missing_ok=True)
-        return
-    graph = _restore(file) if file.exists() else None
+        ledger.tell("graph", None)
+        return False
+    graph, rebuilt = None, not is_intact(ledger, file)
+    if file.exists() and not rebuilt:
+        try:
+            graph = _restore(file)
+        except DamagedError:
+            rebuilt = True
     have = np.zeros(0, dtype=np.int64) if graph is None else _numbers(graph)
     gone = np.setdiff1d(have, wanted)
     if graph is None or 4 * len(gone) > len(have):  # holes make it slower and worse
@@ -54,7 +89,9 @@ def bring_up_to_date(ledger: Ledger, file: Path, progress: Progress | None = Non
         graph, have, gone = _new(vectors.shape[1]), have[:0], gone[:0]
     new = np.setdiff1d(wanted, have)
     if not len(new) and not len(gone):
-        return
+        if "graph" not in ledger.about:  # of an index of before
+            ledger.tell("graph", [digest(file).hex()])
+        return False
     if len(gone):
         graph.remove(gone.astype(np.uint64))
     done = 0
@@ -63,7 +100,17 @@ def bring_up_to_date(ledger: Ledger, file: Path, progress: Progress | None = Non
         done += len(numbers)
         if progress is not None:
             progress("graph", done, len(new))
-    write_whole(file, lambda path: graph.save(str(path)))
+    written: list[str] = []
+
+    def write(path: Path) -> None:
+        """Until the file has its name, the ledger tells of both: a process that is killed here damages nothing."""
+        graph.save(str(path))
+        written.append(digest(path).hex())
+        ledger.tell("graph", [*ledger.about.get("graph", []), *written])
+
+    write_whole(file, write)
+    ledger.tell("graph", written)
+    return rebuilt
 
 
 def _new(width: int) -> Any:
@@ -75,7 +122,7 @@ def _restore(file: Path, view: bool = False) -> Any:
     try:
         return _usearch().restore(str(file), view=view)
     except (RuntimeError, ValueError) as error:
-        raise SearchError(f"{file}: is damaged ({error}). Remove it: vitlab index makes it again, quickly.") from None
+        raise DamagedError(f"{file}: is damaged ({error}). Remove it: vitlab index makes it again, quickly.") from None
 
 
 def _numbers(graph: Any) -> np.ndarray:

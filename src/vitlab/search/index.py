@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ import numpy as np
 from vitlab.search import graph
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
-from vitlab.search.ledger import FILE, Entry, Known, Ledger, SearchError
+from vitlab.search.ledger import FILE, Entry, Known, Ledger, SearchError, damaged
 
 PART = "part-*.sqlite"  # of a process; what is left of a killed run is taken over by the next
 
@@ -65,6 +65,7 @@ class Counts:
     embedded: int = 0  # looked at by the model
     pictures: int = 0  # in the index, and can be found
     unreadable: dict[str, str] = field(default_factory=dict)  # of all in the index: path -> what is wrong
+    rebuilt: int = 0  # 1: the graph was damaged or missing, and was built anew
 
 
 def update(
@@ -105,8 +106,9 @@ def update(
             _join(ledger, index)
             removed = ledger.known().keys() - found.keys()
             ledger.drop(removed)
-            graph.bring_up_to_date(ledger, index / graph.FILE, progress)
-            shares.append(Counts(removed=len(removed), pictures=len(ledger), unreadable=ledger.unreadable()))
+            rebuilt = graph.bring_up_to_date(ledger, index / graph.FILE, progress)
+            counts = Counts(removed=len(removed), pictures=len(ledger), unreadable=ledger.unreadable())
+            shares.append(replace(counts, rebuilt=int(rebuilt)))
     return _sum(shares)
 
 
@@ -117,10 +119,13 @@ def check(index: Path, made_by: dict[str, Any], folder: Path | None = None, move
     if not index.is_dir():
         raise SearchError(f"{index}: is a file. An index is a folder: name another place.")
     if not Ledger.is_there(index / FILE):
+        if (index / graph.FILE).exists():
+            raise damaged(index / FILE, "it is empty or missing")
         if any(path.name != FILE and not path.name.startswith(f"{FILE}-") for path in index.iterdir()):
             raise SearchError(f"{index}: a folder that is no index and not empty. Name another place.")
         return
     with Ledger(index / FILE) as ledger:
+        ledger.check_about()
         told = ledger.about
     if told["made_by"]["fingerprint"] != made_by["fingerprint"]:
         theirs, ours = told["made_by"]["checkpoint"], made_by["checkpoint"]
@@ -143,6 +148,7 @@ def _prepare(index: Path, folder: Path, made_by: dict[str, Any]) -> None:
         index.mkdir(parents=True, exist_ok=True)
         Ledger.create(index / FILE, {"folder": str(folder), "made_by": made_by}).rows.close()
     with Ledger(index / FILE) as ledger:
+        ledger.add_checks()
         _join(ledger, index)
         if ledger.about["folder"] != str(folder):
             ledger.tell("folder", str(folder))
@@ -168,6 +174,8 @@ def _look(
             results = embed([folder / entry.path for entry in fresh])
             for entry, result in zip(fresh, results, strict=True):
                 entry.vector, entry.error = result.vector, result.error
+                if entry.vector is not None and not np.isfinite(entry.vector).all():
+                    entry.vector, entry.error = None, "the model gives NaN or infinity for it."
                 if entry.error is not None:  # the name is known, and may change
                     entry.error = entry.error.removeprefix(f"{folder / entry.path}: ")
             counts.embedded += len(fresh)

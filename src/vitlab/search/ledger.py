@@ -1,7 +1,11 @@
-"""What an index knows of every picture, in a SQLite file: a batch is written whole or not at all, whatever happens."""
+"""What an index knows of every picture, in a SQLite file: a batch is written whole or not at all, whatever happens.
+
+A damaged file is never searched: SQLite's own check sees broken pages, and a digest of every row sees changed values.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -12,6 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from vitlab.parsing import parse_json
+from vitlab.printable import one_line
 
 FORMAT = 1
 FILE = "pictures.sqlite"
@@ -30,10 +37,26 @@ CREATE TABLE pictures (
 CREATE INDEX by_hash ON pictures (hash);
 CREATE TABLE vectors (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, vector BLOB NOT NULL);
 """
+CHECKS = "CREATE TABLE checks (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, digest BLOB NOT NULL)"
+SEAL = "digest"  # the key in `about` of a digest of the other rows there
+_checked: dict[Path, tuple[int, int, int]] = {}  # files that were found whole -> their inode, size and time then
 
 
 class SearchError(ValueError):
     """An index that cannot be used or written; the message says what to do."""
+
+
+class WriteError(SearchError):
+    """An index that cannot be written."""
+
+
+def damaged(file: Path, why: object) -> SearchError:
+    """The error for a ledger that cannot be trusted. It is the index itself: nothing else can restore it."""
+    folder = file.parent
+    return SearchError(
+        f"{file}: the index is damaged ({one_line(str(why)[:200])}). Delete {folder} and index again: "
+        f"vitlab index FOLDER -o {folder} --model CHECKPOINT"
+    )
 
 
 @dataclass
@@ -46,6 +69,15 @@ class Entry:
     hash: bytes | None = None
     vector: np.ndarray | None = None  # (E,)
     error: str | None = None
+
+
+class Row(NamedTuple):
+    """A row of the ledger; whatever a search answers with, covered by the row's digest."""
+
+    number: int
+    path: bytes
+    hash: bytes | None
+    vector: bytes | None
 
 
 class Known(NamedTuple):
@@ -63,17 +95,87 @@ class Ledger:
 
     def __init__(self, file: Path):
         self.file = file
+        self.rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         try:
-            self.rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
-            self.rows.execute("PRAGMA foreign_keys = ON")
-            self.about = {key: json.loads(value) for key, value in self.rows.execute("SELECT key, value FROM about")}
+            self._check_pages()
+            self.has_checks = bool(self._all("SELECT 1 FROM sqlite_master WHERE name = 'checks'"))
+            self._all("PRAGMA foreign_keys = ON")
+            self.about: dict[str, Any] = {}
+            self.read_about()
+            if self.about.get("format") != FORMAT:
+                raise SearchError(
+                    f"{file}: format {self.about.get('format')!r:.40} is not known; this vitlab reads {FORMAT}. "
+                    "Update vitlab, or index again in another place."
+                )
+        except BaseException:
+            self.rows.close()
+            raise
+
+    def _check_pages(self) -> None:
+        """SQLite's quick_check reads the whole file once; while inode, size and time stay the same, not again."""
+        status = self.file.stat()
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if _checked.get(self.file) != stamp:
+            if (found := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise damaged(self.file, found[0][0] if found else "nothing can be read")
+            _checked[self.file] = stamp
+
+    def read_about(self) -> None:
+        """What the index says of itself, as it is now."""
+        rows = self._all("SELECT key, value FROM about")
+        found = {}
+        for key, value in rows:
+            try:
+                found[key] = parse_json(value)
+            except (ValueError, TypeError) as error:
+                raise damaged(self.file, f"{key!r:.40} in it: {error}") from None
+        told = found.pop(SEAL, None)
+        if (told is not None) != self.has_checks or told not in (None, _seal(rows)):
+            raise damaged(self.file, "what it says of itself has changed")
+        self.about = found
+
+    def check_about(self) -> None:
+        """Which pictures and which model: what every index says, but not the part of one process."""
+        made_by = self.about.get("made_by")
+        texts = [self.about.get("folder")]
+        texts += [made_by.get(key) for key in ("checkpoint", "fingerprint")] if isinstance(made_by, dict) else [None]
+        graphs = self.about.get("graph", [])
+        if not all(isinstance(text, str) for text in texts) or not isinstance(graphs, list):
+            raise damaged(self.file, "it does not say which pictures and which model it is of")
+
+    def add_checks(self) -> None:
+        """Give the rows of an index of before, which have none, their digests."""
+        if self.has_checks:
+            return
+        with _transaction(self.rows, self.file):
+            self.rows.execute(CHECKS)
+            found = self.rows.execute("SELECT id, path, hash, vector FROM pictures LEFT JOIN vectors USING (id)")
+            self.rows.executemany("INSERT INTO checks VALUES (?, ?)", ((row[0], row_digest(*row)) for row in found))
+            _write_seal(self.rows)
+        self.has_checks = True
+
+    def _select(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self.rows.execute(query, values)
         except sqlite3.Error as error:
-            raise SearchError(f"{file}: cannot be read as an index ({error}). Remove it and index again.") from None
-        if self.about.get("format") != FORMAT:
-            raise SearchError(
-                f"{file}: format {self.about.get('format')!r} is not known; this vitlab reads {FORMAT}. "
-                "Update vitlab, or index again in another place."
-            )
+            if "locked" in str(error):
+                raise SearchError(f"{self.file}: another process is writing it. Try again when it is done.") from None
+            raise damaged(self.file, error) from None
+
+    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return list(self._select(query, values))
+
+    def _checked_rows(self, where: str, values: tuple[Any, ...]) -> Iterator[Row]:
+        """Number, path, hash and vector of some pictures, each compared with its digest."""
+        digest, joined = ("digest", " LEFT JOIN checks USING (id)") if self.has_checks else ("NULL", "")
+        query = (
+            f"SELECT id, path, hash, vector, {digest} FROM pictures LEFT JOIN vectors USING (id){joined} WHERE {where}"
+        )
+        for number, path, hash, vector, told in self._select(query, values):
+            plain = isinstance(path, bytes) and isinstance(hash, bytes | None) and isinstance(vector, bytes | None)
+            if not plain or (self.has_checks and row_digest(number, path, hash, vector) != told):
+                raise damaged(self.file, f"the row of picture {number} has changed")
+            yield Row(number, path, hash, vector)
 
     def __enter__(self) -> Ledger:
         return self
@@ -83,7 +185,7 @@ class Ledger:
 
     def __len__(self) -> int:
         """Pictures that can be found."""
-        return self.rows.execute("SELECT count(*) FROM vectors").fetchone()[0]
+        return self._all("SELECT count(*) FROM vectors")[0][0]
 
     @classmethod
     def create(cls, file: Path, about: dict[str, Any]) -> Ledger:
@@ -91,9 +193,10 @@ class Ledger:
         written = [("format", json.dumps(FORMAT)), *((key, json.dumps(value)) for key, value in about.items())]
         rows.execute("PRAGMA page_size = 16384")  # a vector of 512 numbers would waste half of SQLite's own 4096
         with _transaction(rows, file):
-            for command in SCHEMA.split(";"):
+            for command in (*SCHEMA.split(";"), CHECKS):
                 rows.execute(command)
             rows.executemany("INSERT INTO about VALUES (?, ?)", written)
+            _write_seal(rows)
         rows.close()
         return cls(file)
 
@@ -111,9 +214,15 @@ class Ledger:
             rows.close()
 
     def tell(self, key: str, value: Any) -> None:
+        """None: forget what was told."""
         with _transaction(self.rows, self.file):
-            self.rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (key, json.dumps(value)))
-        self.about[key] = value
+            self.rows.execute("DELETE FROM about WHERE key = ?", (key,))
+            if value is not None:
+                self.rows.execute("INSERT INTO about VALUES (?, ?)", (key, json.dumps(value)))
+            if self.has_checks:
+                _write_seal(self.rows)
+        self.about.pop(key, None)
+        self.about |= {} if value is None else {key: value}
 
     # ---- writing
 
@@ -130,9 +239,12 @@ class Ledger:
                 number = self.rows.execute(
                     "INSERT INTO pictures (path, size, mtime, hash, error) VALUES (?, ?, ?, ?, ?)", row
                 ).lastrowid
-                if e.vector is not None:
-                    vector = np.ascontiguousarray(e.vector, dtype=np.float32)
-                    self.rows.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.tobytes()))
+                vector = None if e.vector is None else np.ascontiguousarray(e.vector, dtype=np.float32).tobytes()
+                if vector is not None:
+                    self.rows.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector))
+                if self.has_checks:
+                    check = row_digest(number or 0, path, e.hash, vector)
+                    self.rows.execute("INSERT INTO checks VALUES (?, ?)", (number, check))
 
     def drop(self, paths: Iterable[str]) -> None:
         with _transaction(self.rows, self.file):
@@ -141,50 +253,61 @@ class Ledger:
     def absorb(self, part: Path) -> None:
         """Take over another ledger and remove it. Cut off and done again, it ends the same."""
         with Ledger(part) as other:
-            what = "path, size, mtime, hash, vector, error"
-            found = other.rows.execute(f"SELECT {what} FROM pictures LEFT JOIN vectors USING (id) ORDER BY id")
-            while rows := found.fetchmany(CHUNK):
-                self.put(
-                    Entry(os.fsdecode(path), size, mtime, hash, _vector(vector), error)
-                    for path, size, mtime, hash, vector, error in rows
-                )
+            rest = {number: values for number, *values in other._select("SELECT id, size, mtime, error FROM pictures")}
+            entries = []
+            for number, path, hash, vector in other._checked_rows("TRUE ORDER BY id", ()):
+                size, mtime, error = rest[number]
+                entries.append(Entry(os.fsdecode(path), size, mtime, hash, _vector(vector), error))
+                if len(entries) == CHUNK:
+                    self.put(entries)
+                    entries.clear()
+            self.put(entries)
         part.unlink()
 
     # ---- reading
 
     def known(self) -> dict[str, Known]:
-        rows = self.rows.execute("SELECT path, size, mtime, hash FROM pictures")
-        return {os.fsdecode(path): Known(size, mtime, hash) for path, size, mtime, hash in rows}
+        rows = self._select("SELECT path, size, mtime, hash FROM pictures")
+        return {self._path(path): Known(size, mtime, hash) for path, size, mtime, hash in rows}
 
     def twin(self, hash: bytes) -> tuple[np.ndarray | None, str | None] | None:
         """Vector and error of a picture with this content, under whatever name."""
-        query = "SELECT vector, error FROM pictures LEFT JOIN vectors USING (id) WHERE hash = ? LIMIT 1"
-        found = self.rows.execute(query, (hash,)).fetchone()
-        return None if found is None else (_vector(found[0]), found[1])
+        for number, _, _, vector in self._checked_rows("hash = ? LIMIT 1", (hash,)):
+            return _vector(vector), self._all("SELECT error FROM pictures WHERE id = ?", (number,))[0][0]
+        return None
 
     def unreadable(self) -> dict[str, str]:
-        rows = self.rows.execute("SELECT path, error FROM pictures WHERE error IS NOT NULL ORDER BY path")
-        return {os.fsdecode(path): error for path, error in rows}
+        rows = self._select("SELECT path, error FROM pictures WHERE error IS NOT NULL ORDER BY path")
+        return {self._path(path): str(error) for path, error in rows}
 
     def numbers(self, after: int = 0) -> np.ndarray:
         """Of all pictures that have a vector, ascending."""
-        rows = self.rows.execute("SELECT id FROM vectors WHERE id > ? ORDER BY id", (after,))
+        rows = self._select("SELECT id FROM vectors WHERE id > ? ORDER BY id", (after,))
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
     def vectors(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Numbers (n,) and vectors (n, E) of those that are still there, some at a time."""
         for start in range(0, len(numbers), CHUNK):
-            rows = self._with("SELECT id, vector FROM vectors", numbers[start : start + CHUNK])
+            rows = [(n, v) for n, _, _, v in self._with(numbers[start : start + CHUNK]) if v is not None]
             if rows:
-                there = np.array([number for number, _ in rows], dtype=np.int64)
-                yield there, np.frombuffer(b"".join(v for _, v in rows), dtype=np.float32).reshape(len(rows), -1)
+                if len({len(v) for _, v in rows}) > 1 or len(rows[0][1]) % 4 or not rows[0][1]:
+                    raise damaged(self.file, "its vectors are not of one length")
+                found = np.frombuffer(b"".join(v for _, v in rows), dtype=np.float32).reshape(len(rows), -1)
+                if not np.isfinite(found).all():
+                    raise damaged(self.file, "a vector holds NaN or infinity")
+                yield np.array([number for number, _ in rows], dtype=np.int64), found
 
     def paths(self, numbers: np.ndarray) -> dict[int, str]:
-        return {number: os.fsdecode(path) for number, path in self._with("SELECT id, path FROM pictures", numbers)}
+        return {number: os.fsdecode(path) for number, path, _, _ in self._with(numbers)}
 
-    def _with(self, select: str, numbers: np.ndarray) -> list[tuple[int, Any]]:
+    def _with(self, numbers: np.ndarray) -> Iterator[Row]:
         listed = json.dumps(numbers.tolist())  # one value: SQLite limits how many there may be
-        return self.rows.execute(f"{select} WHERE id IN (SELECT value FROM json_each(?))", (listed,)).fetchall()
+        return self._checked_rows("id IN (SELECT value FROM json_each(?))", (listed,))
+
+    def _path(self, stored: Any) -> str:
+        if not isinstance(stored, bytes):
+            raise damaged(self.file, f"a path in it is {stored!r:.40}")
+        return os.fsdecode(stored)
 
 
 @contextmanager
@@ -199,9 +322,30 @@ def _transaction(rows: sqlite3.Connection, file: Path) -> Iterator[None]:
                 rows.execute("ROLLBACK")
             raise
     except sqlite3.Error as error:
-        raise SearchError(
+        raise WriteError(
             f"{file}: cannot be written ({error}). What was written before is kept; the same command goes on."
         ) from None
+
+
+def _seal(about: Iterable[tuple[Any, Any]]) -> str:
+    """A digest of all that an index says of itself."""
+    held = sorted((str(key), str(value)) for key, value in about if key != SEAL)
+    return hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
+
+
+def _write_seal(rows: sqlite3.Connection) -> None:
+    seal = _seal(rows.execute("SELECT key, value FROM about").fetchall())
+    rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (SEAL, json.dumps(seal)))
+
+
+def row_digest(number: int, path: bytes, hash: bytes | None, vector: bytes | None) -> bytes:
+    """Digest of everything a search answers with, so that a changed bit in it is seen."""
+    parts = (str(number).encode(), path, hash or b"", vector or b"")
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
 
 
 def _vector(stored: bytes | None) -> np.ndarray | None:

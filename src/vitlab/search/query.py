@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vitlab.search import graph
-from vitlab.search.graph import Graph
-from vitlab.search.ledger import FILE, Ledger, SearchError
+from vitlab.search.graph import DamagedError, Graph, Progress, bring_up_to_date, is_intact
+from vitlab.search.ledger import FILE, Ledger, SearchError, WriteError, damaged
 
 SPARE = 4  # candidates for each that is asked for: the graph holds rounded vectors, the ledger ranks by the exact ones
 
@@ -25,13 +25,40 @@ class Hit:
 class Index:
     """Pictures that the graph does not hold yet, e.g. while an index is made, are compared one by one."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, progress: Progress | None = None):
+        """`progress` is told how far a damaged graph is rebuilt; `notes` say it afterwards."""
         self.path = Path(path).expanduser()
+        self.notes: list[str] = []
         if not Ledger.is_there(self.path / FILE):
+            if (self.path / graph.FILE).exists():
+                raise damaged(self.path / FILE, "it is empty or missing")
             what = "no index in it" if self.path.exists() else "no such index"
             raise SearchError(f"{self.path}: {what}. Make one: vitlab index FOLDER -o {self.path} --model CHECKPOINT")
         self.ledger = Ledger(self.path / FILE)
-        self.graph = Graph(self.path / graph.FILE) if (self.path / graph.FILE).exists() else None
+        try:
+            self.ledger.check_about()
+            self.graph = self._open_graph(self.path / graph.FILE, progress)
+        except BaseException:
+            self.ledger.rows.close()
+            raise
+
+    def _open_graph(self, file: Path, progress: Progress | None) -> Graph | None:
+        """None: there is none yet, or none can be made here, and all vectors are compared. A damaged one is rebuilt."""
+        if is_intact(self.ledger, file):
+            try:
+                return Graph(file) if file.exists() else None
+            except DamagedError:
+                pass
+        try:
+            bring_up_to_date(self.ledger, file, progress)
+            self.notes.append(f"{file}: was damaged or missing, and was rebuilt from {FILE}.")
+            return Graph(file) if file.exists() else None
+        except (OSError, WriteError) as error:
+            self.notes.append(
+                f"{file}: is damaged or missing, and cannot be rebuilt here ({error}). "
+                "Every vector is compared instead."
+            )
+            return None
 
     def __enter__(self) -> Index:
         return self
@@ -72,13 +99,18 @@ class Index:
             scores |= near
         best = sorted(scores, key=lambda number: -scores[number])[:top]
         paths = self.ledger.paths(np.array(best, dtype=np.int64))
+        if outside := [path for path in paths.values() if _leads_out(path)]:
+            raise damaged(self.path / FILE, f"{outside[0]!r:.60} leads out of the folder")
         hits = [Hit(self.folder / path, scores[number], number) for number, path in paths.items()]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
     def picture(self, number: int) -> Path | None:
-        """Where the picture of a row is, or was; None: there is no such row, or it leads out of the folder."""
-        path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
-        if path is None or Path(path).is_absolute() or ".." in Path(path).parts:
+        """Path of a row's picture; None: there is no such row, it is damaged, or the path leads out of the folder."""
+        try:
+            path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
+        except SearchError:
+            return None
+        if path is None or _leads_out(path):
             return None
         return self.folder / path
 
@@ -93,3 +125,7 @@ class Index:
     def _check_width(self, vector: np.ndarray, width: int) -> None:
         if len(vector) != width:
             raise ValueError(f"{self.path}: holds vectors of {width} numbers, not of {len(vector)}.")
+
+
+def _leads_out(path: str) -> bool:
+    return Path(path).is_absolute() or ".." in Path(path).parts

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitlab.images.read import ImageError
+from vitlab.parsing import parse_json
 from vitlab.search.graph import Progress
 from vitlab.search.index import Alone, Embedded, Together
 from vitlab.search.ledger import SearchError
@@ -74,7 +75,7 @@ def write_table(
     if who.rank == 0:
         _prepare(parts, about)
     who.wait()
-    _check_same(parts, json.loads((parts / "about.json").read_text(encoding="utf-8")), about)
+    _check_same(parts, _begun(parts), about)
     numbers = [k for k in range(-(-len(items) // chunk)) if k % who.world == who.rank]
     done = _fill(parts, items, numbers, about, embed, batch_size, progress)
     name = "whole.parquet" if who.world == 1 else f"part-{who.rank:05d}-of-{who.world:05d}.parquet"
@@ -101,12 +102,23 @@ def _prepare(parts: Path, about: dict[str, Any]) -> None:
         write_whole(parts / "about.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
+def _begun(parts: Path) -> dict[str, Any]:
+    """What a table that is not finished says of itself."""
+    try:
+        found = parse_json((parts / "about.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SearchError(f"{parts}: about.json is damaged ({error}). Remove {parts} and start again.") from None
+    return found if isinstance(found, dict) else {}
+
+
 def _check_same(place: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     def refuse(why: str) -> SearchError:
         return SearchError(f"{place}: {why}. Name another place with -o, or remove it.")
 
-    if found.get("made_by", {}).get("fingerprint") != wanted["made_by"]["fingerprint"]:
-        raise refuse(f"was made with another model, {found.get('made_by', {}).get('checkpoint')}")
+    if not isinstance(found.get("made_by"), dict) or not {"data", "names", "chunk"} <= found.keys():
+        raise refuse("does not say what it is of: it is damaged")
+    if found["made_by"].get("fingerprint") != wanted["made_by"]["fingerprint"]:
+        raise refuse(f"was made with another model, {found['made_by'].get('checkpoint')}")
     if (found["data"], found["names"]) != (wanted["data"], wanted["names"]):
         same = found["data"] == wanted["data"]
         raise refuse(f"is of {found['data']}" + (", whose pictures have changed since" if same else ""))
@@ -197,7 +209,8 @@ def _read_about(out: Path) -> dict[str, Any]:
     _, pq = _arrow()
     files = _files(out)
     try:
-        return json.loads(pq.read_schema(files[0]).metadata[KEY])
+        found = parse_json(pq.read_schema(files[0]).metadata[KEY])
+        return {**found}
     except (OSError, IndexError, KeyError, TypeError, ValueError):
         raise SearchError(f"{out}: is there and no table of vitlab embed. Name another place with -o.") from None
 

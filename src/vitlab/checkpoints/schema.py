@@ -1,0 +1,182 @@
+"""Types of the values in the JSON files beside weights: a value of another type is refused, with its name.
+
+    check(config, HF, "config.json")     # ValueError: config.json has hidden_act ['gelu']; expected a text.
+
+The readers (hf.py, timm.py, clip_config.py, ...) then take values without asking again what they are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MOST = 2**31 - 1  # of a whole number: any that is larger is a mistake
+
+
+@dataclass(frozen=True)
+class Kind:
+    words: str
+    fits: Callable[[Any], bool]
+
+    def __or__(self, other: Kind) -> Kind:
+        return Kind(f"{self.words} or {other.words}", lambda value: self.fits(value) or other.fits(value))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
+
+
+def _number(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and abs(value) <= 1e300 and math.isfinite(value)  # a larger whole number would not become a float
+
+
+def _listed(value: Any, fits: Callable[[Any], bool], lengths: range) -> bool:
+    return isinstance(value, list | tuple) and len(value) in lengths and all(map(fits, value))
+
+
+def _sides(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    names = ("shortest_edge",) if "shortest_edge" in value else ("height", "width")
+    return all(_positive(value.get(name)) for name in names)
+
+
+def _positive(value: Any) -> bool:
+    return _whole(value) and value > 0
+
+
+NULL = Kind("null", lambda value: value is None)
+WHOLE = Kind(f"a whole number from 0 to {MOST}", _whole)
+POSITIVE = Kind(f"a whole number from 1 to {MOST}", _positive)
+NUMBER = Kind("a finite number", _number)
+ABOVE_ZERO = Kind("a number above 0", lambda value: _number(value) and value > 0)
+EPS = Kind("a number above 0, at most 1", lambda value: _number(value) and 0 < value <= 1)  # added to a variance
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+TABLE = Kind("a JSON object", lambda value: isinstance(value, dict))
+WHOLES = Kind("a list of whole numbers from 1", lambda value: _listed(value, _positive, range(1, 17)))
+TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value))
+PAIR = Kind(
+    "a whole number or [height, width]", lambda value: _positive(value) or _listed(value, _positive, range(2, 3))
+)
+SIDES = Kind('{"height": ..., "width": ...} or {"shortest_edge": ...} in whole numbers from 1', _sides)
+COLOURS = Kind("a list of numbers, one for each channel", lambda value: _listed(value, _number, range(1, 65)))
+
+Kinds = Mapping[str, Kind]
+RATES: Kinds = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"), NUMBER)
+HF: Kinds = {  # config.json of every network
+    **RATES,
+    **dict.fromkeys(("model_type", "hidden_act", "pooler_act"), TEXT),
+    **dict.fromkeys(("num_channels", "hidden_size", "num_hidden_layers"), POSITIVE),
+    **dict.fromkeys(("num_attention_heads", "projection_dim", "embed_dim", "window_size"), POSITIVE),
+    **dict.fromkeys(("decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads"), POSITIVE),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), POSITIVE),
+    "eos_token_id": WHOLE,
+    "patch_size": POSITIVE | WHOLES,
+    "image_size": PAIR,
+    **dict.fromkeys(("qkv_bias", "norm_pix_loss", "use_absolute_embeddings", "linear_attention"), FLAG),
+    "layer_norm_eps": EPS,
+    "mlp_ratio": ABOVE_ZERO,
+    **dict.fromkeys(("mask_ratio", "layerscale_value"), NUMBER),
+    **dict.fromkeys(("text_config", "text_config_dict", "vision_config", "vision_config_dict"), TABLE | NULL),
+}
+_EACH_STAGE = ("depths", "num_heads", "patch_sizes", "strides", "hidden_sizes", "mlp_ratios")
+HF_STAGES: Kinds = {  # of a network of stages, which has some as lists; and of a ResNet
+    **HF,
+    **dict.fromkeys((*_EACH_STAGE, "num_attention_heads", "sr_ratios", "sequence_reduction_ratios"), WHOLES),
+    "image_size": PAIR | SIDES,
+    "embedding_size": POSITIVE,
+    "layer_type": TEXT,
+    **dict.fromkeys(("downsample_in_first_stage", "downsample_in_bottleneck"), FLAG),
+}
+HF_PREPROCESSOR: Kinds = {
+    **dict.fromkeys(("do_normalize", "do_rescale", "do_resize", "do_center_crop"), FLAG | NULL),
+    **dict.fromkeys(("image_processor_type", "feature_extractor_type"), TEXT | NULL),
+    **dict.fromkeys(("image_mean", "image_std"), COLOURS),
+    "resample": WHOLE,
+    "rescale_factor": ABOVE_ZERO,
+    "size": POSITIVE | SIDES,
+    "crop_size": POSITIVE | SIDES | NULL,
+    "crop_pct": ABOVE_ZERO | NULL,
+}
+TIMM: Kinds = {
+    **dict.fromkeys(("architecture", "global_pool"), TEXT),
+    **dict.fromkeys(("model_args", "pretrained_cfg", "vitlab"), TABLE),
+}
+TIMM_PREPROCESS: Kinds = {  # pretrained_cfg
+    "input_size": Kind("[channels, height, width]", lambda value: _listed(value, _positive, range(3, 4))),
+    "interpolation": TEXT,
+    "crop_pct": ABOVE_ZERO,
+    **dict.fromkeys(("mean", "std"), COLOURS),
+}
+TIMM_ARGUMENTS: Kinds = {  # model_args; null means the usual value
+    **dict.fromkeys(
+        ("num_heads", "embed_dim", "depth", "patch_size", "in_chans", "window_size"), POSITIVE | WHOLES | NULL
+    ),
+    "img_size": PAIR | NULL,
+    "reg_tokens": WHOLE | NULL,
+    **dict.fromkeys(("act_layer", "global_pool", "pos_embed"), TEXT | NULL),
+    **dict.fromkeys(("qkv_bias", "qk_norm", "class_token", "pre_norm", "no_embed_class"), FLAG | NULL),
+    **dict.fromkeys(("wss", "embed_dims", "depths", "mlp_ratios", "sr_ratios"), WHOLES | NULL),
+}
+OPEN_CLIP: Kinds = dict.fromkeys(("model_cfg", "preprocess_cfg"), TABLE | NULL)
+OPEN_CLIP_MODEL: Kinds = {
+    "embed_dim": POSITIVE,
+    **dict.fromkeys(("vision_cfg", "text_cfg"), TABLE | NULL),
+    "quick_gelu": FLAG | NULL,
+}
+OPEN_CLIP_TOWER: Kinds = {
+    "image_size": PAIR,
+    **dict.fromkeys(("layers", "width", "head_width", "patch_size"), POSITIVE),
+    **dict.fromkeys(("context_length", "vocab_size", "heads"), POSITIVE),
+    "mlp_ratio": ABOVE_ZERO,
+}
+OPEN_CLIP_PREPROCESS: Kinds = {
+    **dict.fromkeys(("mean", "std"), COLOURS),
+    "interpolation": TEXT,
+    "resize_mode": TEXT,
+}
+CARD: Kinds = {  # model.json, beside its config
+    "family": TEXT,
+    **dict.fromkeys(("config", "preprocess"), TABLE | NULL),
+    "labels": TEXTS | NULL,
+    **dict.fromkeys(("name", "source", "licence"), TEXT | NULL),
+    "metrics": TABLE | NULL,
+}
+
+
+def check(values: Any, kinds: Kinds, where: str) -> dict[str, Any]:
+    """The values, once each that `kinds` names is of its kind."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} is {shown(values)}; expected a JSON object.")
+    for name, kind in kinds.items():
+        if name in values and not kind.fits(values[name]):
+            raise ValueError(f"{where} has {name} {shown(values[name])}; expected {kind.words}.")
+    return values
+
+
+def shown(value: Any) -> str:
+    """A value in an error message, no longer than a line."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value[:20] if isinstance(value, list | str) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def class_names(names: Any, where: str) -> list[str]:
+    """transformers' id2label, {"0": "cat", "1": "dog"} -> the names in order; every number must be there."""
+    if not isinstance(names, dict):
+        raise ValueError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
+    for key, name in names.items():
+        if not re.fullmatch("[0-9]{1,9}", key):
+            raise ValueError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
+        if not isinstance(name, str) and not _whole(name):
+            raise ValueError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
+    numbers = {int(key): str(name) for key, name in names.items()}
+    if len(numbers) != len(names) or numbers.keys() != set(range(len(names))):
+        raise ValueError(f"{where} has id2label with {len(names)} names that are not numbered from 0 without gaps.")
+    return [numbers[number] for number in range(len(names))]

@@ -1,0 +1,113 @@
+"""Sizes and guards of a .pt2 are Python text that torch evaluates: here they are parsed, and only sums, products,
+quotients, comparisons, min and max of sizes and of small numbers are let through.
+
+A power or a shift is three characters that take for ever (9**9**9**9); so is a float of a billion digits.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+MAX_LENGTH = 2**14  # characters; what we write has hundreds
+MAX_NESTING = 100
+MAX_BITS = 1024  # of a whole number that the graph computes out of sizes
+SIZE_BITS = 40  # of a size itself
+
+ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.USub, ast.UAdd)
+GUARD_NODES = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.Load, *ARITHMETIC),
+    *(ast.And, ast.Or, ast.Not, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+    *(ast.Call, ast.Name, ast.Subscript, ast.Attribute),  # L['x'].size()[0], max(1, ...)
+)
+GUARD_NAMES = ("L", "max", "min")
+SIZE_NODES = (ast.Expression, ast.Call, ast.keyword, ast.Constant, ast.Name, ast.Load, ast.UnaryOp, ast.USub)
+SIZE_NAMES = (
+    *("Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Max", "Min", "Mod", "PythonMod", "Identity", "Where"),
+    *("FloorDiv", "CeilDiv", "CleanDiv", "ModularIndexing", "IntTrueDiv", "FloatTrueDiv", "ToFloat"),
+    *("TruncToInt", "TruncToFloat", "FloorToInt", "CeilToInt", "RoundToInt"),
+    *("Equality", "Unequality", "StrictGreaterThan", "GreaterThan", "StrictLessThan", "LessThan", "And", "Or", "Not"),
+)
+SIZE_OPTIONS = {"positive", "nonnegative", "integer", "real", "dps", "precision"}
+MAX_PRECISION = 64
+
+
+def check_guard(text: str) -> None:
+    """Raise ValueError where a guard is more than a comparison of sizes."""
+    for node in _parsed(text, GUARD_NODES):
+        if isinstance(node, ast.Name) and node.id not in GUARD_NAMES:
+            raise ValueError(f"the name {node.id!r}")
+
+
+def check_size(text: str) -> None:
+    """Raise ValueError where a size is more than arithmetic on symbols."""
+    for node in _parsed(text, SIZE_NODES):
+        if isinstance(node, ast.Name) and node.id not in SIZE_NAMES:
+            raise ValueError(f"the function {node.id!r}")
+        if isinstance(node, ast.keyword):
+            value = getattr(node.value, "value", None)
+            small = isinstance(value, bool) or (isinstance(value, int) and 0 < value <= MAX_PRECISION)
+            if node.arg not in SIZE_OPTIONS or not small:
+                raise ValueError(f"the option {node.arg}={value!r:.20}")
+
+
+def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
+    """Its syntax tree as a list of nodes, each of an allowed type and every number of a sane size."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"{len(text)} characters, and at most {MAX_LENGTH} are read")
+    try:
+        level: list[ast.AST] = [ast.parse(text, mode="eval")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # all four, by how it is nested or numbered
+        raise ValueError("no expression") from None
+    nodes: list[ast.AST] = []
+    for _ in range(MAX_NESTING):
+        nodes += level
+        level = [inner for outer in level for inner in ast.iter_child_nodes(outer)]
+        if not level:
+            break
+    else:
+        raise ValueError(f"more than {MAX_NESTING} levels")
+    for node in nodes:
+        if not isinstance(node, allowed):
+            raise ValueError(f"a {type(node).__name__}")
+        if isinstance(node, ast.Constant):
+            _check_constant(node.value)
+    return nodes
+
+
+def _check_constant(value: Any) -> None:
+    if isinstance(value, str):  # a symbol's name, or the digits of Float('0.5')
+        try:
+            value = float(value)
+        except ValueError:
+            return
+    if not isinstance(value, int | float):
+        raise ValueError(f"a constant of {type(value).__name__}")
+    if abs(value) >= 2**63 or not math.isfinite(value):
+        raise ValueError("a number that no size has")
+
+
+def check_growth(nodes: Any) -> None:
+    """Raise ValueError where whole numbers in a graph grow without end: a product of products, again and again."""
+    bits: dict[str, int] = {}
+    for node in nodes if isinstance(nodes, list) else ():
+        target = node.get("target") if isinstance(node, dict) else None
+        if not isinstance(target, str) or not target.startswith(("_operator.", "torch.sym_", "math.")):
+            continue
+        sizes = [bits.get(leaf, SIZE_BITS) if isinstance(leaf, str) else leaf for leaf in _leaves(node.get("inputs"))]
+        found = sum(sizes) if target == "_operator.mul" else max(sizes, default=0) + 1
+        if found > MAX_BITS:
+            raise ValueError(f"its graph computes whole numbers of more than {MAX_BITS} bits, which no size has")
+        bits |= dict.fromkeys((leaf for leaf in _leaves(node.get("outputs")) if isinstance(leaf, str)), found)
+
+
+def _leaves(part: Any) -> list[str | int]:
+    """Names of values, and bits of the whole numbers, that an argument is made of."""
+    if isinstance(part, dict):
+        found: list[str | int] = [part["as_name"]] if isinstance(part.get("as_name"), str) else []
+        found += [part["as_int"].bit_length()] if isinstance(part.get("as_int"), int) else []
+        return found + [
+            leaf for key, inner in part.items() if key not in ("as_name", "as_int") for leaf in _leaves(inner)
+        ]
+    return [leaf for inner in part for leaf in _leaves(inner)] if isinstance(part, list) else []

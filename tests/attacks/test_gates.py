@@ -1,0 +1,120 @@
+"""Gates that compare an export with its model: NaN and infinity never pass, and tiny logits are compared too."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitlab
+from vitlab.checkpoints.convert import Compared
+from vitlab.export import RefusedError, export_model, ship, verify
+from vitlab.export.about import about_model
+from vitlab.export.bench import fastest, measure
+from vitlab.export.opened import Exported
+from vitlab.export.runners import Runner
+from vitlab.export.verify import agreement_of
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    model = vitlab.create("vit_digits", depth=1, width=16, heads=2).eval()
+    with torch.no_grad():
+        model.head.weight.normal_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Image.Image]:
+    torch.manual_seed(1)
+    return [Image.fromarray(torch.randint(256, (8, 8), dtype=torch.uint8).numpy()) for _ in range(16)]
+
+
+def exported(model: Any, change: Any, int8: str | None = None) -> Exported:
+    """A file that answers as the model does, but for `change`."""
+    run = torch.inference_mode()(lambda x: change(model(x)))
+    return Exported(run, about_model(model, "logits", int8=int8), Path(__file__))
+
+
+def noisy(logits: Tensor) -> Tensor:
+    return logits + 0.01 * logits.abs().max() * torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7, 1e-20])
+def test_the_tolerance_is_as_small_as_the_logits(scale, images):
+    model = small()
+    with torch.no_grad():
+        model.head.weight.mul_(scale)
+        model.head.bias.mul_(scale)
+    assert verify(model, exported(model, lambda x: x), images, rounds=1).passed
+    verdict = verify(model, exported(model, noisy), images, rounds=1)
+    assert not verdict.passed and "values differ" in verdict.problems[0]
+
+
+@pytest.mark.parametrize("int8", [None, "dynamic"])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("side", ["model", "export"])
+def test_nan_and_infinity_fail_on_either_side(side, value, int8, images):
+    model = small()
+
+    def spoilt(logits: Tensor) -> Tensor:
+        return torch.where(torch.arange(logits.shape[1]) == 3, value, logits)
+
+    file = exported(model, spoilt, int8)
+    if side == "model":
+        with torch.no_grad():
+            model.head.bias[3] = value
+        file = exported(model, lambda x: x, int8)
+    verdict = verify(model, file, images, rounds=1)
+    assert any(f"the {side} gives NaN or infinity for 16 of 16" in problem for problem in verdict.problems)
+    assert verdict.agreement == 0
+
+
+def test_int8_of_a_model_with_infinite_logits_is_not_kept(images, tmp_path, monkeypatch):
+    """The file that is written here answers exactly as the model does: without ONNX's exporter, which takes long."""
+    model = small()
+    with torch.no_grad():
+        model.head.bias[3] = float("inf")
+    for name in ("to_program", "save_onnx", "set_about"):
+        monkeypatch.setattr(ship, name, lambda *args: None)
+    monkeypatch.setattr(ship, "to_int8", lambda plain, made, *rest: made.write_bytes(b"int8"))
+    monkeypatch.setattr(ship, "open_export", lambda path: exported(model, lambda x: x, "dynamic"))
+    with pytest.raises(RefusedError, match="NaN or infinity"):
+        export_model(model, tmp_path / "model.onnx", int8="dynamic", images=8)
+    assert not list(tmp_path.iterdir())
+
+
+def test_backends_with_nan_are_not_picked(monkeypatch):
+    model = small()
+    x = torch.rand(8, 1, 8, 8)
+    run = torch.inference_mode()(model)
+    runners = [Runner("eager", run, 1), Runner("onnx", lambda x: run(x) * float("nan"), 1)]
+    rows = measure(runners, x, "logits", batch=8, rounds=1)
+    assert [row.within for row in rows] == [True, False] and rows[1].agreement == 0
+    assert fastest(rows[1:], 0.5) is None
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    module = import_module("vitlab.export.optimize")
+    monkeypatch.setattr(module, "make_all", lambda workshop, *rest: ([workshop.make("eager")], []))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        vitlab.optimize(model, x, goal="small", rounds=1)
+
+
+def test_short_features_find_themselves_and_nan_finds_nothing():
+    features = torch.eye(4) * 1e-30
+    assert agreement_of(features, features, "features") == 1
+    assert agreement_of(features, features.roll(1, 0), "features") == 0
+    assert agreement_of(features, features * float("nan"), "features") == 0
+
+
+@pytest.mark.parametrize(
+    ("difference", "largest", "wrong"),
+    [(5e-5, 20.0, False), (5e-4, 20.0, True), (5e-9, 1e-6, True), (5e-12, 1e-6, False), (float("nan"), 1.0, True)],
+)
+def test_conversion_is_checked_by_the_size_of_the_logits(difference, largest, wrong):
+    assert Compared("x", difference, largest=largest).wrong == wrong
