@@ -21,14 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.parsing import parse_json
-
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads and the forks of data workers do not go together
 
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
 from vitlab.text.bpe import learn_merges
 
