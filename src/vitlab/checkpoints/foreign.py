@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,11 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_names(overrides, MAEConfig if whole else ViTConfig)
         stated = {name: overrides.get(name, value) for name, value in stated.items()}
         told = {**stated, **overrides}
-        says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
+        folder = _folder_says(path, dialect, state) if map is None else Folder()
+        says = folder.options
         masking = _masking_says(path) if map is None else {}
         if has_decoder and dialect is hf.DIALECT and not says:  # a bare file; facebook's has its own dialect
-            preprocess = hf.usual_preprocess({"model_type": "vit_mae"})
+            folder = replace(folder, usual=hf.usual_preprocess({"model_type": "vit_mae"}))
         renamed = keymap.read(dialect, state)
         if dialect is hf.DIALECT and "head.weight" in renamed.tensors:
             hf.leave_out_pooler(renamed)
@@ -101,11 +103,11 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_agreement(says, inferred)
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config, notes=chosen)
-        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+        folder.set_preprocess(found, dialect.preprocess)
         if whole:
             _add_decoder(found, state, {**masking, **overrides})
         _use_fixed_positions(found)
-    found.labels = labels if labels and len(labels) == config.classes else None
+    found.labels = folder.labels if folder.labels and len(folder.labels) == config.classes else None
     found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
     if unsaid and "heads" not in {**certain, **told} and not config.attention.qk_norm:
@@ -119,14 +121,7 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         )
     if (wanted := overrides.get("image_size")) and "image_size" not in says and "grid" not in overrides:
         found.notes += _note_resize(config, wanted)
-    if unsaid:
-        values = ", ".join(f"{k}={v}" for k, v in unsaid.items())
-        p = found.preprocess
-        colours = f", mean={p.mean}, std={p.std}" if p is not None and not preprocess else ""
-        found.notes.append(
-            f"{dialect.name} weights do not say {values}{colours}: taken as usual there. Pass {' or '.join(unsaid)}"
-            f"{' or preprocess=dict(mean=..., std=...)' if colours else ''} to change it."
-        )
+    found.notes += _assumed(found, unsaid, folder, table=map)
     return found
 
 
@@ -136,27 +131,21 @@ def _read_resnet(
     """A ResNet's weights tell nearly everything; `overrides` may tell where its bottlenecks halve."""
     with files.naming(path):
         _check_names(overrides, ResNetConfig)
-        says, preprocess, labels = _folder_says(path, dialect, state)
+        folder = _folder_says(path, dialect, state)
+        says = folder.options
         renamed = keymap.read(dialect, state)
         inferred = resnet.infer_options(renamed)
         _check_agreement(says, inferred)
         told = {name: overrides[name] for name in ("stride_in",) if name in overrides}
-        usual = preprocess or (dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32})
-        config = ResNetConfig(**{"image_size": usual.get("size", 224), **told, **says, **inferred})
+        usual = dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32}
+        size = {**usual, **folder.usual, **folder.preprocess}.get("size", 224)
+        config = ResNetConfig(**{"image_size": size, **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "resnet", config, notes=notes)
-        found.preprocess = fitting_preprocess(dict(usual), config.image_size, config)
-    found.labels = labels if labels and len(labels) == config.classes else None
+        folder.set_preprocess(found, usual)
+    found.labels = folder.labels if folder.labels and len(folder.labels) == config.classes else None
     found.card = Card(source=path.name)
-    p, unsaid = found.preprocess, {}
-    if config.block == "bottleneck" and not says and not told:
-        unsaid["stride_in"] = f"stride_in={config.stride_in}"
-    if p is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+    unsaid = {"stride_in": config.stride_in} if config.block == "bottleneck" and not says and not told else {}
+    found.notes += _assumed(found, unsaid, folder)
     return found
 
 
@@ -170,7 +159,8 @@ def _read_staged(
     """Swin, PVT, Twins: what the weights do not tell, `overrides` may."""
     with files.naming(path):
         _check_names(overrides, family.config)
-        says, preprocess, labels = _folder_says(path, dialect, state)
+        folder = _folder_says(path, dialect, state)
+        says = folder.options
         renamed = keymap.read(dialect, state)
         told = {name: overrides[name] for name in family.tellable if name in overrides}
         inferred = family.infer(renamed, {**told, **says})
@@ -178,20 +168,12 @@ def _read_staged(
         usual = {"image_size": dialect.preprocess["size"], **dialect.assumed, **dialect.options}
         config = family.config(**{**usual, **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, family.name, config, notes=notes)
-        found.preprocess = fitting_preprocess(dict(preprocess or dialect.preprocess), config.image_size, config)
-    found.labels = labels if labels and len(labels) == config.classes else None
+        folder.set_preprocess(found, dialect.preprocess)
+    found.labels = folder.labels if folder.labels and len(folder.labels) == config.classes else None
     found.card = Card(source=path.name)
-    p, unsaid = found.preprocess, {}
-    for name in (*dialect.assumed, *(["heads"] if "heads" in family.tellable else [])):
-        if name not in {**says, **told}:
-            unsaid[name] = f"{name}={getattr(config, name)}"
-    if p is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+    names = (*dialect.assumed, *(["heads"] if "heads" in family.tellable else []))
+    unsaid = {name: getattr(config, name) for name in names if name not in {**says, **told}}
+    found.notes += _assumed(found, unsaid, folder)
     return found
 
 
@@ -204,29 +186,22 @@ def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dic
         length = getattr(renamed.tensors.get("text.positions"), "shape", (77,))[0]
         tokenizer = Tokenizer.read(path, context=length) if words else None
         says: dict[str, Any] = {}
-        preprocess: dict[str, Any] = {}
+        folder = Folder()
         if dialect is clip.HF and (path / "config.json").is_file():
             says = clip_config.hf_options(files.read_json(path / "config.json"), tokenizer)
-            beside = path / "preprocessor_config.json"
-            preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else {}
+            folder = _with_processor(path, Folder(), "clip")
         if dialect is clip.OPEN_CLIP and (path / "open_clip_config.json").is_file():
             read = files.read_json(path / "open_clip_config.json")
             says, preprocess = clip_config.open_clip_options(read, tokenizer)
+            folder = Folder(preprocess=preprocess)
         config = clip.infer_config(dialect, renamed, says, told)
         clip.check_agreement(says, config)
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "clip", config, notes=notes)
-        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+        folder.set_preprocess(found, dialect.preprocess)
     found.tokenizer, found.card = tokenizer, Card(source=path.name)
     values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
-    unsaid = {name: f"{name}={value}" for name, value in values.items() if name not in {**says, **told}}
-    unsaid = {} if "text.eps" in says else unsaid
-    if (p := found.preprocess) is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+    unsaid = {name: value for name, value in values.items() if name not in {**says, **told}}
+    found.notes += _assumed(found, {} if "text.eps" in says else unsaid, folder)
     return found
 
 
@@ -272,31 +247,101 @@ def _note_resize(config: Any, wanted: int | tuple[int, int]) -> list[str]:
     return [f"{text}; if {asked[0]}x{asked[1]} is what they were made for, pass grid={asked}."]
 
 
-def _folder_says(
-    path: Path, dialect: Dialect, state: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any], list[str] | None]:
+@dataclass(frozen=True)
+class Folder:
+    """What the files beside the weights, or a rename table, say; empty where there are none."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    preprocess: dict[str, Any] = field(default_factory=dict)  # values for Preprocess that are stated
+    labels: list[str] | None = None
+    usual: dict[str, Any] = field(default_factory=dict)  # values that networks of this kind usually have
+    model_type: str = ""  # transformers' name of the network
+    notes: tuple[str, ...] = ()
+
+    def set_preprocess(self, found: Found, usual: Mapping[str, Any]) -> None:
+        """Stated values over usual ones. A stated size is what images are read at, whatever the position grid."""
+        config, stated = found.config, self.preprocess
+        values = {**usual, **self.usual, **stated}
+        if "how" in stated and "resize" not in stated:
+            values.pop("resize", None)  # it belongs to the usual crop
+        found.preprocess = fitting_preprocess(values, config.image_size, config, keep_size="size" in stated)
+        found.notes += self.notes
+        if found.preprocess is not None and found.preprocess.size != config.image_size:
+            found.notes += _note_other_size(found.preprocess.size, config.image_size, self.model_type)
+
+
+INTERPOLATE = {  # networks that their library does not run at another size by itself
+    **dict.fromkeys(("vit", "deit", "vit_mae", "clip"), "transformers needs interpolate_pos_encoding=True for that"),
+    "pvt": "transformers' PVT cannot do that",
+    "timm": "timm needs dynamic_img_size=True for that",
+}
+
+
+def _note_other_size(size: tuple[int, int], made_for: tuple[int, int], model_type: str) -> list[str]:
+    if model_type not in INTERPOLATE:
+        return []
+    read, stored = (f"{height}x{width}" for height, width in (size, made_for))
+    return [
+        f"images are read at {read}, as its files say, and its positions, made for {stored}, are resized to fit; "
+        f"{INTERPOLATE[model_type]}. Pass image_size to read them at another size."
+    ]
+
+
+def _assumed(found: Found, unsaid: dict[str, Any], folder: Folder, table: Path | None = None) -> list[str]:
+    """One note on everything that was assumed: `unsaid` options, and what is not stated about reading images."""
+    values = [f"{name}={value}" for name, value in unsaid.items()]
+    p, stated = found.preprocess, folder.preprocess
+    colours, resizing = [], []
+    if p is not None:
+        if any(len(stated.get(name, ())) != len(p.mean) for name in ("mean", "std")):
+            colours = [f"mean={p.mean}", f"std={p.std}"]
+        resizing = [f"{name}={getattr(p, name)}" for name in ("interpolation", "how") if name not in stated]
+    unknown = ", ".join([*values, *colours, *resizing])
+    if not unknown:
+        return []
+    if table is not None:
+        sections = ["[model]"] * bool(values) + ["[preprocess]"] * bool(colours or resizing)
+        return [f"{table.name} does not say {unknown}: assumed. {' and '.join(sections)} in it can say otherwise."]
+    change = [*unsaid, *(["preprocess=dict(mean=..., std=...)"] if colours else [])]
+    change = change or ["preprocess=dict(interpolation=..., how=...)"]
+    return [
+        f"{found.dialect} weights do not say {unknown}: taken as usual there. Pass {' or '.join(change)} to change it"
+        f"{' (vitlab convert: --mean, --std)' if colours else ''}."
+    ]
+
+
+def _folder_says(path: Path, dialect: Dialect, state: dict[str, Tensor]) -> Folder:
     """Options, preprocess values and labels from the JSON files beside the weights."""
     if not path.is_dir() or not (path / "config.json").is_file():
-        return {}, {}, None
+        return Folder()
     config = files.read_json(path / "config.json")
     family = _staged(dialect)
     if dialect in (hf.DIALECT, resnet.HF) or (family is not None and dialect.name == "hf"):
         options = hf.options_from(config) if dialect is hf.DIALECT else {}
         options = resnet.hf_options(config) if dialect is resnet.HF else options
         options = family.says(dialect, config)[0] if family is not None else options
-        beside = path / "preprocessor_config.json"
-        preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else hf.usual_preprocess(config)
-        return options, preprocess, hf.labels_from(config)
+        return _with_processor(path, Folder(options, labels=hf.labels_from(config)), config["model_type"])
     if family is not None and "architecture" in config:
-        return *family.says(dialect, config), None
+        return Folder(*family.says(dialect, config))
     if "architecture" in config and dialect is resnet.TIMM:
-        return *resnet.timm_options(config), None
+        return Folder(*resnet.timm_options(config))
     if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
-        return *timm.options_from(config, state), None
+        return Folder(*timm.options_from(config, state), model_type="timm")
     if config.get("model_type"):
         known = ", ".join((*hf.MODEL_TYPES, "resnet", "clip", *(family.name for family in STAGED)))
         raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
-    return {}, {}, None
+    return Folder()
+
+
+def _with_processor(path: Path, folder: Folder, model_type: str) -> Folder:
+    """Adds what preprocessor_config.json says, or what is usual where it is missing."""
+    beside = path / "preprocessor_config.json"
+    if not beside.is_file():
+        usual = hf.usual_preprocess({"model_type": model_type}) if model_type != "clip" else {}
+        return replace(folder, usual=usual, model_type=model_type)
+    says = files.read_json(beside)
+    preprocess, notes = hf.preprocess_from(says, model_type), hf.preprocess_notes(says, model_type)
+    return replace(folder, preprocess=preprocess, model_type=model_type, notes=(*folder.notes, *notes))
 
 
 def _check_agreement(says: dict[str, Any], inferred: dict[str, Any]) -> None:
@@ -356,8 +401,13 @@ def _check_names(overrides: dict[str, Any], config: type[Config]) -> None:
     config().with_options(**{k: v for k, v in overrides.items() if k not in (*known, "grid", "classes")})
 
 
-def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config: Any) -> Preprocess | None:
-    """Preprocess values that were made for one image size, for the size and channels that `config` has."""
+def fitting_preprocess(
+    values: dict[str, Any], made_for: tuple[int, int], config: Any, *, keep_size: bool = False
+) -> Preprocess | None:
+    """Preprocess values that were made for one image size, for the size and channels that `config` has.
+
+    `keep_size`: for its channels alone; images are read at the size that the values state.
+    """
     n = config.channels
     if n not in (1, 3):
         return None  # no picture file has so many channels
@@ -365,4 +415,5 @@ def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config
     for key in ("mean", "std"):
         if len(values.get(key, ())) != n:
             values[key] = (0.5,) * n
-    return Preprocess(**values).with_size(config.image_size)
+    preprocess = Preprocess(**values)
+    return preprocess if keep_size else preprocess.with_size(config.image_size)

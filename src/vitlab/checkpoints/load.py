@@ -27,6 +27,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
 from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -99,6 +100,7 @@ def load_with_report(
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
         model.preprocess = Preprocess.from_dict({"size": model.config.image_size, **values})
+    _check_input_size(model, str(source))
     return model, report
 
 
@@ -137,6 +139,20 @@ def _read_native(folder: Path) -> Found:
     if (folder / native.WORDS).is_file():
         found.tokenizer = Tokenizer.read(folder / native.WORDS)
     return found
+
+
+def _check_input_size(model: Any, source: str) -> None:
+    """Images must be read at a size that the network can cut into patches."""
+    config = _encoder(model.config)
+    if model.preprocess is None or not isinstance(config, ViTConfig) or config.stem.pad:
+        return
+    size, P = model.preprocess.size, config.patch_size
+    if size[0] % P or size[1] % P:
+        fits = (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+        raise CheckpointError(
+            f"{source}: images are read at {_by(size)}, which is no multiple of the patch size {P}. "
+            f"Read them at {_by(fits)}: image_size={fits}, or --image-size {_by(fits)}."
+        )
 
 
 def _encoder_alone(found: Found) -> list[str]:
@@ -221,7 +237,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     model.load_state_dict(state, assign=True)  # what learns and what is frozen stays as the network was built
     model.labels = found.labels if config.classes == stored.classes else None
     preprocess = found.preprocess
-    if preprocess is not None and config.image_size != stored.image_size:
+    if preprocess is not None and any(name.split(".")[-1] == "image_size" for name in overrides):
         preprocess = preprocess.with_size(config.image_size)
     model.preprocess, model.card = preprocess, found.card
     if found.tokenizer is not None:

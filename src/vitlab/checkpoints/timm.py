@@ -95,7 +95,9 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
 def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
     """pretrained_cfg -> values for Preprocess."""
     preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
-    if "crop_pct" in cfg and len(cfg.get("input_size", ())) == 3:
+    if len(cfg.get("input_size", ())) == 3:
+        preprocess["size"] = tuple(cfg["input_size"][1:])
+    if "crop_pct" in cfg and "size" in preprocess:
         preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"] + 1e-6)}
     return preprocess
 
