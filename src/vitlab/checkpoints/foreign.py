@@ -32,7 +32,7 @@ from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.staged import Family
-from vitlab.checkpoints.usermap import read_map
+from vitlab.checkpoints.usermap import Table, check_used, read_map
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import Config, option_paths
@@ -64,6 +64,10 @@ class Found:
     card: Card = field(default_factory=Card)
     notes: list[str] = field(default_factory=list)  # what was assumed
     tokenizer: Tokenizer | None = None  # of a model that reads words
+    unsaid: dict[str, Any] = field(default_factory=dict)  # options that had to be assumed
+    stated: dict[str, Any] | None = None  # values of the preprocess that are stated; None: all of them
+    table: Path | None = None  # the rename table
+    taken_as: str = "taken as usual there"
 
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, encoder: bool = False) -> Found:
@@ -73,7 +77,17 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
     """
     chosen: list[str] = []  # where a file holds several sets of weights
     state = _read_folder(path) if path.is_dir() else files.read_tensors(path, chosen)
-    dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
+    table = read_map(map) if map is not None else None
+    dialect, stated = (table.dialect, table.options) if table is not None else (detect(set(state), path), {})
+    if table is not None and table.two_towers:
+        return _read_clip(
+            path,
+            dialect,
+            state,
+            clip.by_path({**stated, **overrides}),
+            chosen,
+            table=(map, table) if map is not None else None,
+        )
     if dialect in resnet.DIALECTS:
         return _read_resnet(path, dialect, state, overrides, chosen)
     if (family := _staged(dialect)) is not None:
@@ -86,12 +100,16 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_names(overrides, MAEConfig if whole else ViTConfig)
         stated = {name: overrides.get(name, value) for name, value in stated.items()}
         told = {**stated, **overrides}
-        folder = _folder_says(path, dialect, state) if map is None else Folder()
+        folder = _folder_says(path, dialect, state) if table is None else Folder(preprocess=table.preprocess)
+        trunk = dialect is timm.DIALECT and not folder.options and "norm_pre.weight" in state
+        dialect = timm.CLIP_TRUNK if trunk else dialect
         says = folder.options
         masking = _masking_says(path) if map is None else {}
         if has_decoder and dialect is hf.DIALECT and not says:  # a bare file; facebook's has its own dialect
             folder = replace(folder, usual=hf.usual_preprocess({"model_type": "vit_mae"}))
         renamed = keymap.read(dialect, state)
+        if table is not None and map is not None:
+            check_used(map, table, renamed)
         if dialect is hf.DIALECT and "head.weight" in renamed.tensors:
             hf.leave_out_pooler(renamed)
         certain = {**dialect.options, **dialect.hints(state), **stated, **says}
@@ -103,6 +121,8 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_agreement(says, inferred)
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config, notes=chosen)
+        if map is not None:
+            _check_channels(map, folder.preprocess, config.channels)
         folder.set_preprocess(found, dialect.preprocess)
         if whole:
             _add_decoder(found, state, {**masking, **overrides})
@@ -121,7 +141,9 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         )
     if (wanted := overrides.get("image_size")) and "image_size" not in says and "grid" not in overrides:
         found.notes += _note_resize(config, wanted)
-    found.notes += _assumed(found, unsaid, folder, table=map)
+    found.unsaid, found.table = unsaid, map
+    if trunk:
+        found.taken_as = "taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)"
     return found
 
 
@@ -144,8 +166,8 @@ def _read_resnet(
         folder.set_preprocess(found, usual)
     found.labels = folder.labels if folder.labels and len(folder.labels) == config.classes else None
     found.card = Card(source=path.name)
-    unsaid = {"stride_in": config.stride_in} if config.block == "bottleneck" and not says and not told else {}
-    found.notes += _assumed(found, unsaid, folder)
+    if config.block == "bottleneck" and not says and not told:
+        found.unsaid = {"stride_in": config.stride_in}
     return found
 
 
@@ -172,12 +194,18 @@ def _read_staged(
     found.labels = folder.labels if folder.labels and len(folder.labels) == config.classes else None
     found.card = Card(source=path.name)
     names = (*dialect.assumed, *(["heads"] if "heads" in family.tellable else []))
-    unsaid = {name: getattr(config, name) for name in names if name not in {**says, **told}}
-    found.notes += _assumed(found, unsaid, folder)
+    found.unsaid = {name: getattr(config, name) for name in names if name not in {**says, **told}}
     return found
 
 
-def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dict[str, Any], notes: list[str]) -> Found:
+def _read_clip(
+    path: Path,
+    dialect: Dialect,
+    state: dict[str, Tensor],
+    told: dict[str, Any],
+    notes: list[str],
+    table: tuple[Path, Table] | None = None,
+) -> Found:
     """A CLIP; `told`, by path, may say the activation, the heads and the image size."""
     with files.naming(path):
         _check_names(told, CLIPConfig)
@@ -187,6 +215,9 @@ def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dic
         tokenizer = Tokenizer.read(path, context=length) if words else None
         says: dict[str, Any] = {}
         folder = Folder()
+        if table is not None:
+            check_used(*table, renamed)
+            folder = Folder(preprocess=table[1].preprocess)
         if dialect is clip.HF and (path / "config.json").is_file():
             says = clip_config.hf_options(files.read_json(path / "config.json"), tokenizer)
             folder = _with_processor(path, Folder(), "clip")
@@ -197,11 +228,14 @@ def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dic
         config = clip.infer_config(dialect, renamed, says, told)
         clip.check_agreement(says, config)
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "clip", config, notes=notes)
+        if table is not None:
+            _check_channels(table[0], folder.preprocess, config.channels)
         folder.set_preprocess(found, dialect.preprocess)
     found.tokenizer, found.card = tokenizer, Card(source=path.name)
     values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
     unsaid = {name: value for name, value in values.items() if name not in {**says, **told}}
-    found.notes += _assumed(found, {} if "text.eps" in says else unsaid, folder)
+    found.unsaid = {} if "text.eps" in says else unsaid
+    found.table = table[0] if table is not None else None
     return found
 
 
@@ -261,6 +295,7 @@ class Folder:
     def set_preprocess(self, found: Found, usual: Mapping[str, Any]) -> None:
         """Stated values over usual ones. A stated size is what images are read at, whatever the position grid."""
         config, stated = found.config, self.preprocess
+        found.stated = stated
         values = {**usual, **self.usual, **stated}
         if "how" in stated and "resize" not in stated:
             values.pop("resize", None)  # it belongs to the usual crop
@@ -287,25 +322,34 @@ def _note_other_size(size: tuple[int, int], made_for: tuple[int, int], model_typ
     ]
 
 
-def _assumed(found: Found, unsaid: dict[str, Any], folder: Folder, table: Path | None = None) -> list[str]:
-    """One note on everything that was assumed: `unsaid` options, and what is not stated about reading images."""
-    values = [f"{name}={value}" for name, value in unsaid.items()]
-    p, stated = found.preprocess, folder.preprocess
+def _check_channels(table: Path, preprocess: dict[str, Any], channels: int) -> None:
+    """A mean for another number of channels cannot be used, and must not be dropped quietly."""
+    given = len(preprocess.get("mean", [0] * channels))
+    if given != channels:
+        raise ValueError(f"{table}: [preprocess] mean and std have {given} numbers, but the network reads {channels}.")
+
+
+def assumed_notes(found: Found, preprocess: dict[str, Any]) -> list[str]:
+    """One note on everything that was assumed about a file; `preprocess`: values that the caller gives."""
+    values = [f"{name}={value}" for name, value in found.unsaid.items()]
+    p, stated = found.preprocess, {**(found.stated or {}), **preprocess}
     colours, resizing = [], []
-    if p is not None:
-        if any(len(stated.get(name, ())) != len(p.mean) for name in ("mean", "std")):
+    if p is not None and found.stated is not None:
+        if any(name not in preprocess and len(stated.get(name, ())) != len(p.mean) for name in ("mean", "std")):
             colours = [f"mean={p.mean}", f"std={p.std}"]
         resizing = [f"{name}={getattr(p, name)}" for name in ("interpolation", "how") if name not in stated]
     unknown = ", ".join([*values, *colours, *resizing])
     if not unknown:
         return []
-    if table is not None:
+    if found.table is not None:
         sections = ["[model]"] * bool(values) + ["[preprocess]"] * bool(colours or resizing)
-        return [f"{table.name} does not say {unknown}: assumed. {' and '.join(sections)} in it can say otherwise."]
-    change = [*unsaid, *(["preprocess=dict(mean=..., std=...)"] if colours else [])]
+        return [
+            f"{found.table.name} does not say {unknown}: assumed. {' and '.join(sections)} in it can say otherwise."
+        ]
+    change = [*found.unsaid, *(["preprocess=dict(mean=..., std=...)"] if colours else [])]
     change = change or ["preprocess=dict(interpolation=..., how=...)"]
     return [
-        f"{found.dialect} weights do not say {unknown}: taken as usual there. Pass {' or '.join(change)} to change it"
+        f"{found.dialect} weights do not say {unknown}: {found.taken_as}. Pass {' or '.join(change)} to change it"
         f"{' (vitlab convert: --mean, --std)' if colours else ''}."
     ]
 

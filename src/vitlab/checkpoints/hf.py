@@ -182,7 +182,8 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
         raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
-    size, crop = config["size"], config.get("crop_size")
+    size: Any = config["size"]
+    crop = config.get("crop_size")
     if isinstance(size, int) and processor in ("CLIP", "Bit", "ConvNext"):  # in old files, the shorter side
         size = {"shortest_edge": size}
     if processor == "ConvNext":  # transformers' ResNets use it too
@@ -256,6 +257,7 @@ def architecture(c: ViTConfig) -> str:
         "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         "norm=post": c.norm.kind == "post",
         "norm_pre": c.norm.norm_pre,
+        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
         "qk_norm": c.attention.qk_norm,
         "stem=conv": c.stem.kind == "conv",
         "patch_norms": c.stem.patch_norms,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitlab.checkpoints import bundled, clip, files, hub, native
 from vitlab.checkpoints.files import CheckpointError
-from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
+from vitlab.checkpoints.foreign import Found, assumed_notes, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.report import Report, Row
 from vitlab.images.preprocess import Preprocess
@@ -90,6 +90,7 @@ def load_with_report(
         found.notes += [] if encoder else _encoder_alone(found)
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
+        found.notes += assumed_notes(found, preprocess or {})
     if "grid" in overrides and path.is_dir():
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
@@ -266,6 +267,10 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
             f"text.heads={config.text.heads}; vitlab.create makes another network."
         )
     stored, config = _encoder(stored), _encoder(config)
+    if (
+        isinstance(stored, ViTConfig) and stored.head.pooling == config.head.pooling
+    ):  # another pooling may bring its own
+        same.append("final_norm")
     for path in same:
         old, new = (attrgetter(path)(c) for c in (stored, config))
         if old != new:

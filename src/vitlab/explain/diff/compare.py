@@ -27,7 +27,7 @@ from vitlab.layers.patches import check_images
 
 SAME = (  # what two copies of one network share
     *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
-    *("norm.kind", "norm.norm_pre", "attention.qk_norm"),
+    *("norm.kind", "norm.norm_pre", "final_norm", "attention.qk_norm"),
 )
 
 
