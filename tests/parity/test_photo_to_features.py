@@ -215,9 +215,7 @@ def test_photo_to_features(name, folders, photos):
     chances = logits.softmax(dim=-1)
     for row, expected in zip(vitlab.predict(model, photos, top=5), chances, strict=True):
         found = dict(row.scores)
-        np.testing.assert_allclose(
-            [found[f"class {i}"] for i in range(5)], expected.numpy(), rtol=0, atol=TOLERANCE
-        )
+        np.testing.assert_allclose([found[f"class {i}"] for i in range(5)], expected.numpy(), rtol=0, atol=TOLERANCE)
 
 
 def test_every_model_type_that_is_read_is_compared():

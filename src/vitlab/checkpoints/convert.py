@@ -17,6 +17,7 @@ from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, 
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.models.input_size import input_size
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
 OPENAI_VOCAB = 49408
@@ -103,7 +104,7 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     `changed`: head or size are no longer the source's, so its numbers cannot be compared.
     """
     c = model.config
-    images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, c.channels, *input_size(model), generator=torch.Generator().manual_seed(0))
     told = _told(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
@@ -152,7 +153,7 @@ def _answer(model: Any, images: Tensor) -> Tensor:
 
 
 def _noise(model: Any, images: Tensor) -> Tensor:
-    rows, columns = model.config.grid
+    rows, columns = model.encoder.layout(*images.shape[-2:]).grid
     return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
 
 

@@ -168,10 +168,10 @@ PROCESSOR_OF = {  # model_type -> the processor of a file that names none
 def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str, Any]:
     """preprocessor_config.json -> values for Preprocess; what it leaves out is as its image processor has it."""
     processor = _processor(config, model_type)
-    config = {**PROCESSORS[processor], **{key: value for key, value in config.items() if value is not None}}
+    config = _with_defaults(config, processor)
     if config["resample"] not in RESAMPLE:
         raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
-    values: dict[str, Any] = {"interpolation": RESAMPLE[config["resample"]]}
+    values: dict[str, Any] = {"how": "stretch", "interpolation": RESAMPLE[config["resample"]]}
     if config.get("do_normalize", True):
         values |= {"mean": config["image_mean"], "std": config["image_std"]}
     else:
@@ -182,38 +182,44 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
         raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
-    size: Any = config["size"]
-    crop = config.get("crop_size")
-    if isinstance(size, int) and processor in ("CLIP", "Bit", "ConvNext"):  # in old files, the shorter side
-        size = {"shortest_edge": size}
+    size, crop = config["size"], config.get("crop_size")
+    shorter = _shorter_side(size, processor)
     if processor == "ConvNext":  # transformers' ResNets use it too
-        if not _shortest(size):
-            raise ValueError(f"preprocessor_config.json has size {size!r}; {processor} processors take shortest_edge.")
-        side = size["shortest_edge"]
-        values["size"] = _pair(side)  # from 384 on it stretches
-        values |= {"how": "crop", "resize": int(side / (config.get("crop_pct") or 0.875))} if side < 384 else {}
+        if shorter is None:
+            raise ValueError(f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge.")
+        values["size"] = _pair(shorter)  # from 384 on it stretches
+        values |= {"how": "crop", "resize": int(shorter / (config.get("crop_pct") or 0.875))} if shorter < 384 else {}
     elif config.get("do_center_crop") and crop is not None:
-        values |= {"how": "crop", "size": _pair(crop)}
-        values["resize"] = size["shortest_edge"] if _shortest(size) else _pair(size)
-    elif _shortest(size):
-        values |= {"how": "crop", "resize": size["shortest_edge"], "size": _pair(size["shortest_edge"])}
+        values |= {"how": "crop", "size": _pair(crop), "resize": _pair(size) if shorter is None else shorter}
+    elif shorter is not None:  # would leave the size open, see preprocess_notes
+        values |= {"how": "crop", "size": _pair(shorter), "resize": shorter}
     else:
         values["size"] = _pair(size)
-    return {"how": "stretch", **values}
+    return values
 
 
 def preprocess_notes(config: dict[str, Any], model_type: str = "vit") -> list[str]:
     """Where our preprocess must differ from what preprocessor_config.json says."""
     processor = _processor(config, model_type)
-    config = {**PROCESSORS[processor], **{key: value for key, value in config.items() if value is not None}}
-    size, cropped = config["size"], config.get("do_center_crop") and config.get("crop_size") is not None
-    open_size = _shortest(size) or (isinstance(size, int) and processor in ("CLIP", "Bit"))
-    if processor == "ConvNext" or cropped or not open_size:
+    config = _with_defaults(config, processor)
+    cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
+    if cropped or _shorter_side(config["size"], processor) is None:
         return []
     return [
         "preprocessor_config.json resizes the shorter side and crops nothing, so images keep their shape there; here "
         "the input has one size, so the centre square is cut out. Images that are not square give other numbers."
     ]
+
+
+def _with_defaults(config: dict[str, Any], processor: str) -> dict[str, Any]:
+    return {**PROCESSORS[processor], **{key: value for key, value in config.items() if value is not None}}
+
+
+def _shorter_side(size: Any, processor: str) -> int | None:
+    """What the shorter side is resized to, in old files one number; None: both sides are given."""
+    if isinstance(size, dict):
+        return size.get("shortest_edge")
+    return size if processor in ("CLIP", "Bit", "ConvNext") else None
 
 
 def _processor(config: dict[str, Any], model_type: str) -> str:
@@ -229,10 +235,6 @@ def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
         return {}
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
-
-
-def _shortest(size: Any) -> bool:
-    return isinstance(size, dict) and "shortest_edge" in size
 
 
 def _pair(size: Any) -> tuple[int, int]:

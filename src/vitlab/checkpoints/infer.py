@@ -126,19 +126,14 @@ def _pooling(state: State, width: int) -> dict[str, Any]:
 
 
 def _final_norm(state: State, pooling: str, told: dict[str, Any]) -> str:
-    """A norm after the blocks shows in the weights; where one is usual, its absence must be said."""
+    """A norm after the blocks shows in the weights; where one is usual, its absence must be told."""
     said = told.get("final_norm", told.get("norm.final_norm", "auto"))
     if said != "auto":
         return said
     norm = told.get("norm", told.get("norm.kind", "pre"))
     kind = norm.get("kind", "pre") if isinstance(norm, dict) else norm
     usual = kind != "post" and pooling != "mean_norm"
-    if usual and "norm.weight" not in state:
-        raise ValueError(
-            'norm.weight is missing. If no norm stands between blocks and head, pass final_norm="no"; if the blocks '
-            'are post-norm, norm="post". In a rename table both stand under [model].'
-        )
-    return "auto" if usual == ("norm.weight" in state) else "yes"
+    return "yes" if "norm.weight" in state and not usual else "auto"
 
 
 def _grid(state: State, found: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

@@ -194,9 +194,12 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
         if found.tensors[key].shape != as_saved[key].shape
     ]
     if problems:
+        hint = ""
+        if "norm.weight is missing" in problems:
+            hint = ' If no norm stands between blocks and head: final_norm="no"; if blocks end in norms: norm="post".'
         raise CheckpointError(
             f"{source}: {len(problems)} tensor(s) do not fit the network: {'; '.join(sorted(problems)[:4])}. "
-            "The file is incomplete, or heads, image_size or the rename table are not those it was made with."
+            f"The file is incomplete, or heads, image_size or the rename table are not those it was made with.{hint}"
         )
     state: dict[str, Tensor] = {}
     fresh: list[str] = []

@@ -101,11 +101,12 @@ def _check_sections(path: Path, sections: dict[str, Any]) -> None:
     if not sections:
         raise CheckpointError(f'{path}: is empty. A rename table has at least [keys], e.g. "head.*" = "classifier.*".')
     known = ", ".join(f"[{name}]" for name in SECTIONS)
-    for name, values in sections.items():
+    for name in sections:
         if name not in SECTIONS:
             raise CheckpointError(
                 f"{path}: unknown section [{name}].{nearest(name, list(SECTIONS))} Known are {known}."
             )
+    for name, values in sections.items():
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: {name} must be a section: write [{name}], then its lines.")
     if not sections.get("keys"):

@@ -11,6 +11,7 @@ import torch
 
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.input_size import input_size
 from vitlab.version import __version__
 
 KEY = "vitlab"  # of ONNX's metadata_props; a torch.export archive has a file vitlab.json
@@ -71,7 +72,7 @@ def about_model(model: Any, gives: Gives, **more: Any) -> About:
         gives=gives,
         family=model.family,
         classes=model.config.classes if gives == "logits" else 0,
-        image_size=tuple(model.config.image_size),
+        image_size=input_size(model),
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,

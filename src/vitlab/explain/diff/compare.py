@@ -131,7 +131,7 @@ def diff(
         raise ValueError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
     A, B = (open_side(letter, what, heads, image_size) for letter, what in (("A", a), ("B", b)))
     _check_one_network(A, B)
-    size = image_size or B.config.image_size
+    size = image_size or B.input_size
     found = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
     pictures: list[Image.Image] = []
     if images is not None and not isinstance(images, Tensor):

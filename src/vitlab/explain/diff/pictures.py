@@ -71,7 +71,7 @@ def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[
 
 
 def _settings(side: Side, size: tuple[int, int]) -> Any:
-    return side.preprocess if size == side.config.image_size else side.preprocess.with_size(size)
+    return side.preprocess if size == side.input_size else side.preprocess.with_size(size)
 
 
 def _short(value: Any) -> str:

@@ -44,6 +44,11 @@ class Side:
         self.notes: list[str] = []
         self.network: nn.Module = model  # what really runs
 
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(H, W) of the images that it reads."""
+        return self.config.image_size if self.preprocess is None else self.preprocess.size
+
     def steps(self, images: Tensor) -> Steps:
         return run_steps(self.network, images)
 
@@ -51,7 +56,7 @@ class Side:
         """Upright pictures -> (B, C, H, W) as this side prepares them, for an input of `size`; None: it cannot."""
         if self.preprocess is None:
             return None
-        fitting = self.preprocess if size == self.config.image_size else self.preprocess.with_size(size)
+        fitting = self.preprocess if size == self.input_size else self.preprocess.with_size(size)
         return fitting.batch(pictures)
 
     @property
@@ -144,7 +149,7 @@ class TransformersSide(Side):
 
     def view(self, pictures: list[Image.Image], size: tuple[int, int]) -> Tensor | None:
         """By its own image processor, where the folder describes one and no other size is asked for."""
-        if self.processor is None or size != self.config.image_size:
+        if self.processor is None or size != self.input_size:
             return super().view(pictures, size)
         mode = "L" if self.config.channels == 1 else "RGB"
         return self.processor(images=[p.convert(mode) for p in pictures], return_tensors="pt")["pixel_values"]
