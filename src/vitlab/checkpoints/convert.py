@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, swin, timm, twins
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
-from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.checkpoints.load import load_with_report, locate, table_grid
 from vitlab.models.input_size import input_size
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
@@ -33,8 +34,37 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     if to == "native":
         native.save(model, target)
         return []
-    c = model.config
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    if input_size(model) != model.config.image_size and not _resizes_itself(model, to):
+        model, state = _at_input_size(model, state)
+        size = "x".join(map(str, model.config.image_size))
+        return [
+            f"positions were resized to {size}, the size that images are read at.",
+            *_write(model, state, target, to),
+        ]
+    return _write(model, state, target, to)
+
+
+def _resizes_itself(model: Any, to: str) -> bool:
+    """Whether the other library runs it at another size than config.json's with the same numbers."""
+    if model.family == "vit":
+        return to == "hf" and hf.architecture(model.config).startswith("dinov2")
+    return model.family in ("swin", "pvt_v2", "twins", "resnet")  # no weights belong to a size
+
+
+def _at_input_size(model: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """The same network with its position tables resized to the images that it reads."""
+    again = copy.copy(model)
+    again.config = model.config.with_options(image_size=input_size(model))
+    for key in state:
+        if key.endswith("positions.table"):
+            positions = model.get_submodule(key.removesuffix(".table"))
+            state[key] = positions(table_grid(key, again.config), like=state[key]).detach().cpu()
+    return again, state
+
+
+def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
+    c = model.config
     if model.family == "clip":
         return _write_clip(model, state, target, to)
     if to == "open_clip":

@@ -211,7 +211,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             report.rows.append(Row("matched", key, theirs, tuple(like.shape)))
         elif value is not None and _resizable(key):
             state[key] = _resize(key, value, stored, config)
-            note = f"from {_shape(value)}, grid {_by(_grid(key, stored))} to {_by(_grid(key, config))}"
+            note = f"from {_shape(value)}, grid {_by(table_grid(key, stored))} to {_by(table_grid(key, config))}"
             report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
         else:
             fresh.append(key)
@@ -312,11 +312,11 @@ def _resizable(key: str) -> bool:
 
 
 def _other_grid(key: str, stored: Any, config: Any) -> bool:
-    return _resizable(key) and _grid(key, stored) != _grid(key, config)
+    return _resizable(key) and table_grid(key, stored) != table_grid(key, config)
 
 
 def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
-    old, new = _grid(key, stored), _grid(key, config)
+    old, new = table_grid(key, stored), table_grid(key, config)
     if key.endswith("relative.table"):
         return resize_relative(value, old, new)
     config = _encoder(config)
@@ -325,7 +325,7 @@ def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
     return resize_positions(value, config.positioned_prefix, old, new, config.positions.resize_rule)
 
 
-def _grid(key: str, config: Any) -> tuple[int, int]:
+def table_grid(key: str, config: Any) -> tuple[int, int]:
     """What a table of positions was made for: the grid of patches; of a network of stages, what its config says."""
     config = _encoder(config)
     return config.table_grid(key) if isinstance(config, StagedConfig) else config.grid

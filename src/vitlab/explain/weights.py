@@ -79,10 +79,10 @@ def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tens
     if positions is None:
         kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
         raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
-    grid = grid or positions.grid
-    table = positions(grid, like=next(model.parameters()))  # (1, prefix + N, D)
+    places: tuple[int, int] = grid or positions.grid
+    table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
     vectors = F.normalize(wide(table[0, positions.prefix :]).cpu(), dim=-1)  # (N, D)
-    return (vectors @ vectors.T).unflatten(1, grid).unflatten(0, grid)
+    return (vectors @ vectors.T).unflatten(1, places).unflatten(0, places)
 
 
 @torch.no_grad()
