@@ -127,7 +127,7 @@ def test_what_the_table_does_not_say_is_assumed_aloud(files):
     table.write_text(TABLE.replace("eps = 1e-5\n", ""))
     _, report = load_with_report(weights, map=table)
     assert len(report.notes) == 1
-    assert "keys.toml does not say eps=1e-06: assumed. [model] in it can say otherwise." == report.notes[0]
+    assert report.notes[0] == "keys.toml does not say eps=1e-06: assumed. [model] in it can say otherwise."
     table.write_text(TABLE.replace("mean = [0.1, 0.2, 0.3]\nstd = [0.4, 0.5, 0.6]\n", ""))
     (note,) = load_with_report(weights, map=table)[1].notes
     assert note.startswith("keys.toml does not say mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5): assumed. [preprocess]")

@@ -7,6 +7,7 @@ square. What a preprocessor_config.json says decides the input, also where confi
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -18,8 +19,11 @@ import transformers as hf
 from PIL import Image, ImageOps
 
 import vitlab
-from vitlab.checkpoints.hf import MODEL_TYPES
-from vitlab.checkpoints.load import AssumedWarning
+from vitlab.checkpoints import convert
+from vitlab.checkpoints.files import CheckpointError
+from vitlab.checkpoints.hf import MODEL_TYPES, PROCESSOR_OF, preprocess_from
+from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.images.preprocess import Preprocess
 from vitlab.models.input_size import input_size
 
 TOLERANCE = 1e-5
@@ -221,3 +225,129 @@ def test_photo_to_features(name, folders, photos):
 def test_every_model_type_that_is_read_is_compared():
     kinds = {name.split(",")[0] for name in FAMILIES}
     assert kinds == {*MODEL_TYPES, "clip", "swin", "pvt", "pvt_v2", "resnet"}
+
+
+# ---------------------------------------------------------------- one DINOv2 folder, on every road
+
+
+@pytest.fixture(scope="module")
+def dinov2(folders):
+    """A folder whose positions are for 518 x 518 and whose processor gives 224 x 224."""
+    return folders("dinov2")
+
+
+def test_a_native_copy_keeps_the_grid_and_the_numbers(dinov2, photos, tmp_path):
+    model = vitlab.load(dinov2)
+    vitlab.save(model, tmp_path / "native")
+    again = vitlab.load(tmp_path / "native")
+    assert again.config.image_size == (518, 518) and again.positions.table.shape[1] == 1 + 37 * 37
+    assert input_size(again) == (224, 224) and again.preprocess.resize == 256
+    for one, other in zip(vitlab.embed(model, photos), vitlab.embed(again, photos), strict=True):
+        np.testing.assert_array_equal(one.vector, other.vector)
+
+
+def test_an_image_size_that_is_given_wins_over_both_files(dinov2):
+    for side, resize in ((518, 592), (112, 128)):
+        model = vitlab.load(dinov2, image_size=side)
+        assert model.config.image_size == model.preprocess.size == (side, side)
+        assert model.preprocess.resize == resize  # the same share is cut away
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "jax"])
+def test_written_for_another_library_it_gives_the_same_numbers(dinov2, photos, to, tmp_path):
+    """transformers' DINOv2 resizes positions itself, the others get them resized."""
+    model = vitlab.load(folders_for(to, dinov2, tmp_path))
+    target = tmp_path / ("out.npz" if to == "jax" else "out")
+    notes = convert.write(model, target, to)
+    again, _ = load_with_report(target)
+    kept = to == "hf"
+    assert again.config.image_size == ((518, 518) if kept else (224, 224))
+    assert any("positions were resized to 224x224" in note for note in notes) != kept
+    images = model.preprocess.batch(photos)
+    with torch.inference_mode():
+        torch.testing.assert_close(again(images), model(images), atol=TOLERANCE, rtol=0)
+
+
+def folders_for(to: str, dinov2: Path, tmp_path: Path) -> Path:
+    """What the layout can hold: timm and JAX have no mask token, JAX no layer scale."""
+    if to == "hf":
+        return dinov2
+    options = dict(image_size=518, patch_size=14, width=48, depth=1, heads=4, classes=0)
+    model = vitlab.create("vit_base", **options)
+    model.preprocess = vitlab.load(dinov2).preprocess
+    vitlab.save(model, tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, photos):
+    from vitlab.explain.attention_maps import attention_maps
+    from vitlab.export.about import about_model
+    from vitlab.export.tower import example
+    from vitlab.serve.looking import about
+
+    model = vitlab.load(dinov2)
+    assert attention_maps(model, photos[0]).shape[-2:] == (16, 16)
+    assert vitlab.inspect(dinov2).image_size == vitlab.inspect(model).image_size == (224, 224)
+    assert vitlab.inspect(dinov2, image_size=518).image_size == (518, 518)
+    assert about_model(model, "features").image_size == (224, 224)
+    assert tuple(example(model, "features").shape[-2:]) == (224, 224)
+    assert (about(model)["grid"], about(model)["size"]) == ([16, 16], [224, 224])
+
+
+# ---------------------------------------------------------------- what a preprocessor_config.json leaves out
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"image_processor_type": "ViTImageProcessor"},
+        {"image_processor_type": "DeiTImageProcessor"},
+        {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 250}},
+        {"image_processor_type": "CLIPImageProcessor"},
+        {"image_processor_type": "PvtImageProcessor"},
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 64}},
+        {"feature_extractor_type": "CLIPFeatureExtractor", "size": 64, "crop_size": 48},
+        {"feature_extractor_type": "DeiTFeatureExtractor", "size": 64, "crop_size": 48},
+        {"feature_extractor_type": "ViTFeatureExtractor", "size": 64, "do_normalize": False},
+    ],
+    ids=lambda says: next(iter(says.values())),
+)
+def test_what_a_processor_file_leaves_out_is_as_its_processor_has_it(says, photos, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
+    kind = next(iter(says.values())).replace("FeatureExtractor", "ImageProcessor")
+    processor = getattr(hf, f"{kind}Pil").from_pretrained(tmp_path)
+    ours = Preprocess(**preprocess_from(says))
+    image = Image.open(photos[2])
+    theirs = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(ours(image), theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["vit", "deit", "dinov2", "swin", "pvt", "pvt_v2", "resnet", "clip", "vit_mae"])
+def test_a_file_that_names_no_processor_is_its_model_types(model_type):
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    theirs = IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"]
+    assert PROCESSOR_OF[model_type] == theirs.removesuffix("ImageProcessor")
+
+
+def test_a_size_that_patches_do_not_divide_is_refused_with_one_that_they_do(dinov2, tmp_path):
+    shutil.copytree(dinov2, tmp_path / "odd")
+    file = tmp_path / "odd" / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "crop_size": 256}))
+    with pytest.raises(CheckpointError, match=r"read at 256x256, which is no multiple of the patch size 14.*252"):
+        vitlab.load(tmp_path / "odd")
+    assert vitlab.load(tmp_path / "odd", image_size=252).preprocess.size == (252, 252)
+
+
+def test_a_processor_without_crop_is_said_to_be_cropped_here(dinov2, tmp_path):
+    shutil.copytree(dinov2, tmp_path / "open")
+    file = tmp_path / "open" / "preprocessor_config.json"
+    says = {**json.loads(file.read_text()), "do_center_crop": False, "size": {"shortest_edge": 224}}
+    file.write_text(json.dumps(says))
+    with pytest.warns(AssumedWarning, match="the centre square is cut out"):
+        vitlab.load(tmp_path / "open")
+
+
+def test_a_size_that_transformers_refuses_is_said(folders):
+    with pytest.warns(AssumedWarning, match=r"images are read at 64x64, .* made for 32x32, .*interpolate_pos_encoding"):
+        vitlab.load(folders("vit, larger than its positions"))

@@ -67,7 +67,8 @@ def read_map(path: Path) -> Table:
     rules = tuple(_rule(path, ours, theirs) for ours, theirs in keys.items())
     two_towers = any(ours.startswith(("image.", "text.")) or ours in CLIP_ALONE for ours in keys)
     options = dict(sections.get("model", {}))
-    known = [*option_paths(CLIPConfig if two_towers else ViTConfig), "grid", *(["heads"] if two_towers else [])]
+    known = [*option_paths(CLIPConfig if two_towers else ViTConfig), "grid"]
+    known += ["activation", "eps", "heads"] if two_towers else []  # of both towers; heads of the image tower
     for name in options:
         if name not in known:
             raise CheckpointError(f"{path}: [model] has no option {name!r}.{nearest(name, known)}")
