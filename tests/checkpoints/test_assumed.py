@@ -1,4 +1,4 @@
-"""What a file does not say about reading images is assumed aloud: once per load, on every road; elsewhere nothing is."""
+"""What a file does not say about reading images is assumed aloud: once per load, on every road, and only there."""
 
 from __future__ import annotations
 
