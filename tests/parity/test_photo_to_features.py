@@ -260,6 +260,8 @@ def test_written_for_another_library_it_gives_the_same_numbers(dinov2, photos, t
     target = tmp_path / ("out.npz" if to == "jax" else "out")
     notes = convert.write(model, target, to)
     again, _ = load_with_report(target)
+    (row, *_) = convert.check("unused", target, model, changed=True)
+    assert row.difference < TOLERANCE
     kept = to == "hf"
     assert again.config.image_size == ((518, 518) if kept else (224, 224))
     assert any("positions were resized to 224x224" in note for note in notes) != kept
@@ -351,3 +353,4 @@ def test_a_processor_without_crop_is_said_to_be_cropped_here(dinov2, tmp_path):
 def test_a_size_that_transformers_refuses_is_said(folders):
     with pytest.warns(AssumedWarning, match=r"images are read at 64x64, .* made for 32x32, .*interpolate_pos_encoding"):
         vitlab.load(folders("vit, larger than its positions"))
+    assert load_with_report(folders("vit, larger than its positions"), image_size=48)[1].notes == []

@@ -156,14 +156,14 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
 
 def _told(model: Any) -> dict[str, Any]:
     """What a bare file cannot say."""
-    c = model.config
+    c, size = model.config, input_size(model)
     if model.family == "mae":
-        names = ("heads", "image_size", "eps", "activation", "mask_ratio", "norm_pix")
-        return {**{name: getattr(c, name) for name in names}, "decoder.heads": c.decoder.heads}
+        names = ("heads", "eps", "activation", "mask_ratio", "norm_pix")
+        return {**{name: getattr(c, name) for name in names}, "image_size": size, "decoder.heads": c.decoder.heads}
     if model.family == "resnet":
-        return {"image_size": c.image_size, "stride_in": c.stride_in}
+        return {"image_size": size, "stride_in": c.stride_in}
     if model.family in STAGED:
-        return {name: getattr(c, name) for name in ("image_size", "heads", "eps", "merge_eps", "activation")}
+        return {"image_size": size, **{name: getattr(c, name) for name in ("heads", "eps", "merge_eps", "activation")}}
     if model.family == "clip":
         both = {"image": (c.image.mlp.activation, c.image.norm.eps), "text": (c.text.activation, c.text.eps)}
         told = {
@@ -171,8 +171,9 @@ def _told(model: Any) -> dict[str, Any]:
             for tower, pair in both.items()
             for name, v in zip(("activation", "eps"), pair, strict=True)
         }
-        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": c.image_size}
-    return {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
+        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": size}
+    told = {"heads": c.heads, "image_size": size, "eps": c.norm.eps, "activation": c.mlp.activation}
+    return told | ({"final_norm": c.norm.final_norm} if c.norm.final_norm != "auto" else {})
 
 
 def _answer(model: Any, images: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ class Found:
     stated: dict[str, Any] | None = None  # values of the preprocess that are stated; None: all of them
     table: Path | None = None  # the rename table
     taken_as: str = "taken as usual there"
+    size_notes: list[str] = field(default_factory=list)  # on the size that images are read at, unless another is given
 
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, encoder: bool = False) -> Found:
@@ -302,7 +303,7 @@ class Folder:
         found.preprocess = fitting_preprocess(values, config.image_size, config, keep_size="size" in stated)
         found.notes += self.notes
         if found.preprocess is not None and found.preprocess.size != config.image_size:
-            found.notes += _note_other_size(found.preprocess.size, config.image_size, self.model_type)
+            found.size_notes = _note_other_size(found.preprocess.size, config.image_size, self.model_type)
 
 
 INTERPOLATE = {  # networks that their library does not run at another size by itself

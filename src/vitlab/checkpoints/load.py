@@ -91,6 +91,8 @@ def load_with_report(
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
         found.notes += assumed_notes(found, preprocess or {})
+        if "image_size" not in overrides and "size" not in (preprocess or {}):
+            found.notes += found.size_notes
     if "grid" in overrides and path.is_dir():
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
@@ -270,9 +272,7 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
             f"text.heads={config.text.heads}; vitlab.create makes another network."
         )
     stored, config = _encoder(stored), _encoder(config)
-    if (
-        isinstance(stored, ViTConfig) and stored.head.pooling == config.head.pooling
-    ):  # another pooling may bring its own
+    if isinstance(stored, ViTConfig) and stored.head.pooling == config.head.pooling:  # another may bring its own norm
         same.append("final_norm")
     for path in same:
         old, new = (attrgetter(path)(c) for c in (stored, config))
