@@ -13,12 +13,20 @@ import torch
 import vitlab
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.images.preprocess import Preprocess
 
 TABLE = r"""
 [model]
 heads = 4
 eps = 1e-5
 activation = "quick_gelu"
+
+[preprocess]
+size = 16
+how = "crop"
+interpolation = "bicubic"
+mean = [0.1, 0.2, 0.3]
+std = [0.4, 0.5, 0.6]
 
 [keys]
 "patch_embed.proj.*" = "stem.conv.*"
@@ -95,6 +103,7 @@ def test_a_strangers_network_loads_to_the_bit(files, model):
     found = vitlab.load(weights, map=table)
     assert torch.equal(logits(found), logits(model))
     assert (found.config.norm.eps, found.config.mlp.activation) == (1e-5, "quick_gelu")
+    assert found.preprocess == Preprocess(16, "crop", None, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 def test_the_report_accounts_for_every_key(files, stranger):
@@ -105,7 +114,7 @@ def test_the_report_accounts_for_every_key(files, stranger):
         "ema.stem.conv.weight": "running averages",
         "steps": "a counter",
     }
-    assert report.notes == []  # the table says eps and activation
+    assert report.notes == []  # the table says everything
 
 
 def test_an_option_given_to_load_wins_over_the_table(files, model):
@@ -118,7 +127,11 @@ def test_what_the_table_does_not_say_is_assumed_aloud(files):
     table.write_text(TABLE.replace("eps = 1e-5\n", ""))
     _, report = load_with_report(weights, map=table)
     assert len(report.notes) == 1
-    assert "keys.toml weights do not say eps=1e-06" in report.notes[0]
+    assert report.notes[0] == "keys.toml does not say eps=1e-06: assumed. [model] in it can say otherwise."
+    table.write_text(TABLE.replace("mean = [0.1, 0.2, 0.3]\nstd = [0.4, 0.5, 0.6]\n", ""))
+    (note,) = load_with_report(weights, map=table)[1].notes
+    assert note.startswith("keys.toml does not say mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5): assumed. [preprocess]")
+    assert load_with_report(weights, map=table, preprocess=dict(mean=(0, 0, 0), std=(1, 1, 1)))[1].notes == []
 
 
 def test_without_the_table_the_layout_is_unknown(files):
@@ -128,12 +141,34 @@ def test_without_the_table_the_layout_is_unknown(files):
 
 WRONG = {
     "no TOML": ("[keys\n", "is not valid TOML"),
-    "empty": ("", "has no [keys]"),
+    "empty": ("", "is empty. A rename table has at least [keys]"),
+    "a comment alone": ("# nothing yet", "is empty"),
     "no keys": ("[model]\nheads = 4\n", "has no [keys]"),
     "keys without lines": ("[keys]\n", "has no [keys]"),
     "unknown section": (
         TABLE + "\n[rename]\na = 'b'\n",
-        "unknown section [rename]; known are [model], [keys], [ignore]",
+        "unknown section [rename]. Known are [model], [preprocess], [keys], [ignore]",
+    ),
+    "a misspelt section": (TABLE.replace("[preprocess]", "[preproces]"), "Did you mean 'preprocess'?"),
+    "not a finite number": (TABLE.replace("eps = 1e-5", "eps = nan"), "is not valid TOML"),
+    "a misspelt preprocess option": (
+        TABLE.replace("mean = [", "maen = ["),
+        "[preprocess] has no option 'maen'. Did you",
+    ),
+    "a mean without std": (TABLE.replace("std = [0.4, 0.5, 0.6]", ""), "[preprocess] has mean but no std"),
+    "a std of zero": (TABLE.replace("0.4, 0.5", "0, 0.5"), "[preprocess] mean="),
+    "one number for three channels": (
+        TABLE.replace("[0.1, 0.2, 0.3]", "[0.1]").replace("[0.4, 0.5, 0.6]", "[0.4]"),
+        "[preprocess] mean and std have 1 numbers, but the network reads 3",
+    ),
+    "an unknown way to resize": (TABLE.replace('"crop"', '"squash"'), "[preprocess] how='squash' must be"),
+    "an ignore line without a reason": (TABLE.replace('"a counter"', "true"), "[ignore] 'steps' = True is of no known"),
+    "a list under ignore": (TABLE.replace('"steps" = "a counter"', "keys = ['steps']"), "[ignore] 'keys' = ['steps']"),
+    "transpose as text": ("[keys]\nclass_token = { key = 'a', transpose = 'no' }\n", "transpose = true"),
+    "a line that takes nothing": (TABLE.replace("[ignore]", "'pre_logits.*' = 'neck.*'\n[ignore]"), "takes no key of"),
+    "a key taken twice": (
+        TABLE.replace("[ignore]", "register_tokens = 'stem.cls'\n[ignore]"),
+        "another line has taken",
     ),
     "keys as a value": ("keys = 3\n", "write [keys]"),
     "model as a value": ("model = 3\n" + TABLE.replace("[model]", "[ignored]"), "unknown section [ignored]"),
@@ -158,7 +193,7 @@ def test_a_wrong_table_is_told(files, text, said):
     table.write_text(text)
     with pytest.raises(CheckpointError) as caught:
         vitlab.load(weights, map=table)
-    assert str(caught.value).startswith(f"{table}: ")
+    assert f"{table}: " in str(caught.value)
     assert said in str(caught.value)
 
 

@@ -16,7 +16,7 @@ FILES = {  # file -> what a bare state dict cannot tell
     "timm_vit_cls": WIDE,
     "timm_vit_mean_fcnorm": WIDE,
     "timm_vit_mlp_ratio_quickgelu": {**WIDE, "activation": "quick_gelu"},
-    "timm_vit_prenorm_nobias": WIDE,
+    "timm_vit_prenorm_nobias": dict(**WIDE, eps=1e-6, activation="gelu"),  # not what a CLIP's trunk has
     "timm_vit_registers_layerscale": WIDE,
     "timm_deit_distilled": WIDE,
     "torchvision_vit": dict(heads=4),

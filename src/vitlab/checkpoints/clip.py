@@ -96,8 +96,8 @@ DIALECTS = (OPEN_CLIP, HF)
 ASK = (
     "the weights do not say whether they were trained with GELU or with QuickGELU, and with the wrong one every number "
     'is a little wrong. Say it: vitlab.load(path, activation="quick_gelu"), or once and for all: vitlab convert PATH '
-    "FOLDER --activation quick_gelu. OpenAI's own weights have quick_gelu; open_clip's have gelu, unless the model's "
-    "name there ends in -quickgelu."
+    "FOLDER --activation quick_gelu; in a rename table it stands under [model]. OpenAI's own weights have quick_gelu; "
+    "open_clip's have gelu, unless the model's name there ends in -quickgelu."
 )
 FACTS = (
     "activation",
@@ -128,6 +128,8 @@ def infer_config(dialect: Dialect, renamed: Renamed, says: dict[str, Any], told:
     if "image.class_token" not in tensors:
         found = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
         raise ValueError(f"its image tower is no ViT of CLIP's kind ({found} is there): only those are known here.")
+    if "image_projection.weight" not in tensors:
+        raise ValueError("image_projection.weight is missing, so this is not a whole CLIP.")
     activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
         raise ValueError(ASK)
@@ -207,6 +209,7 @@ def _check_writable(c: CLIPConfig, to: str) -> None:
         "head_dim": v.head_dim is not None and v.head_dim * v.heads != v.width,
         "norm=post": v.norm.kind == "post",
         "norm_pre=False": not v.norm.norm_pre,
+        "final_norm=no": v.final_norm == "no" and v.norm.kind == "pre",
         "layer_scale": bool(v.residual.layer_scale),
         "qk_norm": v.attention.qk_norm,
         "qkv_bias=False": not v.attention.qkv_bias,

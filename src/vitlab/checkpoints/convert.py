@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from functools import partial
@@ -16,7 +17,8 @@ from torch import Tensor
 from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, swin, timm, twins
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
-from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.checkpoints.load import load_with_report, locate, table_grid
+from vitlab.models.input_size import input_size
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
 OPENAI_VOCAB = 49408
@@ -32,8 +34,37 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     if to == "native":
         native.save(model, target)
         return []
-    c = model.config
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    if input_size(model) != model.config.image_size and not _resizes_itself(model, to):
+        model, state = _at_input_size(model, state)
+        size = "x".join(map(str, model.config.image_size))
+        return [
+            f"positions were resized to {size}, the size that images are read at.",
+            *_write(model, state, target, to),
+        ]
+    return _write(model, state, target, to)
+
+
+def _resizes_itself(model: Any, to: str) -> bool:
+    """Whether the other library runs it at another size than config.json's with the same numbers."""
+    if model.family == "vit":
+        return to == "hf" and hf.architecture(model.config).startswith("dinov2")
+    return model.family in ("swin", "pvt_v2", "twins", "resnet")  # no weights belong to a size
+
+
+def _at_input_size(model: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """The same network with its position tables resized to the images that it reads."""
+    again = copy.copy(model)
+    again.config = model.config.with_options(image_size=input_size(model))
+    for key in state:
+        if key.endswith("positions.table"):
+            positions = model.get_submodule(key.removesuffix(".table"))
+            state[key] = positions(table_grid(key, again.config), like=state[key]).detach().cpu()
+    return again, state
+
+
+def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
+    c = model.config
     if model.family == "clip":
         return _write_clip(model, state, target, to)
     if to == "open_clip":
@@ -103,7 +134,7 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     `changed`: head or size are no longer the source's, so its numbers cannot be compared.
     """
     c = model.config
-    images = torch.randn(2, c.channels, *c.image_size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, c.channels, *input_size(model), generator=torch.Generator().manual_seed(0))
     told = _told(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
@@ -124,14 +155,14 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
 
 def _told(model: Any) -> dict[str, Any]:
     """What a bare file cannot say."""
-    c = model.config
+    c, size = model.config, input_size(model)
     if model.family == "mae":
-        names = ("heads", "image_size", "eps", "activation", "mask_ratio", "norm_pix")
-        return {**{name: getattr(c, name) for name in names}, "decoder.heads": c.decoder.heads}
+        names = ("heads", "eps", "activation", "mask_ratio", "norm_pix")
+        return {**{name: getattr(c, name) for name in names}, "image_size": size, "decoder.heads": c.decoder.heads}
     if model.family == "resnet":
-        return {"image_size": c.image_size, "stride_in": c.stride_in}
+        return {"image_size": size, "stride_in": c.stride_in}
     if model.family in STAGED:
-        return {name: getattr(c, name) for name in ("image_size", "heads", "eps", "merge_eps", "activation")}
+        return {"image_size": size, **{name: getattr(c, name) for name in ("heads", "eps", "merge_eps", "activation")}}
     if model.family == "clip":
         both = {"image": (c.image.mlp.activation, c.image.norm.eps), "text": (c.text.activation, c.text.eps)}
         told = {
@@ -139,8 +170,9 @@ def _told(model: Any) -> dict[str, Any]:
             for tower, pair in both.items()
             for name, v in zip(("activation", "eps"), pair, strict=True)
         }
-        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": c.image_size}
-    return {"heads": c.heads, "image_size": c.image_size, "eps": c.norm.eps, "activation": c.mlp.activation}
+        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": size}
+    told = {"heads": c.heads, "image_size": size, "eps": c.norm.eps, "activation": c.mlp.activation}
+    return told | ({"final_norm": c.norm.final_norm} if c.norm.final_norm != "auto" else {})
 
 
 def _answer(model: Any, images: Tensor) -> Tensor:
@@ -151,7 +183,7 @@ def _answer(model: Any, images: Tensor) -> Tensor:
 
 
 def _noise(model: Any, images: Tensor) -> Tensor:
-    rows, columns = model.config.grid
+    rows, columns = model.encoder.layout(*images.shape[-2:]).grid
     return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.staged import Family
-from vitlab.checkpoints.usermap import read_map
+from vitlab.checkpoints.usermap import Table, check_used, read_map
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import Config, option_paths
@@ -64,6 +65,11 @@ class Found:
     card: Card = field(default_factory=Card)
     notes: list[str] = field(default_factory=list)  # what was assumed
     tokenizer: Tokenizer | None = None  # of a model that reads words
+    unsaid: dict[str, Any] = field(default_factory=dict)  # options that had to be assumed
+    stated: dict[str, Any] | None = None  # values of the preprocess that are stated; None: all of them
+    table: Path | None = None  # the rename table
+    taken_as: str = "taken as usual there"
+    size_notes: list[str] = field(default_factory=list)  # on the size that images are read at, unless another is given
 
 
 def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, encoder: bool = False) -> Found:
@@ -73,7 +79,17 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
     """
     chosen: list[str] = []  # where a file holds several sets of weights
     state = _read_folder(path) if path.is_dir() else files.read_tensors(path, chosen)
-    dialect, stated = read_map(map) if map is not None else (detect(set(state), path), {})
+    table = read_map(map) if map is not None else None
+    dialect, stated = (table.dialect, table.options) if table is not None else (detect(set(state), path), {})
+    if table is not None and table.two_towers:
+        return _read_clip(
+            path,
+            dialect,
+            state,
+            clip.by_path({**stated, **overrides}),
+            chosen,
+            table=(map, table) if map is not None else None,
+        )
     if dialect in resnet.DIALECTS:
         return _read_resnet(path, dialect, state, overrides, chosen)
     if (family := _staged(dialect)) is not None:
@@ -86,11 +102,16 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_names(overrides, MAEConfig if whole else ViTConfig)
         stated = {name: overrides.get(name, value) for name, value in stated.items()}
         told = {**stated, **overrides}
-        says, preprocess, labels = _folder_says(path, dialect, state) if map is None else ({}, {}, None)
+        folder = _folder_says(path, dialect, state) if table is None else Folder(preprocess=table.preprocess)
+        trunk = dialect is timm.DIALECT and not folder.options and "norm_pre.weight" in state
+        dialect = timm.CLIP_TRUNK if trunk else dialect
+        says = folder.options
         masking = _masking_says(path) if map is None else {}
         if has_decoder and dialect is hf.DIALECT and not says:  # a bare file; facebook's has its own dialect
-            preprocess = hf.usual_preprocess({"model_type": "vit_mae"})
+            folder = replace(folder, usual=hf.usual_preprocess({"model_type": "vit_mae"}))
         renamed = keymap.read(dialect, state)
+        if table is not None and map is not None:
+            check_used(map, table, renamed)
         if dialect is hf.DIALECT and "head.weight" in renamed.tensors:
             hf.leave_out_pooler(renamed)
         certain = {**dialect.options, **dialect.hints(state), **stated, **says}
@@ -102,11 +123,13 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         _check_agreement(says, inferred)
         config = ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "vit", config, notes=chosen)
-        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+        if map is not None:
+            _check_channels(map, folder.preprocess, config.channels)
+        folder.set_preprocess(found, dialect.preprocess)
         if whole:
             _add_decoder(found, state, {**masking, **overrides})
         _use_fixed_positions(found)
-    _take_labels(found, labels)
+    _take_labels(found, folder.labels)
     found.card = Card(source=path.name)
     unsaid = {k: v for k, v in dialect.assumed.items() if k not in certain and k not in overrides}
     if unsaid and "heads" not in {**certain, **told} and not config.attention.qk_norm:
@@ -120,14 +143,9 @@ def read_foreign(path: Path, map: Path | None, overrides: dict[str, Any], *, enc
         )
     if (wanted := overrides.get("image_size")) and "image_size" not in says and "grid" not in overrides:
         found.notes += _note_resize(config, wanted)
-    if unsaid:
-        values = ", ".join(f"{k}={v}" for k, v in unsaid.items())
-        p = found.preprocess
-        colours = f", mean={p.mean}, std={p.std}" if p is not None and not preprocess else ""
-        found.notes.append(
-            f"{dialect.name} weights do not say {values}{colours}: taken as usual there. Pass {' or '.join(unsaid)}"
-            f"{' or preprocess=dict(mean=..., std=...)' if colours else ''} to change it."
-        )
+    found.unsaid, found.table = unsaid, map
+    if trunk:
+        found.taken_as = "taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)"
     return found
 
 
@@ -137,27 +155,21 @@ def _read_resnet(
     """A ResNet's weights tell nearly everything; `overrides` may tell where its bottlenecks halve."""
     with files.naming(path):
         _check_names(overrides, ResNetConfig)
-        says, preprocess, labels = _folder_says(path, dialect, state)
+        folder = _folder_says(path, dialect, state)
+        says = folder.options
         renamed = keymap.read(dialect, state)
         inferred = resnet.infer_options(renamed)
         _check_agreement(says, inferred)
         told = {name: overrides[name] for name in ("stride_in",) if name in overrides}
-        usual = preprocess or (dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32})
-        config = ResNetConfig(**{"image_size": usual.get("size", 224), **told, **says, **inferred})
+        usual = dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32}
+        size = {**usual, **folder.usual, **folder.preprocess}.get("size", 224)
+        config = ResNetConfig(**{"image_size": size, **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "resnet", config, notes=notes)
-        found.preprocess = fitting_preprocess(dict(usual), config.image_size, config)
-    _take_labels(found, labels)
+        folder.set_preprocess(found, usual)
+    _take_labels(found, folder.labels)
     found.card = Card(source=path.name)
-    p, unsaid = found.preprocess, {}
     if config.block == "bottleneck" and not says and not told:
-        unsaid["stride_in"] = f"stride_in={config.stride_in}"
-    if p is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+        found.unsaid = {"stride_in": config.stride_in}
     return found
 
 
@@ -171,7 +183,8 @@ def _read_staged(
     """Swin, PVT, Twins: what the weights do not tell, `overrides` may."""
     with files.naming(path):
         _check_names(overrides, family.config)
-        says, preprocess, labels = _folder_says(path, dialect, state)
+        folder = _folder_says(path, dialect, state)
+        says = folder.options
         renamed = keymap.read(dialect, state)
         told = {name: overrides[name] for name in family.tellable if name in overrides}
         inferred = family.infer(renamed, {**told, **says})
@@ -179,24 +192,22 @@ def _read_staged(
         usual = {"image_size": dialect.preprocess["size"], **dialect.assumed, **dialect.options}
         config = family.config(**{**usual, **told, **says, **inferred})
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, family.name, config, notes=notes)
-        found.preprocess = fitting_preprocess(dict(preprocess or dialect.preprocess), config.image_size, config)
-    _take_labels(found, labels)
+        folder.set_preprocess(found, dialect.preprocess)
+    _take_labels(found, folder.labels)
     found.card = Card(source=path.name)
-    p, unsaid = found.preprocess, {}
-    for name in (*dialect.assumed, *(["heads"] if "heads" in family.tellable else [])):
-        if name not in {**says, **told}:
-            unsaid[name] = f"{name}={getattr(config, name)}"
-    if p is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+    names = (*dialect.assumed, *(["heads"] if "heads" in family.tellable else []))
+    found.unsaid = {name: getattr(config, name) for name in names if name not in {**says, **told}}
     return found
 
 
-def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dict[str, Any], notes: list[str]) -> Found:
+def _read_clip(
+    path: Path,
+    dialect: Dialect,
+    state: dict[str, Tensor],
+    told: dict[str, Any],
+    notes: list[str],
+    table: tuple[Path, Table] | None = None,
+) -> Found:
     """A CLIP; `told`, by path, may say the activation, the heads and the image size."""
     with files.naming(path):
         _check_names(told, CLIPConfig)
@@ -205,29 +216,28 @@ def _read_clip(path: Path, dialect: Dialect, state: dict[str, Tensor], told: dic
         length = getattr(renamed.tensors.get("text.positions"), "shape", (77,))[0]
         tokenizer = Tokenizer.read(path, context=length) if words else None
         says: dict[str, Any] = {}
-        preprocess: dict[str, Any] = {}
+        folder = Folder()
+        if table is not None:
+            check_used(*table, renamed)
+            folder = Folder(preprocess=table[1].preprocess)
         if dialect is clip.HF and (path / "config.json").is_file():
             says = clip_config.hf_options(files.read_json(path / "config.json"), tokenizer)
-            beside = path / "preprocessor_config.json"
-            preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else {}
+            folder = _with_processor(path, Folder(), "clip")
         if dialect is clip.OPEN_CLIP and (path / "open_clip_config.json").is_file():
             read = files.read_json(path / "open_clip_config.json")
             says, preprocess = clip_config.open_clip_options(read, tokenizer)
+            folder = Folder(preprocess=preprocess)
         config = clip.infer_config(dialect, renamed, says, told)
         clip.check_agreement(says, config)
         found = Found(renamed.tensors, renamed.origin, renamed.unused, dialect.name, "clip", config, notes=notes)
-        found.preprocess = fitting_preprocess({**dialect.preprocess, **preprocess}, config.image_size, config)
+        if table is not None:
+            _check_channels(table[0], folder.preprocess, config.channels)
+        folder.set_preprocess(found, dialect.preprocess)
     found.tokenizer, found.card = tokenizer, Card(source=path.name)
     values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
-    unsaid = {name: f"{name}={value}" for name, value in values.items() if name not in {**says, **told}}
-    unsaid = {} if "text.eps" in says else unsaid
-    if (p := found.preprocess) is not None and not preprocess:
-        unsaid["preprocess=dict(mean=..., std=...)"] = f"mean={p.mean}, std={p.std}"
-    if unsaid:
-        found.notes.append(
-            f"{dialect.name} weights do not say {', '.join(unsaid.values())}: taken as usual there. "
-            f"Pass {' or '.join(unsaid)} to change it."
-        )
+    unsaid = {name: value for name, value in values.items() if name not in {**says, **told}}
+    found.unsaid = {} if "text.eps" in says else unsaid
+    found.table = table[0] if table is not None else None
     return found
 
 
@@ -285,12 +295,83 @@ def _note_resize(config: Any, wanted: int | tuple[int, int]) -> list[str]:
     return [f"{text}; if {asked[0]}x{asked[1]} is what they were made for, pass grid={asked}."]
 
 
-def _folder_says(
-    path: Path, dialect: Dialect, state: dict[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any], list[str] | None]:
+@dataclass(frozen=True)
+class Folder:
+    """What the files beside the weights, or a rename table, say; empty where there are none."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    preprocess: dict[str, Any] = field(default_factory=dict)  # values for Preprocess that are stated
+    labels: list[str] | None = None
+    usual: dict[str, Any] = field(default_factory=dict)  # values that networks of this kind usually have
+    model_type: str = ""  # transformers' name of the network
+    notes: tuple[str, ...] = ()
+
+    def set_preprocess(self, found: Found, usual: Mapping[str, Any]) -> None:
+        """Stated values over usual ones. A stated size is what images are read at, whatever the position grid."""
+        config, stated = found.config, self.preprocess
+        found.stated = stated
+        values = {**usual, **self.usual, **stated}
+        if "how" in stated and "resize" not in stated:
+            values.pop("resize", None)  # it belongs to the usual crop
+        found.preprocess = fitting_preprocess(values, config.image_size, config, keep_size="size" in stated)
+        found.notes += self.notes
+        if found.preprocess is not None and found.preprocess.size != config.image_size:
+            found.size_notes = _note_other_size(found.preprocess.size, config.image_size, self.model_type)
+
+
+INTERPOLATE = {  # networks that their library does not run at another size by itself
+    **dict.fromkeys(("vit", "deit", "vit_mae", "clip"), "transformers needs interpolate_pos_encoding=True for that"),
+    "pvt": "transformers' PVT cannot do that",
+    "timm": "timm needs dynamic_img_size=True for that",
+}
+
+
+def _note_other_size(size: tuple[int, int], made_for: tuple[int, int], model_type: str) -> list[str]:
+    if model_type not in INTERPOLATE:
+        return []
+    read, stored = (f"{height}x{width}" for height, width in (size, made_for))
+    return [
+        f"images are read at {read}, as its files say, and its positions, made for {stored}, are resized to fit; "
+        f"{INTERPOLATE[model_type]}. Pass image_size to read them at another size."
+    ]
+
+
+def _check_channels(table: Path, preprocess: dict[str, Any], channels: int) -> None:
+    """A mean for another number of channels cannot be used, and must not be dropped quietly."""
+    given = len(preprocess.get("mean", [0] * channels))
+    if given != channels:
+        raise ValueError(f"{table}: [preprocess] mean and std have {given} numbers, but the network reads {channels}.")
+
+
+def assumed_notes(found: Found, preprocess: dict[str, Any]) -> list[str]:
+    """One note on everything that was assumed about a file; `preprocess`: values that the caller gives."""
+    values = [f"{name}={value}" for name, value in found.unsaid.items()]
+    p, stated = found.preprocess, {**(found.stated or {}), **preprocess}
+    colours, resizing = [], []
+    if p is not None and found.stated is not None:
+        if any(name not in preprocess and len(stated.get(name, ())) != len(p.mean) for name in ("mean", "std")):
+            colours = [f"mean={p.mean}", f"std={p.std}"]
+        resizing = [f"{name}={getattr(p, name)}" for name in ("interpolation", "how") if name not in stated]
+    unknown = ", ".join([*values, *colours, *resizing])
+    if not unknown:
+        return []
+    if found.table is not None:
+        sections = ["[model]"] * bool(values) + ["[preprocess]"] * bool(colours or resizing)
+        return [
+            f"{found.table.name} does not say {unknown}: assumed. {' and '.join(sections)} in it can say otherwise."
+        ]
+    change = [*found.unsaid, *(["preprocess=dict(mean=..., std=...)"] if colours else [])]
+    change = change or ["preprocess=dict(interpolation=..., how=...)"]
+    return [
+        f"{found.dialect} weights do not say {unknown}: {found.taken_as}. Pass {' or '.join(change)} to change it"
+        f"{' (vitlab convert: --mean, --std)' if colours else ''}."
+    ]
+
+
+def _folder_says(path: Path, dialect: Dialect, state: dict[str, Tensor]) -> Folder:
     """Options, preprocess values and labels from the JSON files beside the weights."""
     if not path.is_dir() or not (path / "config.json").is_file():
-        return {}, {}, None
+        return Folder()
     config = files.read_json(path / "config.json")
     schema.check(config, {"model_type": schema.TEXT | schema.NULL}, "config.json")
     family = _staged(dialect)
@@ -298,19 +379,28 @@ def _folder_says(
         options = hf.options_from(config) if dialect is hf.DIALECT else {}
         options = resnet.hf_options(config) if dialect is resnet.HF else options
         options = family.says(dialect, config)[0] if family is not None else options
-        beside = path / "preprocessor_config.json"
-        preprocess = hf.preprocess_from(files.read_json(beside)) if beside.is_file() else hf.usual_preprocess(config)
-        return options, preprocess, hf.labels_from(config)
+        return _with_processor(path, Folder(options, labels=hf.labels_from(config)), config["model_type"])
     if family is not None and "architecture" in config:
-        return *family.says(dialect, config), None
+        return Folder(*family.says(dialect, config))
     if "architecture" in config and dialect is resnet.TIMM:
-        return *resnet.timm_options(config), None
+        return Folder(*resnet.timm_options(config))
     if "architecture" in config and dialect in (timm.DIALECT, facebook.DIALECT):
-        return *timm.options_from(config, state), None
+        return Folder(*timm.options_from(config, state), model_type="timm")
     if config.get("model_type"):
         known = ", ".join((*hf.MODEL_TYPES, "resnet", "clip", *(family.name for family in STAGED)))
         raise CheckpointError(f"{path}: a {config['model_type']!r} model; known are {known} and vitlab's own.")
-    return {}, {}, None
+    return Folder()
+
+
+def _with_processor(path: Path, folder: Folder, model_type: str) -> Folder:
+    """Adds what preprocessor_config.json says, or what is usual where it is missing."""
+    beside = path / "preprocessor_config.json"
+    if not beside.is_file():
+        usual = hf.usual_preprocess({"model_type": model_type}) if model_type != "clip" else {}
+        return replace(folder, usual=usual, model_type=model_type)
+    says = files.read_json(beside)
+    preprocess, notes = hf.preprocess_from(says, model_type), hf.preprocess_notes(says, model_type)
+    return replace(folder, preprocess=preprocess, model_type=model_type, notes=(*folder.notes, *notes))
 
 
 def _check_agreement(says: dict[str, Any], inferred: dict[str, Any]) -> None:
@@ -370,8 +460,13 @@ def _check_names(overrides: dict[str, Any], config: type[Config]) -> None:
     config().with_options(**{k: v for k, v in overrides.items() if k not in (*known, "grid", "classes")})
 
 
-def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config: Any) -> Preprocess | None:
-    """Preprocess values that were made for one image size, for the size and channels that `config` has."""
+def fitting_preprocess(
+    values: dict[str, Any], made_for: tuple[int, int], config: Any, *, keep_size: bool = False
+) -> Preprocess | None:
+    """Preprocess values that were made for one image size, for the size and channels that `config` has.
+
+    `keep_size`: for its channels alone; images are read at the size that the values state.
+    """
     n = config.channels
     if n not in (1, 3):
         return None  # no picture file has so many channels
@@ -379,4 +474,5 @@ def fitting_preprocess(values: dict[str, Any], made_for: tuple[int, int], config
     for key in ("mean", "std"):
         if len(values.get(key, ())) in {0, 1, 3} - {n}:  # those of colours for a grey network, or the other way round
             values[key] = (0.5,) * n
-    return Preprocess(**values).with_size(config.image_size)
+    preprocess = Preprocess(**values)
+    return preprocess if keep_size else preprocess.with_size(config.image_size)

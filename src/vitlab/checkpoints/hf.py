@@ -5,10 +5,12 @@ transformers 5 renamed its keys in memory but still saves the names of version 4
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Renamed, Rule, State
+from vitlab.models.registry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 
 COMMON = (
@@ -141,14 +143,37 @@ def labels_from(config: dict[str, Any]) -> list[str] | None:
     return None if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
 
 
-def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json -> values for Preprocess."""
+HALF: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_CLIP: dict[str, Any] = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3}
+_CLIP |= {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+PROCESSORS: dict[str, dict[str, Any]] = {  # transformers' image processors -> what they do where a file leaves it out
+    "ViT": {"resample": 2, "size": 224, **HALF},
+    "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+    "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
+}
+PROCESSOR_OF = {  # model_type -> the processor of a file that names none
+    **dict.fromkeys(("vit", "vit_mae", "swin"), "ViT"),
+    "deit": "DeiT",
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
+    **dict.fromkeys(("pvt", "pvt_v2"), "Pvt"),
+    "resnet": "ConvNext",
+    "clip": "CLIP",
+}
+
+
+def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str, Any]:
+    """preprocessor_config.json -> values for Preprocess; what it leaves out is as its image processor has it."""
     schema.check(config, schema.HF_PREPROCESSOR, "preprocessor_config.json")
-    if config.get("resample", 2) not in RESAMPLE:
+    processor = _processor(config, model_type)
+    config = _with_defaults(config, processor)
+    if config["resample"] not in RESAMPLE:
         raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
-    values: dict[str, Any] = {"interpolation": RESAMPLE[config.get("resample", 2)]}
+    values: dict[str, Any] = {"how": "stretch", "interpolation": RESAMPLE[config["resample"]]}
     if config.get("do_normalize", True):
-        values |= {"mean": config.get("image_mean", [0.5] * 3), "std": config.get("image_std", [0.5] * 3)}
+        values |= {"mean": config["image_mean"], "std": config["image_std"]}
     else:
         values |= {"mean": [0.0] * 3, "std": [1.0] * 3}
     if not config.get("do_rescale", True):
@@ -157,32 +182,51 @@ def preprocess_from(config: dict[str, Any]) -> dict[str, Any]:
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
         raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
-    size, crop = _resized_to(config), config.get("crop_size")
-    if _processor(config).startswith("ConvNext"):  # transformers' ResNets use it too
-        if not _shortest(size):
-            raise ValueError("preprocessor_config.json has no shortest_edge in its size, which a ConvNext's needs.")
-        side = size["shortest_edge"]
-        values["size"] = _pair(side)  # from 384 on it stretches
-        values |= {"how": "crop", "resize": int(side / (config.get("crop_pct") or 0.875))} if side < 384 else {}
+    size, crop = config["size"], config.get("crop_size")
+    shorter = _shorter_side(size, processor)
+    if processor == "ConvNext":  # transformers' ResNets use it too
+        if shorter is None:
+            raise ValueError(f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge.")
+        values["size"] = _pair(shorter)  # from 384 on it stretches
+        values |= {"how": "crop", "resize": int(shorter / (config.get("crop_pct") or 0.875))} if shorter < 384 else {}
     elif config.get("do_center_crop") and crop is not None:
-        values |= {"how": "crop", "size": _pair(crop)}
-        values["resize"] = size["shortest_edge"] if _shortest(size) else _pair(size)
-    elif _shortest(size):  # the shorter side only would leave the size open: our input size is fixed
-        values |= {"how": "crop", "resize": size["shortest_edge"], "size": _pair(size["shortest_edge"])}
+        values |= {"how": "crop", "size": _pair(crop), "resize": _pair(size) if shorter is None else shorter}
+    elif shorter is not None:  # would leave the size open, see preprocess_notes
+        values |= {"how": "crop", "size": _pair(shorter), "resize": shorter}
     else:
         values["size"] = _pair(size)
     return values
 
 
-def _resized_to(config: dict[str, Any]) -> Any:
-    """The size entry; in old files one number means the shorter side for some, a square for the others."""
-    size = config.get("size", 224)
-    shorter = isinstance(size, int) and _processor(config).startswith(("CLIP", "Bit", "ConvNext"))
-    return {"shortest_edge": size} if shorter else size
+def preprocess_notes(config: dict[str, Any], model_type: str = "vit") -> list[str]:
+    """Where our preprocess must differ from what preprocessor_config.json says."""
+    processor = _processor(config, model_type)
+    config = _with_defaults(config, processor)
+    cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
+    if cropped or _shorter_side(config["size"], processor) is None:
+        return []
+    return [
+        "preprocessor_config.json resizes the shorter side and crops nothing, so images keep their shape there; here "
+        "the input has one size, so the centre square is cut out. Images that are not square give other numbers."
+    ]
 
 
-def _processor(config: dict[str, Any]) -> str:
-    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+def _with_defaults(config: dict[str, Any], processor: str) -> dict[str, Any]:
+    return {**PROCESSORS[processor], **{key: value for key, value in config.items() if value is not None}}
+
+
+def _shorter_side(size: Any, processor: str) -> int | None:
+    """What the shorter side is resized to, in old files one number; None: both sides are given."""
+    if isinstance(size, dict):
+        return size.get("shortest_edge")
+    return size if processor in ("CLIP", "Bit", "ConvNext") else None
+
+
+def _processor(config: dict[str, Any], model_type: str) -> str:
+    """Which of PROCESSORS this file is for."""
+    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    found = next((known for known in PROCESSORS if re.match(f"{known}(Image|Feature)", name)), None)
+    return found or PROCESSOR_OF.get(model_type, "ViT")
 
 
 def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
@@ -193,12 +237,8 @@ def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
     return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
 
 
-def _shortest(size: Any) -> bool:
-    return isinstance(size, dict) and "shortest_edge" in size
-
-
 def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, dict) and _shortest(size):
+    if isinstance(size, dict) and "shortest_edge" in size:
         size = size["shortest_edge"]
     return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
 
@@ -221,6 +261,7 @@ def architecture(c: ViTConfig) -> str:
         "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         "norm=post": c.norm.kind == "post",
         "norm_pre": c.norm.norm_pre,
+        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
         "qk_norm": c.attention.qk_norm,
         "stem=conv": c.stem.kind == "conv",
         "patch_norms": c.stem.patch_norms,

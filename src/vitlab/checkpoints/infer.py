@@ -46,6 +46,7 @@ def infer_options(state: State, told: dict[str, Any]) -> dict[str, Any]:
     if "blocks.0.scale1.gamma" in state:
         found["layer_scale"] = told.get("layer_scale") or 1e-5
     found |= _mlp(state, width) | _heads(state, width, told) | _pooling(state, width)
+    found["final_norm"] = _final_norm(state, found["pooling"], told)
     return found | _grid(state, found, told)
 
 
@@ -117,11 +118,22 @@ def _heads(state: State, width: int, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pooling(state: State, width: int) -> dict[str, Any]:
-    if "head_norm.weight" in state and "norm.weight" not in state:
+    if "head_norm.weight" in state:
         return {"pooling": "mean_norm"}
     if "head.weight" in state and state["head.weight"].shape[1] == 2 * width:
         return {"pooling": "class_mean"}
     return {"pooling": "class" if "class_token" in state else "mean"}
+
+
+def _final_norm(state: State, pooling: str, told: dict[str, Any]) -> str:
+    """A norm after the blocks shows in the weights; where one is usual, its absence must be told."""
+    said = told.get("final_norm", told.get("norm.final_norm", "auto"))
+    if said != "auto":
+        return said
+    norm = told.get("norm", told.get("norm.kind", "pre"))
+    kind = norm.get("kind", "pre") if isinstance(norm, dict) else norm
+    usual = kind != "post" and pooling != "mean_norm"
+    return "yes" if "norm.weight" in state and not usual else "auto"
 
 
 def _grid(state: State, found: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def check_writable(c: ViTConfig) -> None:
         f"pooling={c.head.pooling}": c.head.pooling != "class",
         "norm=post": c.norm.kind == "post",
         "norm_pre": c.norm.norm_pre,
+        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
         "qk_norm": c.attention.qk_norm,
         "qkv_bias=False": not c.attention.qkv_bias,
         "layer_scale": bool(c.residual.layer_scale),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitlab.checkpoints import bundled, clip, digests, files, hub, native, schema
 from vitlab.checkpoints.files import CheckpointError
-from vitlab.checkpoints.foreign import Found, fitting_preprocess, read_foreign
+from vitlab.checkpoints.foreign import Found, assumed_notes, fitting_preprocess, read_foreign
 from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.plausible import check_plausible
 from vitlab.checkpoints.report import Report, Row
@@ -28,6 +28,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
 from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -90,6 +91,9 @@ def load_with_report(
         found.notes += [] if encoder else _encoder_alone(found)
     else:
         found = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
+        found.notes += assumed_notes(found, preprocess or {})
+        if "image_size" not in overrides and "size" not in (preprocess or {}):
+            found.notes += found.size_notes
     if "grid" in overrides and path.is_dir():
         raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {k: v for k, v in overrides.items() if k != "grid"}
@@ -100,6 +104,7 @@ def load_with_report(
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
         model.preprocess = Preprocess.from_dict({"size": model.config.image_size, **values})
+    _check_input_size(model, str(source))
     return model, report
 
 
@@ -141,6 +146,20 @@ def _read_native(folder: Path) -> Found:
     if (folder / native.WORDS).is_file():
         found.tokenizer = Tokenizer.read(folder / native.WORDS)
     return found
+
+
+def _check_input_size(model: Any, source: str) -> None:
+    """Images must be read at a size that the network can cut into patches."""
+    config = _encoder(model.config)
+    if model.preprocess is None or not isinstance(config, ViTConfig) or config.stem.pad:
+        return
+    size, P = model.preprocess.size, config.patch_size
+    if size[0] % P or size[1] % P:
+        fits = (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+        raise CheckpointError(
+            f"{source}: images are read at {_by(size)}, which is no multiple of the patch size {P}. "
+            f"Read them at {_by(fits)}: image_size={fits}, or --image-size {_by(fits)}."
+        )
 
 
 def _encoder_alone(found: Found) -> list[str]:
@@ -185,9 +204,12 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
         if found.tensors[key].shape != as_saved[key].shape
     ]
     if problems:
+        hint = ""
+        if "norm.weight is missing" in problems:
+            hint = ' If no norm stands between blocks and head: final_norm="no"; if blocks end in norms: norm="post".'
         raise CheckpointError(
             f"{source}: {len(problems)} tensor(s) do not fit the network: {'; '.join(sorted(problems)[:4])}. "
-            "The file is incomplete, or heads, image_size or the rename table are not those it was made with."
+            f"The file is incomplete, or heads, image_size or the rename table are not those it was made with.{hint}"
         )
     state: dict[str, Tensor] = {}
     fresh: list[str] = []
@@ -199,7 +221,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
             report.rows.append(Row("matched", key, theirs, tuple(like.shape)))
         elif value is not None and _resizable(key):
             state[key] = _resize(key, value, stored, config)
-            note = f"from {_shape(value)}, grid {_by(_grid(key, stored))} to {_by(_grid(key, config))}"
+            note = f"from {_shape(value)}, grid {_by(table_grid(key, stored))} to {_by(table_grid(key, config))}"
             report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
         else:
             fresh.append(key)
@@ -229,7 +251,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     model.load_state_dict(state, assign=True)  # what learns and what is frozen stays as the network was built
     model.labels = found.labels if config.classes == stored.classes else None
     preprocess = found.preprocess
-    if preprocess is not None and config.image_size != stored.image_size:
+    if preprocess is not None and any(name.split(".")[-1] == "image_size" for name in overrides):
         preprocess = preprocess.with_size(config.image_size)
     model.preprocess, model.card = preprocess, found.card
     if found.tokenizer is not None:
@@ -258,6 +280,8 @@ def _check_same_network(stored: Any, config: Any, source: str) -> None:
             f"text.heads={config.text.heads}; vitlab.create makes another network."
         )
     stored, config = _encoder(stored), _encoder(config)
+    if isinstance(stored, ViTConfig) and stored.head.pooling == config.head.pooling:  # another may bring its own norm
+        same.append("final_norm")
     for path in same:
         old, new = (attrgetter(path)(c) for c in (stored, config))
         if old != new:
@@ -296,11 +320,11 @@ def _resizable(key: str) -> bool:
 
 
 def _other_grid(key: str, stored: Any, config: Any) -> bool:
-    return _resizable(key) and _grid(key, stored) != _grid(key, config)
+    return _resizable(key) and table_grid(key, stored) != table_grid(key, config)
 
 
 def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
-    old, new = _grid(key, stored), _grid(key, config)
+    old, new = table_grid(key, stored), table_grid(key, config)
     if key.endswith("relative.table"):
         return resize_relative(value, old, new)
     config = _encoder(config)
@@ -309,7 +333,7 @@ def _resize(key: str, value: Tensor, stored: Any, config: Any) -> Tensor:
     return resize_positions(value, config.positioned_prefix, old, new, config.positions.resize_rule)
 
 
-def _grid(key: str, config: Any) -> tuple[int, int]:
+def table_grid(key: str, config: Any) -> tuple[int, int]:
     """What a table of positions was made for: the grid of patches; of a network of stages, what its config says."""
     config = _encoder(config)
     return config.table_grid(key) if isinstance(config, StagedConfig) else config.grid

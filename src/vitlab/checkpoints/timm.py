@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import Dialect, Rule, State
+from vitlab.models.registry import OPENAI
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 RULES = (
@@ -41,6 +43,11 @@ DIALECT = Dialect(
     preprocess={"interpolation": "bicubic", "how": "crop", "mean": (0.5,) * 3, "std": (0.5,) * 3},
     options={"resize_rule": "bicubic_antialias"},
 )
+CLIP_TRUNK = replace(  # a bare file with norm_pre: the image tower of a CLIP
+    DIALECT,
+    assumed={"eps": 1e-5, "activation": "quick_gelu"},
+    preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
+)
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -57,7 +64,7 @@ ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "pre_norm": "norm_pre",
 }
 WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm|.*img_size|.*img_pad|weight_init")
-OWN_RULE = ("global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
+OWN_RULE = ("final_norm", "global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
 def check_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +83,8 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
     cfg = config.get("pretrained_cfg", {})
     name = str(config.get("architecture", ""))
     options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
-    options |= {"eps": 1e-5} if "_clip_" in name else {}
-    options |= {"activation": "quick_gelu"} if "quickgelu" in name else {}
+    if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
+        options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
     options |= config.get("vitlab", {})
     size = re.match(r"(?:vit|deit)_(tiny|small|base|large|huge)_", name)
     variant = VARIANTS[{"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}[size[1]]] if size else {}
@@ -89,6 +96,8 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
         options["image_size"] = tuple(cfg["input_size"][1:])
     if args.get("no_embed_class"):
         options["prefix_positions"] = "none"
+    if args.get("final_norm") is False:
+        options["final_norm"] = "no"
     if args.get("pos_embed") == "none":
         options["positions"] = "none"
     pooled = args.get("global_pool", config.get("global_pool", "token"))
@@ -106,7 +115,9 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
 def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
     """pretrained_cfg -> values for Preprocess."""
     preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
-    if "crop_pct" in cfg and len(cfg.get("input_size", ())) == 3:
+    if len(cfg.get("input_size", ())) == 3:
+        preprocess["size"] = tuple(cfg["input_size"][1:])
+    if "crop_pct" in cfg and "size" in preprocess:
         preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"] + 1e-6)}
     return preprocess
 
@@ -118,6 +129,7 @@ def check_writable(c: ViTConfig) -> None:
         "stem=conv": c.stem.kind == "conv",
         "patch_norms": c.stem.patch_norms,
         "norm=post": c.norm.kind == "post",
+        "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling == "mean_norm",
         "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
         "mlp=swiglu": c.mlp.kind == "swiglu",
@@ -155,6 +167,8 @@ def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
         "fc_norm": c.head.pooling == "mean_norm",
         "act_layer": c.mlp.activation,
     }
+    if c.final_norm == "no" and c.head.pooling != "mean_norm":
+        args["final_norm"] = False
     size = next((s for s, v in (("tiny", 192), ("small", 384), ("base", 768), ("large", 1024)) if v == c.width), "base")
     name = f"deit_{size}_distilled_patch16_224" if c.tokens.distill_token else f"vit_{size}_patch16_224"
     return {

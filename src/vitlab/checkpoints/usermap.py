@@ -4,6 +4,10 @@
 heads = 4
 eps = 1e-5
 
+[preprocess]                               # how images were read in training
+mean = [0.4914, 0.4822, 0.4465]
+std = [0.2470, 0.2435, 0.2616]
+
 [keys]                                     # ours = theirs; {i} is a layer number, * is weight and bias
 "patch_embed.proj.*" = "stem.conv.*"
 "blocks.{i}.attention.qkv.*" = ["layers.{i}.q.*", "layers.{i}.k.*", "layers.{i}.v.*"]
@@ -11,60 +15,135 @@ eps = 1e-5
 
 [ignore]                                   # regex of keys to leave out = why
 "ema\\\\..*" = "running averages"
+
+A table whose names begin with image. and text. is that of a CLIP.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vitlab.checkpoints.clip import PREPROCESS as CLIP_PREPROCESS
 from vitlab.checkpoints.files import CheckpointError
-from vitlab.checkpoints.keymap import JOIN, SAME, TRANSPOSE, Dialect, Rule
+from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, expand
+from vitlab.images.preprocess import Preprocess
+from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import nearest, option_paths
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import parse_toml
 
+SECTIONS = ("model", "preprocess", "keys", "ignore")
+CLIP_ALONE = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")
+WITH_TOKEN_AXES = (
+    "class_token",
+    "distill_token",
+    "register_tokens",
+    "positions.table",
+)  # (1, n, D); others save (n, D)
 
-def read_map(path: Path) -> tuple[Dialect, dict[str, Any]]:
-    """The table as a dialect, and the options it states."""
+
+class Table(NamedTuple):
+    """A rename table: names as a dialect, options of the network, and values for Preprocess."""
+
+    dialect: Dialect
+    options: dict[str, Any]
+    preprocess: dict[str, Any]
+    two_towers: bool  # image.* and text.*: a CLIP
+
+
+def read_map(path: Path) -> Table:
+    """Read and check a rename table."""
     try:
-        table = parse_toml(path.read_text(encoding="utf-8"))
+        sections = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}).") from None
-    except ValueError as error:  # of TOML, of UTF-8, of parse_toml
+    except ValueError as error:
         raise CheckpointError(f"{path}: is not valid TOML ({error}).") from None
-    if unknown := set(table) - {"model", "keys", "ignore"}:
-        raise CheckpointError(f"{path}: unknown section [{sorted(unknown)[0]}]; known are [model], [keys], [ignore].")
-    for section, values in table.items():
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path}: {section} must be a section: write [{section}], then its lines.")
-    if not table.get("keys"):
-        raise CheckpointError(f'{path}: has no [keys], e.g. "patch_embed.proj.*" = "stem.conv.*".')
-    rules = tuple(_rule(path, ours, theirs) for ours, theirs in table["keys"].items())
-    options = dict(table.get("model", {}))
-    known = [*option_paths(ViTConfig), "grid"]
+    _check_sections(path, sections)
+    keys = sections["keys"]
+    rules = tuple(_rule(path, ours, theirs) for ours, theirs in keys.items())
+    two_towers = any(ours.startswith(("image.", "text.")) or ours in CLIP_ALONE for ours in keys)
+    options = dict(sections.get("model", {}))
+    known = [*option_paths(CLIPConfig if two_towers else ViTConfig), "grid"]
+    known += ["activation", "eps", "heads"] if two_towers else []  # of both towers; heads of the image tower
     for name in options:
         if name not in known:
             raise CheckpointError(f"{path}: [model] has no option {name!r}.{nearest(name, known)}")
+    usual = {"eps": 1e-5} if two_towers else {"eps": 1e-6, "activation": "gelu"}
     dialect = Dialect(
         name=path.name,
         rules=rules,
         recognise=lambda keys: True,
-        assumed={name: value for name, value in (("eps", 1e-6), ("activation", "gelu")) if name not in options},
-        preprocess={},
-        ignored={_pattern(path, key): str(why) for key, why in table.get("ignore", {}).items()},
+        assumed={name: value for name, value in usual.items() if two_towers or name not in options},
+        preprocess=CLIP_PREPROCESS if two_towers else {},
+        ignored={_pattern(path, key): _reason(path, key, why) for key, why in sections.get("ignore", {}).items()},
     )
-    return dialect, options
+    return Table(dialect, options, _preprocess(path, sections.get("preprocess", {})), two_towers)
+
+
+def check_used(path: Path, table: Table, renamed: Renamed) -> None:
+    """Every line under [keys] must have taken a key of the file, or it is a misspelling."""
+    for rule in table.dialect.rules:
+        used = False
+        for part in expand(rule, ""):
+            ours, theirs = (re.compile(re.escape(name).replace(r"\{i\}", r"\d+")) for name in (part.ours, part.keys[0]))
+            used |= any(ours.fullmatch(key) and theirs.fullmatch(came[0]) for key, came in renamed.origin.items())
+        if not used:
+            raise CheckpointError(
+                f"{path}: [keys] {rule.ours!r} = {rule.keys[0]!r} takes no key of the file: none is called so, or "
+                "another line has taken it. Correct the name, or leave the line out."
+            )
+
+
+def _check_sections(path: Path, sections: dict[str, Any]) -> None:
+    if not sections:
+        raise CheckpointError(f'{path}: is empty. A rename table has at least [keys], e.g. "head.*" = "classifier.*".')
+    known = ", ".join(f"[{name}]" for name in SECTIONS)
+    for name in sections:
+        if name not in SECTIONS:
+            raise CheckpointError(
+                f"{path}: unknown section [{name}].{nearest(name, list(SECTIONS))} Known are {known}."
+            )
+    for name, values in sections.items():
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: {name} must be a section: write [{name}], then its lines.")
+    if not sections.get("keys"):
+        raise CheckpointError(f'{path}: has no [keys], e.g. "patch_embed.proj.*" = "stem.conv.*".')
+
+
+def _preprocess(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    known = [f.name for f in fields(Preprocess)]
+    for name in values:
+        if name not in known:
+            near = nearest(name, known)
+            raise CheckpointError(f"{path}: [preprocess] has no option {name!r}.{near} It has {', '.join(known)}.")
+    if ("mean" in values) != ("std" in values):
+        given, absent = ("mean", "std") if "mean" in values else ("std", "mean")
+        raise CheckpointError(f"{path}: [preprocess] has {given} but no {absent}: give both, one number per channel.")
+    try:
+        checked = Preprocess.from_dict({"size": 224, **values})
+    except ValueError as error:
+        raise CheckpointError(f"{path}: [preprocess] {error}") from None
+    return {name: getattr(checked, name) for name in values}
 
 
 def _rule(path: Path, ours: str, theirs: Any) -> Rule:
+    plain = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+    codec: Codec
     if isinstance(theirs, str):
-        keys, codec = (theirs,), SAME
+        keys, codec = (theirs,), plain
     elif isinstance(theirs, list) and theirs and all(isinstance(key, str) for key in theirs):
         keys, codec = tuple(theirs), JOIN
-    elif isinstance(theirs, dict) and set(theirs) <= {"key", "transpose"} and isinstance(theirs.get("key"), str):
-        keys, codec = (theirs["key"],), TRANSPOSE if theirs.get("transpose") else SAME
+    elif (
+        isinstance(theirs, dict)
+        and set(theirs) <= {"key", "transpose"}
+        and isinstance(theirs.get("key"), str)
+        and isinstance(theirs.get("transpose", False), bool)
+    ):
+        keys, codec = (theirs["key"],), TRANSPOSE if theirs.get("transpose") else plain
     else:
         raise CheckpointError(
             f'{path}: {ours!r} must be a key, a list of keys to join, or {{ key = "...", transpose = true }}.'
@@ -74,6 +153,15 @@ def _rule(path: Path, ours: str, theirs: Any) -> Rule:
             if (sign in key) != (sign in ours):
                 raise CheckpointError(f"{path}: {sign} must stand on both sides of {ours!r} = {key!r}, or on neither.")
     return Rule(ours, keys, codec)
+
+
+def _reason(path: Path, key: str, why: Any) -> str:
+    if not isinstance(why, str) or not why.strip():
+        raise CheckpointError(
+            f"{path}: [ignore] {key!r} = {why!r} is of no known form. Each line is a regular expression of whole key "
+            'names and why they are left out, e.g. "ema\\\\..*" = "running averages".'
+        )
+    return why
 
 
 def _pattern(path: Path, key: str) -> str:

@@ -26,6 +26,7 @@ def run(
     size: str | None,
     tokenizer: Path | None,
     told: dict[str, Any],
+    colours: dict[str, str | None],
     force: bool,
     json: bool,
 ) -> None:
@@ -35,7 +36,7 @@ def run(
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
     told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
-    model, report = load_with_report(source, map=map, **told)
+    model, report = load_with_report(source, map=map, preprocess=_numbers(colours), **told)
     if tokenizer is not None:
         _give_tokenizer(model, tokenizer)
     elif reads_text(model) and model.tokenizer is None:
@@ -62,6 +63,17 @@ def run(
 def _in_json(difference: float | None) -> float | str | None:
     """JSON has no NaN and no infinity: those are texts."""
     return difference if difference is None or math.isfinite(difference) else str(difference)
+
+
+def _numbers(colours: dict[str, str | None]) -> dict[str, Any] | None:
+    """--mean 0.49,0.48,0.45 and --std likewise, both or neither -> values for Preprocess."""
+    given = {name: text for name, text in colours.items() if text is not None}
+    if len(given) == 1:
+        raise ValueError(f"--{next(iter(given))} needs its counterpart: give --mean and --std.")
+    try:
+        return {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()} or None
+    except ValueError:
+        raise ValueError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
 
 
 def _give_tokenizer(model: Any, path: Path) -> None:

@@ -142,6 +142,12 @@ def convert(
             autocompletion=complete.one_of("relu", "gelu", "gelu_tanh", "quick_gelu"),
         ),
     ] = None,
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Mean of each channel, where the file does not say.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Standard deviation of each channel, likewise.")
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", metavar="FILE", help="Of a CLIP that came without: put it in.")
     ] = None,
@@ -153,7 +159,7 @@ def convert(
 
     told = {"heads": heads, "classes": classes, "eps": eps, "activation": activation, "encoder": encoder or None}
     told["text.heads"] = text_heads
-    verb.run(source, target, to, check, map, image_size, tokenizer, told, force, json)
+    verb.run(source, target, to, check, map, image_size, tokenizer, told, {"mean": mean, "std": std}, force, json)
 
 
 @app.command()

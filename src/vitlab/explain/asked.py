@@ -10,6 +10,7 @@ from typing import Any
 from vitlab.checkpoints import load
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.models import registry
+from vitlab.models.input_size import input_size
 
 
 def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
@@ -53,6 +54,11 @@ def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any
 def check_batch(batch: int) -> None:
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
+
+
+def size_of_input(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
+    """(H, W) of the images that are read: of a model that is built, its preprocess's; of a name, its config's."""
+    return config.image_size if model is None or "image_size" in options else input_size(model)
 
 
 def size_asked(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.asked import check_batch, resolve, size_asked
+from vitlab.explain.asked import check_batch, resolve, size_asked, size_of_input
 from vitlab.explain.inputs import evaluating
 from vitlab.models import registry
 
@@ -40,7 +40,9 @@ def gradients(
     if like.is_meta:
         raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch, c.channels, *(asked or c.image_size), generator=generator).to(like.device, like.dtype)
+    images = torch.randn(batch, c.channels, *(asked or size_of_input(model, c, options)), generator=generator).to(
+        like.device, like.dtype
+    )
     labels = torch.randint(c.classes, (batch,), generator=generator).to(like.device) if c.classes else None
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     slopes: dict[str, Tensor | None] = {}

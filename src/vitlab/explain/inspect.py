@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.explain.asked import check_batch, resolve, size_asked
+from vitlab.explain.asked import check_batch, resolve, size_asked, size_of_input
 from vitlab.explain.inspect_stages import MEANINGS as STAGE_MEANINGS
 from vitlab.explain.inspect_stages import stage_words
 from vitlab.layers.attention import kernel_name
@@ -204,8 +204,8 @@ def inspect(
     """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
     check_batch(batch)
     asked = size_asked(image_size)
-    family, config, name, _ = resolve(what, asked, options)
-    size: tuple[int, int] = asked or config.image_size
+    family, config, name, model = resolve(what, asked, options)
+    size = asked or size_of_input(model, config, options)
     shape = (batch, config.channels, *size)
     with torch.device("meta"):
         model = registry.build(family, config).eval().requires_grad_(False)

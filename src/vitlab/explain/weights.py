@@ -69,18 +69,20 @@ def _components(E: Tensor, n: int) -> Tensor:
 
 
 @torch.no_grad()
-def position_similarity(model: Any) -> Tensor:
-    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored."""
+def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tensor:
+    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or, as
+    the network does for images of another size, resized to `grid`.
+    """
     check_model(model)
     check_one_grid(model, "position similarity")
     positions = getattr(model, "positions", None)
     if positions is None:
         kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
         raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
-    grid = positions.grid
-    table = positions(grid, like=next(model.parameters()))  # (1, prefix + N, D)
+    places: tuple[int, int] = grid or positions.grid
+    table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
     vectors = F.normalize(wide(table[0, positions.prefix :]).cpu(), dim=-1)  # (N, D)
-    return (vectors @ vectors.T).unflatten(1, grid).unflatten(0, grid)
+    return (vectors @ vectors.T).unflatten(1, places).unflatten(0, places)
 
 
 @torch.no_grad()

@@ -62,8 +62,7 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(c.drop.dropout)
         self.norm_pre = nn.LayerNorm(c.width, eps=c.norm.eps) if c.norm.norm_pre else None
         self.blocks = nn.ModuleList(build_block(c, layer) for layer in range(c.depth))
-        ends_in_norm = c.norm.kind == "post" or c.head.pooling == "mean_norm"  # then another would be one too many
-        self.norm = None if ends_in_norm else nn.LayerNorm(c.width, eps=c.norm.eps)
+        self.norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.final_norm == "yes" else None
 
         self.pool = None
         if c.head.pooling == "attention":

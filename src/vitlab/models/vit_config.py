@@ -45,6 +45,7 @@ class Norm(Config):
     kind: Literal["pre", "post"] = "pre"
     eps: float = 1e-6  # the released JAX weights use 1e-6; torch defaults to 1e-5, HF ViT to 1e-12
     norm_pre: bool = False  # one more norm before the blocks (CLIP)
+    final_norm: Literal["auto", "yes", "no"] = "auto"  # after the blocks; auto: where nothing else ends in a norm
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,13 @@ class ViTConfig(Config):
         """How many prefix tokens have a position of their own."""
         counts = {"none": 0, "class": self.tokens.class_token + self.tokens.distill_token, "all": len(self.prefix)}
         return counts[self.positions.prefix_positions]
+
+    @property
+    def final_norm(self) -> Literal["yes", "no"]:
+        """Whether a norm follows the blocks; post-norm blocks, and the head's own norm, end in one already."""
+        if self.norm.final_norm != "auto":
+            return self.norm.final_norm
+        return "no" if self.norm.kind == "post" or self.head.pooling == "mean_norm" else "yes"
 
     @property
     def mlp_hidden(self) -> int:

@@ -64,7 +64,8 @@ def walk(model: Any, look: Look, options: Options) -> dict[str, Any]:
 
 def positions(model: Any, look: Look, options: Options) -> Tensor:
     """(grid_h, grid_w, grid_h, grid_w)"""
-    return position_similarity(_encoder(model))
+    encoder = _encoder(model)
+    return position_similarity(encoder, encoder.layout(*model.preprocess.size).grid)
 
 
 @torch.no_grad()
@@ -216,10 +217,10 @@ def about(model: Any) -> dict[str, Any]:
         found["knows"] = class_labels(model)[:KNOWS]
     if isinstance(encoder, VisionTransformer):
         c = encoder.config
-        shapes = {"patch": c.patch_size, "depth": c.depth, "heads": c.heads, "grid": list(c.grid)}
-        reads = query_rows(
-            encoder, torch.zeros(1, c.channels, *c.image_size), None
-        ).start  # the token that the head reads
+        grid = encoder.layout(*model.preprocess.size).grid
+        shapes = {"patch": c.patch_size, "depth": c.depth, "heads": c.heads, "grid": list(grid)}
+        zeros = torch.zeros(1, c.channels, *model.preprocess.size)
+        reads = query_rows(encoder, zeros, None).start  # the token that the head reads
         found |= {**shapes, "prefix": list(c.prefix), "reads": reads}
     return found
 

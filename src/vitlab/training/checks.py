@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitlab.models.input_size import input_size
 from vitlab.reduce import reducer_of
 from vitlab.training.recipe import Recipe
 
@@ -53,6 +54,7 @@ def check_reducer(recipe: Recipe, model: Any) -> None:
             raise ValueError(f"a {model.family} reads its pictures whole; a ViT can do with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
-        reducer.removes(0, c.depth, c.grid[0] * c.grid[1] + len(c.prefix), len(c.prefix))
+        rows, columns = network.layout(*input_size(network)).grid
+        reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
     except ValueError as error:
         raise ValueError(f"model.reducer={text} cannot be: {error}") from None

@@ -27,7 +27,7 @@ from vitlab.layers.patches import check_images
 
 SAME = (  # what two copies of one network share
     *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
-    *("norm.kind", "norm.norm_pre", "attention.qk_norm"),
+    *("norm.kind", "norm.norm_pre", "final_norm", "attention.qk_norm"),
 )
 
 
@@ -131,14 +131,15 @@ def diff(
         raise ValueError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
     A, B = (open_side(letter, what, heads, image_size) for letter, what in (("A", a), ("B", b)))
     _check_one_network(A, B)
-    size = image_size or B.config.image_size
+    size = image_size or B.input_size
+    fitted = size if image_size is not None or A.config.image_size != B.config.image_size else None
     found = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
     pictures: list[Image.Image] = []
     if images is not None and not isinstance(images, Tensor):
         pictures = [read_image(source) for source in listed(images)]
         found.images = len(pictures)
     views = (
-        _compare_pictures(A, B, pictures or [fixed_picture(size)], size, found) if images is None or pictures else {}
+        _compare_pictures(A, B, pictures or [fixed_picture(size)], fitted, found) if images is None or pictures else {}
     )
     batch = _inputs(A, images, views if pictures else {}, size)
     found.image_size = (batch.shape[-2], batch.shape[-1])
@@ -175,9 +176,9 @@ def _check_one_network(a: Side, b: Side) -> None:
 
 
 def _compare_pictures(
-    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int], found: Difference
+    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int] | None, found: Difference
 ) -> dict[str, Tensor]:
-    """Each side's view of the pictures; a row, and a cause, for the difference between them."""
+    """Each side's view of the pictures, at `size` or its own; a row, and a cause, for the difference between them."""
     views = {side.letter: side.view(pictures, size) for side in (a, b)}
     there = {letter: view for letter, view in views.items() if view is not None}
     for side in (a, b):

@@ -36,7 +36,7 @@ def compare_views(a: Tensor, b: Tensor, tolerance: float) -> Row:
     return tally.row("preprocess", tolerance)
 
 
-def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int], row: Row) -> Cause:
+def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: Row) -> Cause:
     """Each setting of r in p, one at a time and then all so far, until p sees what r sees."""
     wanted = r.view(pictures, size)
     mine, theirs = (_settings(side, size) for side in (p, r))
@@ -70,8 +70,8 @@ def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[
     return Cause("preprocess", row.step, f"{name}: {told}", remedy, row.relative, after, p.letter)
 
 
-def _settings(side: Side, size: tuple[int, int]) -> Any:
-    return side.preprocess if size == side.config.image_size else side.preprocess.with_size(size)
+def _settings(side: Side, size: tuple[int, int] | None) -> Any:
+    return side.preprocess if size is None or size == side.input_size else side.preprocess.with_size(size)
 
 
 def _short(value: Any) -> str:

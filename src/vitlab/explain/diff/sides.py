@@ -44,14 +44,22 @@ class Side:
         self.notes: list[str] = []
         self.network: nn.Module = model  # what really runs
 
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """(H, W) of the images that it reads."""
+        return self.config.image_size if self.preprocess is None else self.preprocess.size
+
     def steps(self, images: Tensor) -> Steps:
         return run_steps(self.network, images)
 
-    def view(self, pictures: list[Image.Image], size: tuple[int, int]) -> Tensor | None:
-        """Upright pictures -> (B, C, H, W) as this side prepares them, for an input of `size`; None: it cannot."""
+    def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
+        """Upright pictures -> (B, C, H, W) as this side prepares them, for an input of `size` (None: its own); None: it
+        cannot.
+        """
         if self.preprocess is None:
             return None
-        fitting = self.preprocess if size == self.config.image_size else self.preprocess.with_size(size)
+        own = size is None or size == self.input_size
+        fitting = self.preprocess if own else self.preprocess.with_size(size)
         return fitting.batch(pictures)
 
     @property
@@ -142,9 +150,9 @@ class TransformersSide(Side):
             seen["head", None] = logits
         return seen
 
-    def view(self, pictures: list[Image.Image], size: tuple[int, int]) -> Tensor | None:
+    def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
         """By its own image processor, where the folder describes one and no other size is asked for."""
-        if self.processor is None or size != self.config.image_size:
+        if self.processor is None or size not in (None, self.input_size):
             return super().view(pictures, size)
         mode = "L" if self.config.channels == 1 else "RGB"
         return self.processor(images=[p.convert(mode) for p in pictures], return_tensors="pt")["pixel_values"]
