@@ -92,8 +92,8 @@ def edit(path: Path, values: dict, *, unseal: bool = False) -> None:
     path.write_text(json.dumps(state))
 
 
-def check_resumed(runs: Path, run: Path) -> None:
-    """Resume, and compare with the unbroken run: all tensors to the bit, and what result.json says."""
+def check_resumed(runs: Path, run: Path) -> list[str]:
+    """Resume, and compare with the unbroken run: all tensors to the bit, and what result.json says. Its notes."""
     show = Silent()
     result = fit(RECIPE, run, resume=True, show=show)
     for name in ("weights", "optimizer", "ema"):
@@ -105,7 +105,7 @@ def check_resumed(runs: Path, run: Path) -> None:
     assert {k: v for k, v in result.items() if k not in timings} == {
         k: v for k, v in expected.items() if k not in timings
     }
-    assert show.notes
+    return show.notes
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -117,7 +117,8 @@ def test_a_damaged_save_falls_back_to_the_one_before(stopped, name, damage):
     saved = load_last(stopped, with_ema=True, note=notes.append)
     assert saved is not None and saved.progress.step == 2
     assert all(torch.equal(saved.weights[key], before[key]) for key in before)
-    assert len(notes) == 1 and name in notes[0] and "saved at step 2" in notes[0] and "\n" not in notes[0]
+    assert len(notes) == 1 and name in notes[0] and "Resuming from last-1, saved at step 2" in notes[0]
+    assert "last-damaged" in notes[0] and "\n" not in notes[0]
     assert (stopped / "last-damaged").is_dir()
 
 
@@ -137,7 +138,7 @@ def test_values_of_a_save_without_digests_are_checked(stopped, values):
     """As of an earlier version: types and ranges are all there is to go by."""
     edit(stopped / "last" / "state.json", values, unseal=True)
     shutil.rmtree(stopped / "last-1")
-    with pytest.raises(CheckpointError, match=r"state\.json.*(expected|not known|JSON).*vitlab train .*run\.dir="):
+    with pytest.raises(CheckpointError, match=r"state\.json.*(expected|not known|JSON)"):
         load_last(stopped)
 
 
@@ -153,6 +154,75 @@ def test_a_step_beyond_the_recipe_is_refused(stopped):
         fit(RECIPE, stopped, resume=True)
 
 
+def test_a_save_of_an_older_version_has_defaults_for_newer_fields(stopped):
+    path = stopped / "last" / "state.json"
+    state = json.loads(path.read_text())
+    for name in ("seal", "digests", "run_digests", "scaler_steps", "best_rank"):
+        del state[name]
+    path.write_text(json.dumps(state))
+    saved = load_last(stopped)
+    assert saved is not None and saved.progress.step == 4 and saved.progress.scaler_steps == 0
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"config": None}])
+def test_a_save_of_a_newer_version_is_not_thrown_away(stopped, change):
+    """It is refused, and stays where it is: only damage falls back."""
+    edit(stopped / "last" / "state.json", {}, unseal=True)
+    path = stopped / "last" / "model.json"
+    card = json.loads(path.read_text())
+    path.write_text(json.dumps({**card, **change, "seal": None, "digests": None}))
+    with pytest.raises(CheckpointError, match=r"model\.json"):
+        load_last(stopped)
+    assert (stopped / "last" / "weights.safetensors").is_file() and not (stopped / "last-damaged").exists()
+
+
+def test_folders_of_the_user_stay(stopped):
+    for name in ("last-500", "best-1", "best-2024"):
+        (stopped / name).mkdir()
+    fit(with_settings(RECIPE, ["run.keep=0"]), stopped, resume=True, changed=True)
+    left = {path.name for path in stopped.iterdir()}
+    assert {"last-500", "best-1", "best-2024", "last"} <= left and "last-1" not in left
+
+
+def test_a_best_model_written_after_the_save_is_decided_anew(runs, stopped):
+    """As after a kill between the two: best/ is of an epoch that comes again."""
+    shutil.copytree(runs / "unbroken" / "best", stopped / "best", dirs_exist_ok=True)
+    check_resumed(runs, stopped)
+
+
+def test_a_recipe_edited_while_the_run_trains_is_not_taken_for_its_own(tmp_path):
+    class Edit(Silent):
+        def step(self, done, numbers):
+            if done == 3:
+                recipe = tmp_path / "run" / "recipe.toml"
+                recipe.write_text(recipe.read_text().replace("\nlr = 0.02\n", "\nlr = 0.03\n"))
+            if done == 7:
+                raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fit(RECIPE, tmp_path / "run", show=Edit())
+    with pytest.raises(CheckpointError, match="was changed since step 6 was saved"):
+        fit(with_settings(RECIPE, ["optim.lr=0.03"]), tmp_path / "run", resume=True)
+
+
+def test_a_changed_recipe_survives_a_kill_before_the_next_save(stopped):
+    changed = with_settings(RECIPE, ["optim.lr=0.01"])
+    with pytest.raises(InterruptedError):
+        fit(changed, stopped, resume=True, changed=True, show=StopAt(5))
+    fit(changed, stopped, resume=True)
+
+
+def test_other_images_than_before_are_refused(stopped):
+    """E.g. what model.init_from names was replaced, or is read at another size by this version."""
+    edit(stopped / "last" / "state.json", {}, unseal=True)
+    path = stopped / "last" / "model.json"
+    card = json.loads(path.read_text())
+    card["preprocess"]["mean"] = [0.25]
+    path.write_text(json.dumps({**card, "seal": None, "digests": None}))
+    with pytest.raises(ValueError, match=r"prepared with \{'mean': \[0.25\]\}, and now it would be .*--changed"):
+        fit(RECIPE, stopped, resume=True)
+
+
 def test_an_average_that_the_recipe_asks_for_must_be_there(stopped):
     """Without digests nothing lists it; the recipe does."""
     edit(stopped / "last" / "state.json", {}, unseal=True)
@@ -165,7 +235,7 @@ def test_an_average_that_the_recipe_asks_for_must_be_there(stopped):
 @pytest.mark.parametrize("damage", [flip_a_bit, shutil.rmtree], ids=["flip one bit", "delete the folder"])
 def test_a_run_resumed_from_the_save_before_ends_as_the_unbroken_one(runs, stopped, damage):
     damage(stopped / "last" if damage is shutil.rmtree else stopped / "last" / "optimizer.safetensors")
-    check_resumed(runs, stopped)
+    assert "Resuming from last-1" in check_resumed(runs, stopped)[0]
 
 
 def test_with_no_save_left_it_is_refused_in_words(stopped, command):
@@ -186,7 +256,7 @@ def test_a_result_that_was_edited_is_written_again(runs, tmp_path):
     shutil.copytree(runs / "unbroken", tmp_path / "run")
     result = tmp_path / "run" / "result.json"
     result.write_text(result.read_text().replace('"top1": 0.', '"top1": 0.9'))
-    check_resumed(runs, tmp_path / "run")
+    assert "result.json" in check_resumed(runs, tmp_path / "run")[0]
 
 
 def test_an_edited_recipe_is_refused_unless_that_is_said(stopped, command):

@@ -159,23 +159,24 @@ def test_a_new_run_does_not_take_up_what_lies_in_its_folder(tmp_path):
     assert tokenizer.to_json() == (tmp_path / "tokenizer.json").read_text() != another()
 
 
-def test_a_resumed_run_refuses_another_tokenizer(tmp_path):
-    def resumed(recipe=RECIPE) -> str:
-        return words.tokenizer_of(recipe, data_of(recipe), tmp_path, Processes()).to_json()
+def test_a_resumed_run_has_the_tokenizer_of_its_save(tmp_path):
+    saved = tmp_path / "last"
+    saved.mkdir()
+
+    def resumed(recipe=RECIPE, saved=None) -> str:
+        return words.tokenizer_of(recipe, data_of(recipe), tmp_path, Processes(), saved).to_json()
 
     first = prepare(RECIPE, tmp_path).model.tokenizer.to_json()
     (tmp_path / "recipe.toml").write_text(to_toml(RECIPE))
-    assert resumed() == first
-    with pytest.raises(ValueError, match=r"text\.vocab: \d+ -> 600.*start a new run"):
-        resumed(replace(RECIPE, text=replace(RECIPE.text, vocab=600)))
-    (tmp_path / "last").mkdir()
-    (tmp_path / "last" / "tokenizer.json").write_text(first)
-    (tmp_path / "tokenizer.json").unlink()  # as runs of before kept it
-    assert resumed() == first
-    (tmp_path / "tokenizer.json").write_text(another())
-    with pytest.raises(ValueError, match="one of them was changed"):
-        resumed()
-    for path in tmp_path.rglob("tokenizer.json"):
-        path.unlink()
-    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
-        resumed()
+    assert resumed() == first  # killed before its first save
+    for text in (replace(RECIPE.text, vocab=600), replace(RECIPE.text, context=9)):
+        with pytest.raises(ValueError, match=r"text\.(vocab|context): \d+ -> \d+.*start a new run"):
+            resumed(replace(RECIPE, text=text))
+    (saved / "tokenizer.json").write_text(first)
+    (tmp_path / "tokenizer.json").write_text(another())  # that of the save counts, which has a digest
+    assert resumed(saved=saved) == first
+    with pytest.raises(ValueError, match="trained with another tokenizer"):
+        words.check_same_tokenizer(Tokenizer.from_json(another()), saved)
+    (saved / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json: is missing"):
+        resumed(saved=saved)

@@ -15,7 +15,8 @@ def hf_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str,
     if config.get("model_type") != "clip":
         raise ValueError(f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's.")
     text, vision = (
-        config.get(f"{part}_config") or config.get(f"{part}_config_dict") or {} for part in ("text", "vision")
+        _without_nulls(config.get(f"{part}_config") or config.get(f"{part}_config_dict") or {})
+        for part in ("text", "vision")
     )
     schema.check(text, schema.HF, "config.json's text_config")
     schema.check(vision, schema.HF, "config.json's vision_config")
@@ -42,6 +43,11 @@ def hf_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str,
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else end,  # config.json's pad_token_id is not used
         "embed_dim": config.get("projection_dim", 512),
     }
+
+
+def _without_nulls(config: Any) -> Any:
+    """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
+    return {k: v for k, v in config.items() if v is not None} if isinstance(config, dict) else config
 
 
 def _activation(config: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """SHA-256 digests: what is loaded is what was saved.
 
 model.json and state.json list the digest of every file beside them ("digests") and end with one of their own values
-("seal"). `sha256sum weights.safetensors` prints the same number. Files without digests, of earlier versions, load.
+("seal"). `sha256sum weights.safetensors` prints the same number. Files without them, of earlier versions, load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def check_files(folder: Path, values: dict[str, Any], listed_in: str) -> None:
     """Compare the files of a folder with the digests that `values`, read from `listed_in`, has of them."""
-    digests = values.get(DIGESTS, {})
+    digests = values.get(DIGESTS) or {}
     if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
         raise DamagedError(f'{folder / listed_in}: "{DIGESTS}" must be a table of file names and SHA-256 digests.')
     for name, expected in digests.items():
@@ -42,20 +42,23 @@ def check_files(folder: Path, values: dict[str, Any], listed_in: str) -> None:
         if (found := file_digest(path)) != expected:
             raise DamagedError(
                 f"{path}: is damaged or was changed: its SHA-256 is {found:.12}..., but {expected:.12}... was saved. "
-                f'Fetch or save it again; if you changed it yourself, delete its line under "{DIGESTS}" in {listed_in}.'
+                f"Fetch or save it again; if you changed it yourself, set "
+                f'"{DIGESTS}" and "{SEAL}" to null in {listed_in}.'
             )
 
 
 def seal(values: dict[str, Any]) -> dict[str, Any]:
     """The values with a digest of themselves; `check_seal` finds out if one of them was changed."""
-    return {**values, SEAL: _digest_of(values)}
+    return {**values, SEAL: _digest_of(json.loads(json.dumps(values)))}  # as they will be read: keys are texts there
 
 
 def check_seal(values: dict[str, Any], path: Path) -> None:
-    if SEAL in values and values[SEAL] != _digest_of({key: v for key, v in values.items() if key != SEAL}):
+    if values.get(SEAL) is not None and values[SEAL] != _digest_of(
+        {key: v for key, v in values.items() if key != SEAL}
+    ):
         raise DamagedError(
             f"{path}: is damaged or was changed after it was saved. Fetch or save it again; if you changed it "
-            f'yourself, delete its "{SEAL}" line.'
+            f'yourself, set "{SEAL}" in it to null.'
         )
 
 

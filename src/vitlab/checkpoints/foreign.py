@@ -472,7 +472,8 @@ def fitting_preprocess(
         return None  # no picture file has so many channels
     values = {"size": made_for, **values}
     for key in ("mean", "std"):
+        given = set(values.get(key, ()))
         if len(values.get(key, ())) in {0, 1, 3} - {n}:  # those of colours for a grey network, or the other way round
-            values[key] = (0.5,) * n
+            values[key] = (given.pop() if len(given) == 1 else 0.5,) * n
     preprocess = Preprocess(**values)
     return preprocess if keep_size else preprocess.with_size(config.image_size)

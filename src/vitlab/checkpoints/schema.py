@@ -111,6 +111,7 @@ TIMM_PREPROCESS: Kinds = {  # pretrained_cfg
     "input_size": Kind("[channels, height, width]", lambda value: _listed(value, _positive, range(3, 4))),
     "interpolation": TEXT,
     "crop_pct": ABOVE_ZERO,
+    "crop_mode": TEXT | NULL,
     **dict.fromkeys(("mean", "std"), COLOURS),
 }
 TIMM_ARGUMENTS: Kinds = {  # model_args; null means the usual value

@@ -118,7 +118,11 @@ def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
     if len(cfg.get("input_size", ())) == 3:
         preprocess["size"] = tuple(cfg["input_size"][1:])
     if "crop_pct" in cfg and "size" in preprocess:
-        preprocess |= {"how": "crop", "resize": int(min(cfg["input_size"][1:]) / cfg["crop_pct"] + 1e-6)}
+        sides = [int(side / cfg["crop_pct"] + 1e-6) for side in preprocess["size"]]
+        mode = cfg.get("crop_mode") or "center"
+        if mode not in ("center", "squash"):
+            raise ValueError(f"pretrained_cfg has crop_mode {mode!r}; known are center and squash.")
+        preprocess |= {"how": "crop", "resize": tuple(sides) if mode == "squash" else min(sides)}
     return preprocess
 
 

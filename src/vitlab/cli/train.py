@@ -35,7 +35,7 @@ def run(
     if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
         what, settings = None, [what, *settings]
     if changed and resume is None:
-        raise ValueError("--changed is for a run that goes on: add --resume RUN, or leave it out.")
+        raise ValueError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
     source = _source(what, minutes, resume) if minutes is not None else None
     if source is not None:
         recipe = with_settings(with_value(Recipe(), "data.source", source), settings)
@@ -107,10 +107,9 @@ def _claim(folder: Path, held: ExitStack, note: Callable[[str], object]) -> Path
     """runs/name, or runs/name-2, ... where that is taken; locked, so that no other process takes it."""
     number, free = 1, folder
     while True:
-        if not free.exists():
-            with suppress(run_lock.RunLockedError):  # taken in this moment
-                held.enter_context(run_lock.hold(free, note))
-                return free
+        with suppress(FileExistsError, run_lock.RunLockedError):
+            held.enter_context(run_lock.hold(free, note, new=True))
+            return free
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.trace import Trace
+from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
 from vitlab.training.runlog import from_json, read_log, to_json
 from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
@@ -115,10 +116,10 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
     if holder := lock_holder(run):
         return [(None, f"being written by {holder}; its files are not checked meanwhile")]
     rows: list[tuple[bool | None, str]] = []
-    newest = None
+    newest, with_ema = None, read_recipe(run / "recipe.toml").optim.ema > 0
     for folder in generations(run):
         try:
-            saved = read_save(folder)
+            saved = read_save(folder, with_ema)
         except (CheckpointError, OSError) as error:
             rows.append((False, f"{folder.name}: damaged. {error}"))
             continue

@@ -20,7 +20,7 @@ from vitlab.training.recipe import to_toml
 from vitlab.training.report import Mistake, write_report
 from vitlab.training.retrieval import Retrieval
 from vitlab.training.runlog import RunLog, read_log, to_json
-from vitlab.training.state import Progress, save_best, saying_what_is_safe
+from vitlab.training.state import Progress, explaining_failed_save, save_best
 from vitlab.training.unreadable import note_skipped
 from vitlab.version import __version__
 
@@ -55,8 +55,8 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
         best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
         save_best(job.run, best)
-        write_text = partial(_write_text, to_json(result) + "\n")
-        with saying_what_is_safe(job.run):
+        write_text = partial(_write_text, to_json(result))
+        with explaining_failed_save(job.run):
             native.write_whole(job.run / "result.json", write_text)
         if log is not None:
             log.write("result", progress.step, **result)

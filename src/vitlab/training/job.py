@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import gather, load, shard, whole_model
 from vitlab.training.state import Progress, Saved, save_best, save_last
-from vitlab.training.words import keep_tokenizer, tokenizer_of
+from vitlab.training.words import check_same_tokenizer, keep_tokenizer, tokenizer_of
 
 MODEL = 2  # coordinate of what a model draws itself: first weights, dropout, stochastic depth
 
@@ -47,6 +48,7 @@ class Job:
     ema: AveragedModel | None
     forward: Any  # the model as it is called: compiled, or wrapped for many processes (DDP)
     notes: list[str]
+    recipe_digest: str | None = None  # of recipe.toml as the run began
 
     @property
     def judged(self) -> Any:
@@ -55,15 +57,19 @@ class Job:
 
     def restore(self, saved: Saved, changed: bool = False) -> Progress:
         """Go on from a save. `changed`: the recipe is another than the one it was saved with."""
-        if saved.progress.step > self.plan.total and not changed:
+        if saved.progress.step > self.plan.total:
             raise ValueError(
                 f"{saved.folder}: was saved at step {saved.progress.step:,}, but the recipe ends at "
-                f"{self.plan.total:,}. The data or the recipe have changed: put them back, or pass --changed."
+                f"{self.plan.total:,}. The data or the recipe have changed: put them back, or train for more epochs: "
+                "run.epochs=... --changed"
             )
-        if self.model.labels is not None and saved.labels != self.data.classes:  # None: they are not learned
+        if not changed:
+            self._check_same_input(saved)
+        labels = saved.card.get("labels")
+        if self.model.labels is not None and labels != self.data.classes:  # None: they are not learned
             raise ValueError(
                 f"{self.run} was trained on other classes than {self.data.name} has now: "
-                f"{differing(saved.labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
+                f"{differing(labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
                 f"were, or start a new run from it: model.init_from={self.run / 'best'}"
             )
         load(self.model, saved.weights)
@@ -72,13 +78,26 @@ class Job:
             load(self.ema, saved.ema)
         return saved.progress
 
+    def _check_same_input(self, saved: Saved) -> None:
+        """Refuse to go on with images that are prepared in another way than before, e.g. at another size."""
+        now = {} if self.model.preprocess is None else json.loads(json.dumps(self.model.preprocess.to_dict()))
+        before = saved.card.get("preprocess") or {}
+        if differs := [key for key in {**before, **now} if before.get(key) != now.get(key)]:
+            was, becomes = ({key: values.get(key) for key in differs} for values in (before, now))
+            raise ValueError(
+                f"{saved.folder}: was trained on images prepared with {was}, and now it would be {becomes}: what "
+                "model.init_from names has changed, or is read differently by this version. Put it back, or pass "
+                "--changed to go on with the new."
+            )
+
     def save(self, progress: Progress) -> None:
         """Write `last`. All processes come here together: each gives its shares, the first writes."""
         first = self.who.first
         model, optimizer = whole_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
         ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
         if first:
-            save_last(self.run, model, optimizer, ema, progress, self.recipe.run.keep)
+            options = {"keep": self.recipe.run.keep, "recipe_digest": self.recipe_digest}
+            save_last(self.run, model, optimizer, ema, progress, **options)
 
     def save_best(self) -> None:
         """Write `best`; all processes together, as in `save`."""
@@ -161,14 +180,17 @@ def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
     return MultiCrop(options, pre.size, pre.mean, pre.std, scale=pre.scale)
 
 
-def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
-    """Data (unless they are open), model and optimiser of a recipe; the same for a new run and a resumed one."""
+def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None) -> Job:
+    """Data (unless they are open), model and optimiser of a recipe; the same for a new run and a resumed one.
+
+    `saved`: the save that the run goes on from, which holds its tokenizer.
+    """
     who = processes.start(recipe.run.device)
     check_half(recipe.run.amp, who.device)
     data = data or open_once(recipe, who)
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
     made = recipe.objective.name == "clip" and (recipe.model.init_from is None or recipe.text.tokenizer is not None)
-    tokenizer = tokenizer_of(recipe, data, run, who) if made else None
+    tokenizer = tokenizer_of(recipe, data, run, who, saved) if made else None
     model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective, tokenizer)
     model.to(who.device).train()
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
@@ -186,8 +208,10 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> Job:
     forward: Any = torch.compile(objective.learner()) if recipe.run.compile else objective.learner()
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
-    if tokenizer is not None and who.first:  # nothing was refused: the run begins
-        keep_tokenizer(tokenizer, run)
+    if recipe.objective.name == "clip":
+        check_same_tokenizer(model.tokenizer, saved)
+        if who.first:  # nothing was refused: the run begins
+            keep_tokenizer(model.tokenizer, run)
     return Job(
         recipe=recipe,
         run=run,

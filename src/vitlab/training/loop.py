@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from vitlab.checkpoints import native
+from vitlab.checkpoints.digests import file_digest
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
@@ -34,14 +35,17 @@ from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import whole, whole_model
 from vitlab.training.ssl_doctor import examine
 from vitlab.training.state import (
+    BEST,
     Progress,
     Saved,
     check_best,
     check_place,
     check_recipe_file,
     check_result,
+    forget_other_best,
     load_last,
     read_save,
+    recover,
 )
 from vitlab.training.timelimit import TimeLimit
 from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
@@ -116,12 +120,13 @@ def _fit(
             return read_result(run)
     elif (run / "recipe.toml").exists():
         raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
-    job = prepare(recipe, run, data)
+    job = prepare(recipe, run, data, None if saved is None else saved.folder)
     progress = job.restore(saved, changed) if saved is not None else Progress()
     log = None
     if job.who.first:
         if not resume or changed:
             native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
+        job.recipe_digest = file_digest(run / "recipe.toml")
         log = RunLog(
             run,
             wandb=recipe.track.wandb,
@@ -136,6 +141,8 @@ def _fit(
     for note in job.notes:
         show.note(note)
     try:
+        if saved is not None and changed:
+            job.save(progress)  # with the new recipe: a kill before the next save does not lose it
         train(job, progress, log, show, since)
         result = finish(job, progress, log)
         answer = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
@@ -173,26 +180,28 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
     """The save that a run goes on from; None: it was killed before its first. The first process chooses for all."""
     who, chosen = processes.start(recipe.run.device), []
 
-    def choose() -> Path | None:
+    def choose() -> tuple[Path, Progress] | None:
         saved = load_last(run, with_ema=recipe.optim.ema > 0 and not changed, note=show.note)
         if saved is None:
             return None
         if not changed:
             check_recipe_file(run, saved)
+        recover(run / BEST)
         check_best(run, saved)
+        try:
+            check_result(run, saved)
+        except CheckpointError as error:
+            show.note(f"{error} The end of the run is done again.")
+            saved.progress.finished = False
+        forget_other_best(run, saved)
         chosen.append(saved)
-        return saved.folder
+        return saved.folder, saved.progress
 
-    folder = who.from_first(choose)
-    if folder is None:
+    answer = who.from_first(choose)
+    if answer is None:
         return None
-    saved = chosen[0] if chosen else read_save(folder)
-    try:
-        check_result(run, saved)
-    except CheckpointError as error:
-        show.note(str(error))
-        saved.progress.finished = False  # the end is done again
-    return saved
+    folder, progress = answer
+    return chosen[0] if chosen else replace(read_save(folder), progress=progress)
 
 
 def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: float) -> None:

@@ -76,7 +76,8 @@ class Processes:
 
 def start(device: str = "auto", *, patience: timedelta | None = None) -> Processes:
     """Join the group that torchrun made, or be the only process. `patience`: how long one may wait for the others."""
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0)) if world > 1 else 0
     chosen = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if world > 1 and not dist.is_initialized():
         if chosen.type == "cuda":

@@ -137,7 +137,7 @@ class RunRecipe(Config):
     seed: int = 0
     dir: str = ""  # runs/<recipe's name> unless given
     save_every: int = 0  # steps between saves; 0: at the end of each epoch
-    keep: int = 1  # saves kept before the last, in case it is damaged; each needs as much disk again
+    keep: int = 1  # saves kept before the last, 0 to 9, in case it is damaged; each needs as much disk again
     eval_every: int = 1  # epochs between evaluations
     minutes: float = 0.0  # the run ends here at the latest, with what it has; 0: no limit
     amp: Literal["off", "bf16", "fp16"] = "off"
@@ -188,6 +188,8 @@ class Recipe(Config):
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
                 raise ValueError(f"{name}={value} must be 0 or more.")
+        if self.run.keep > 9:
+            raise ValueError(f"run.keep={self.run.keep} must be 9 at most.")
         self._check_objective()
 
     def _check_objective(self) -> None:

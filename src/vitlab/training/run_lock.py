@@ -46,17 +46,19 @@ class RunLockedError(ValueError):
 
 
 @contextmanager
-def hold(run: Path, note: Callable[[str], object] = lambda text: None) -> Iterator[None]:
+def hold(run: Path, note: Callable[[str], object] = lambda text: None, *, new: bool = False) -> Iterator[None]:
     """Keep all other processes out of a run folder, which is created. Nested calls in one process are no-ops.
 
-    Under torchrun the first process locks for all. A new folder in which no run was begun is removed again.
+    Under torchrun the first process locks for all. A new folder in which no run was begun is removed again. `new`: a
+    folder that exists is a FileExistsError.
     """
     key = run.absolute()
-    if key in _held or int(os.environ.get("RANK", 0)) > 0:
+    first = int(os.environ.get("WORLD_SIZE", 1)) == 1 or int(os.environ.get("RANK", 0)) == 0
+    if key in _held or not first:
         yield
         return
     created = [folder for folder in (key, *key.parents) if not folder.exists()]
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(parents=True, exist_ok=not new)
     descriptor = _held[key] = _lock(run, note)
     try:
         yield

@@ -1,7 +1,7 @@
 """A run folder's checkpoints: everything a run needs to go on, written so that one whole save is always there.
 
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
-last-1/   the save before it (run.keep = 1), to which a damaged `last` falls back
+last-1/   the save before it (run.keep = 1), from which a run goes on where `last` is damaged
 best/     weights.safetensors, model.json
 
 state.json holds the digest of every file beside it, and of the run's recipe.toml and result.json.
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,14 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import digests, native
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.training import run_lock
 from vitlab.training.runlog import from_json, to_json
 
 LAST, BEST, STATE = "last", "best", "state.json"
 OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
-RUN_FILES = ("recipe.toml", "result.json")  # beside last/; state.json holds their digests too
-RUN_DIGESTS = "run_digests"
+RUN_DIGESTS = "run_digests"  # in state.json: of files outside of the save
+RECIPE, RESULT, BEST_WEIGHTS = "recipe.toml", "result.json", f"{BEST}/{native.WEIGHTS}"
 
 
 @dataclass
@@ -51,6 +50,7 @@ class Progress:
 
 
 Tensors = dict[str, Tensor]
+MAX_KEPT = 9  # run.keep
 
 
 def check_place(run: Path) -> None:
@@ -66,9 +66,19 @@ def check_place(run: Path) -> None:
 
 
 def save_last(
-    run: Path, model: Any, optimizer: Tensors, ema: Tensors | None, progress: Progress, keep: int = 0
+    run: Path,
+    model: Any,
+    optimizer: Tensors,
+    ema: Tensors | None,
+    progress: Progress,
+    *,
+    keep: int = 0,
+    recipe_digest: str | None = None,
 ) -> None:
-    """Everything that --resume needs. `keep` saves before it stay, as last-1, last-2, ..."""
+    """Everything that --resume needs. `keep` saves before it stay, as last-1, last-2, ...
+
+    `recipe_digest`: of recipe.toml when the run began, whatever has become of the file since.
+    """
 
     def fill(folder: Path) -> None:
         native.save(model, folder)
@@ -77,22 +87,24 @@ def save_last(
             save_file(ema, folder / EMA)
         others = [path.name for path in folder.iterdir() if path.name != native.WEIGHTS]
         of_files = {**native.read_card(folder)[digests.DIGESTS], **digests.file_digests(folder, others)}
-        of_run = digests.file_digests(run, [name for name in RUN_FILES if (run / name).is_file()])
+        of_run = digests.file_digests(run, [RESULT] if (run / RESULT).is_file() else [])
+        of_run |= {} if recipe_digest is None else {RECIPE: recipe_digest}
+        of_run |= {} if (best := best_digest(run)) is None else {BEST_WEIGHTS: best}
         state = digests.seal({**from_json(to_json(asdict(progress))), digests.DIGESTS: of_files, RUN_DIGESTS: of_run})
         # A file name that is not UTF-8 holds lone surrogates; backslashreplace spells them as JSON does.
         (folder / STATE).write_bytes(to_json(state).encode("utf-8", "backslashreplace"))
 
-    with saying_what_is_safe(run):
+    with explaining_failed_save(run):
         replace_folder(run / LAST, fill, keep)
 
 
 def save_best(run: Path, model: Any) -> None:
-    with saying_what_is_safe(run):
+    with explaining_failed_save(run):
         replace_folder(run / BEST, lambda folder: native.save(model, folder))
 
 
 @contextmanager
-def saying_what_is_safe(run: Path):
+def explaining_failed_save(run: Path) -> Iterator[None]:
     """A save that fails (the disk is full) says what is still there, and how to go on."""
     run_lock.check_held(run)
     try:
@@ -103,19 +115,23 @@ def saying_what_is_safe(run: Path):
         safe = f"{whole} is untouched" if whole is not None else "nothing had been saved before"
         raise CheckpointError(
             f"{run}: cannot be saved ({reason}); {safe}. Make room, then go on: vitlab train --resume {run} "
-            "(run.keep=0 --changed behind it needs half of the space)"
+            "(with run.keep=0 --changed behind it, a third less is needed)"
         ) from None
 
 
-def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int = 0) -> None:
+def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int | None = None) -> None:
     """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole.
 
-    The old one becomes folder-1, that one folder-2, ..., as far as `keep` goes.
+    With `keep` the old one becomes folder-1, that one folder-2, ..., and those beyond `keep` are removed.
     """
     new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     recover(folder)
     for left_behind in (new, old):
         shutil.rmtree(left_behind, ignore_errors=True)
+    if keep is not None and folder.exists():
+        for number, path in _earlier(folder):
+            if number > keep:
+                shutil.rmtree(path, ignore_errors=True)  # before the new one needs its space
     new.mkdir(parents=True)
     try:
         fill(new)
@@ -131,11 +147,9 @@ def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int = 0) 
     new.rename(folder)
     _sync_folder(folder.parent)
     if keep and old.exists():
-        _shift(folder, old, keep)
+        with suppress(OSError):  # somebody reads an earlier save: the new one is in place all the same
+            _shift(folder, old, keep)
     shutil.rmtree(old, ignore_errors=True)
-    for number, path in _earlier(folder):
-        if number > keep:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _shift(folder: Path, old: Path, keep: int) -> None:
@@ -150,9 +164,9 @@ def _shift(folder: Path, old: Path, keep: int) -> None:
 
 
 def _earlier(folder: Path) -> list[tuple[int, Path]]:
-    """The numbered saves before this one, newest first."""
-    matches = [(re.fullmatch(rf"{folder.name}-(\d{{1,4}})", path.name), path) for path in folder.parent.glob("*")]
-    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+    """The numbered saves before this one, newest first. A copy of the user's, such as last-500, is none of them."""
+    numbered = [(number, folder.with_name(f"{folder.name}-{number}")) for number in range(1, MAX_KEPT + 1)]
+    return [(number, path) for number, path in numbered if (path / STATE).is_file()]
 
 
 def recover(folder: Path) -> None:
@@ -180,7 +194,7 @@ class Saved:
     """One save, read and checked."""
 
     folder: Path
-    labels: list[str] | None
+    card: dict[str, Any]  # model.json
     weights: Tensors
     optimizer: Tensors
     ema: Tensors | None
@@ -207,12 +221,12 @@ def load_last(run: Path, *, with_ema: bool = False, note: Callable[[str], object
     for folder in saves:
         try:
             saved = read_save(folder, with_ema)
-        except (CheckpointError, OSError) as error:
+        except digests.DamagedError as error:  # any other error, e.g. a version or a permission, is no damage
             problems.append(str(error))
             continue
         if problems:
-            note(f"{problems[0]} Going on from {saved.folder}, saved at step {saved.progress.step}.")
-            _set_aside(run, before=folder)
+            aside = f" It is kept as {LAST}-damaged." if _set_aside(run, before=folder) else ""
+            note(f"{problems[0]}{aside} Resuming from {folder.name}, saved at step {saved.progress.step}.")
         return saved
     if problems:
         raise CheckpointError(
@@ -222,12 +236,22 @@ def load_last(run: Path, *, with_ema: bool = False, note: Callable[[str], object
     return None
 
 
-def _set_aside(run: Path, before: Path) -> None:
-    """Damaged saves must not count as generations: the newest stays as last-damaged."""
+def _set_aside(run: Path, before: Path) -> bool:
+    """Damaged saves must not count as generations: the newest stays as last-damaged. False: there was none."""
     saves, place = generations(run), run / f"{LAST}-damaged"
-    for folder in reversed(saves[: saves.index(before)]):
+    damaged = saves[: saves.index(before)]
+    for folder in reversed(damaged):
         shutil.rmtree(place, ignore_errors=True)
         folder.rename(place)
+    return bool(damaged)
+
+
+def _read_card(folder: Path) -> dict[str, Any]:
+    try:
+        read_json(folder / native.CARD)
+    except (CheckpointError, FileNotFoundError) as error:
+        raise digests.DamagedError(f"{folder / native.CARD}: cannot be read ({error}).") from None
+    return native.read_card(folder)
 
 
 def read_save(folder: Path, with_ema: bool = False) -> Saved:
@@ -238,21 +262,21 @@ def read_save(folder: Path, with_ema: bool = False) -> Saved:
     if with_ema and ema is None:
         raise digests.DamagedError(f"{folder / EMA}: is missing, and the recipe (optim.ema) says that it was saved.")
     run_digests = state.pop(RUN_DIGESTS, {})
-    state.pop(digests.DIGESTS, None)
+    has_digests = bool(state.pop(digests.DIGESTS, None))
     return Saved(
         folder=folder,
-        labels=native.read_card(folder).get("labels"),
+        card=_read_card(folder),
         weights=_read_tensors(folder / native.WEIGHTS),
         optimizer=_read_tensors(folder / OPTIMIZER),
         ema=ema,
-        progress=_progress(state, folder / STATE),
+        progress=_progress(state if has_digests else {**asdict(Progress()), **state}, folder / STATE),
         run_digests=run_digests,
     )
 
 
 def check_recipe_file(run: Path, saved: Saved) -> None:
     """Refuse a recipe.toml that is not the one the save was made with."""
-    expected, path = saved.run_digests.get("recipe.toml"), run / "recipe.toml"
+    expected, path = saved.run_digests.get(RECIPE), run / RECIPE
     if expected is not None and digests.file_digest(path) != expected:
         raise CheckpointError(
             f"{path}: was changed since step {saved.progress.step} was saved. Put it back as it was, or pass --changed "
@@ -265,7 +289,6 @@ def check_best(run: Path, saved: Saved) -> None:
     if saved.progress.best_epoch < 0:
         return
     folder = run / BEST
-    recover(folder)
     try:
         if not (folder / native.CARD).is_file():
             raise digests.DamagedError(f"{folder}: is missing.")
@@ -280,11 +303,29 @@ def check_best(run: Path, saved: Saved) -> None:
 
 def check_result(run: Path, saved: Saved) -> None:
     """Refuse a result.json that is not the one a finished run wrote."""
-    path, expected = run / "result.json", saved.run_digests.get("result.json")
+    path, expected = run / RESULT, saved.run_digests.get(RESULT)
     if not saved.progress.finished:
         return
     if not path.is_file() or (expected is not None and digests.file_digest(path) != expected):
-        raise CheckpointError(f"{path}: is not what the run wrote. vitlab train --resume {run} writes it again.")
+        raise CheckpointError(f"{path}: is missing, or is not what the run wrote.")
+
+
+def best_digest(run: Path) -> str | None:
+    """The digest of the best model's weights, as its model.json has it; None: there is none."""
+    try:
+        return native.read_card(run / BEST)[digests.DIGESTS][native.WEIGHTS]
+    except (CheckpointError, OSError, KeyError, TypeError):
+        return None
+
+
+def forget_other_best(run: Path, saved: Saved) -> None:
+    """Where best/ was written after the save, it is of an epoch that comes again: let that epoch decide anew.
+
+    The same epochs give the same best model; on a machine that does not repeat itself, numbers and model still agree.
+    """
+    expected = saved.run_digests.get(BEST_WEIGHTS)
+    if expected is not None and best_digest(run) != expected:
+        saved.progress.best_rank, saved.progress.best_top1, saved.progress.best_epoch = None, -1.0, -1
 
 
 def _read_tensors(path: Path) -> Tensors:

@@ -53,14 +53,14 @@ def words_of(recipe: Recipe, data: Data) -> Captions | Sentences:
     return Sentences(data.train.labels, data.classes, read_templates(recipe.objective.templates))
 
 
-def tokenizer_of(recipe: Recipe, data: Data, run: Path, who: Processes) -> Tokenizer:
+def tokenizer_of(recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None) -> Tokenizer:
     """The run's own where it is resumed; the one that is named; or byte pairs of the captions of train.
 
-    The first process reads or trains it and hands it to the others.
+    `saved`: the save that the run goes on from. The first process reads or trains it and hands it to the others.
     """
 
     def in_json() -> str:
-        return _kept_tokenizer(recipe, run) or _new_tokenizer(recipe, data).to_json()
+        return _kept_tokenizer(recipe, run, saved) or _new_tokenizer(recipe, data).to_json()
 
     return Tokenizer.from_json(who.from_first(in_json))
 
@@ -71,6 +71,17 @@ def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
     native.write_whole(run / FILE, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
 
 
+def check_same_tokenizer(tokenizer: Tokenizer, saved: Path | None) -> None:
+    """Refuse another tokenizer than the one that the save was trained with."""
+    if saved is None or not (saved / FILE).is_file():
+        return
+    if Tokenizer.read(saved / FILE).to_json() != tokenizer.to_json():
+        raise ValueError(
+            f"{saved}: was trained with another tokenizer than model.init_from has now. Put that back as it was, or "
+            "start a new run: run.dir=..."
+        )
+
+
 def _new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     t = recipe.text
     if t.tokenizer is not None:
@@ -78,26 +89,24 @@ def _new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     return Tokenizer.train(words_of(recipe, data).everything(), vocab=t.vocab, context=t.context)
 
 
-def _kept_tokenizer(recipe: Recipe, run: Path) -> str | None:
+def _kept_tokenizer(recipe: Recipe, run: Path, saved: Path | None) -> str | None:
     """The tokenizer of a run that is resumed, as JSON; None for a new run, whatever else lies in its folder.
 
     A new run has no recipe.toml yet: a tokenizer.json there was left by a run that was killed before it began.
     """
     if not (run / "recipe.toml").is_file():
         return None
+    place = (run if saved is None else saved) / FILE  # that of a save was compared with its digest
+    if not place.is_file():
+        if saved is not None:
+            raise ValueError(f"{place}: is missing, and without it the run cannot go on. Put it back.")
+        return None
+    kept, text = Tokenizer.read(place), recipe.text
     changed = [line for line in difference(read_recipe(run / "recipe.toml"), recipe) if line.startswith("text.")]
+    changed += [f"text.context: {kept.context} -> {text.context}"] if kept.context != text.context else []
     if changed:
         raise ValueError(
             f"{run} was started with another tokenizer ({', '.join(changed)}), and its model fits no other. "
             "Leave [text] as it was, or start a new run: run.dir=..."
         )
-    places = [place / FILE for place in (run, run / "last") if (place / FILE).is_file()]  # older runs: only in last
-    kept = [Tokenizer.read(place).to_json() for place in places]
-    if len(set(kept)) > 1:
-        raise ValueError(
-            f"{places[0]} differs from {places[1]}, which the model was saved with: one of them was changed. "
-            f"If nothing else in last/ was, copy it back: cp {places[1]} {places[0]}"
-        )
-    if not kept and (run / "last").is_dir():
-        raise ValueError(f"{run}: its {FILE} is missing, without which its model cannot go on. Put it back.")
-    return kept[0] if kept else None
+    return kept.to_json()

@@ -58,8 +58,8 @@ class Allow:
 
 
 def how_to_allow(what: str) -> str:
-    """What to type on each road to the data."""
-    return f"data.allow_{what}=true (vitlab train, data, study), --allow-{what} (vitlab eval, embed)"
+    """What to type, for the commands that can read such data."""
+    return f"data.allow_{what}=true (vitlab train and data), --allow-{what} (vitlab eval and embed)"
 
 
 def refuse_special(path: str | Path) -> None:
