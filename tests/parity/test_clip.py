@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert
+from vitlab.checkpoints.clip_config import hf_options
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.models.clip import CLIP, CLIPConfig, TextConfig, clip_vit, contrastive_loss, same_captions
@@ -389,3 +390,13 @@ def test_the_image_tower_alone(tmp_path):
             tower.forward_head(tower.forward_features(images), pre_logits=True), expected, atol=1e-5, rtol=0
         )
     assert tower(images).shape == (2, 7)
+
+
+def test_nulls_of_full_dumps_are_no_values():
+    """OpenAI's own folders were written by transformers 4.16, which dumps null for what a tower does not have."""
+    config = hf.CLIPConfig().to_dict()
+    expected = hf_options(config, None)
+    for tower in ("text_config", "vision_config"):
+        config[tower] |= {"task_specific_params": None, "tokenizer_class": None}
+    config["vision_config"] |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    assert hf_options(config, None) == expected

@@ -128,7 +128,14 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     return state
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a FIFO, a device or a socket before anybody opens it."""
+    if kind := special_kind(path):
+        raise CheckpointError(f"{path}: is {kind}, not a regular file. Copy what it holds into a file, and name that.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    check_regular(path)
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, of UTF-8, of parse_json
@@ -163,8 +170,7 @@ def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> Non
 
 def _kind(path: Path) -> str | None:
     """The kind of weights the first bytes show (None: they do not tell); raises where they are no weights at all."""
-    if kind := special_kind(path):
-        raise CheckpointError(f"{path}: is {kind}, not a weights file. Copy what it holds into a file, and name that.")
+    check_regular(path)
     try:
         with path.open("rb") as file:
             head = file.read(16)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.checkpoints.clip import PREPROCESS as CLIP_PREPROCESS
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.checkpoints.files import CheckpointError, check_regular
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, expand
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIPConfig
@@ -56,6 +56,7 @@ class Table(NamedTuple):
 
 def read_map(path: Path) -> Table:
     """Read and check a rename table."""
+    check_regular(path)
     try:
         sections = parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -339,10 +339,10 @@ def _read_tensors(path: Path) -> Tensors:
 
 def _read_state(folder: Path) -> dict[str, Any]:
     path = folder / STATE
+    if not path.is_file():
+        raise digests.DamagedError(f"{path}: is missing.")
     try:
         state = from_json(path.read_bytes())
-    except FileNotFoundError:
-        raise digests.DamagedError(f"{path}: is missing.") from None
     except ValueError as error:
         raise digests.DamagedError(f"{path}: is not valid JSON ({error}).") from None
     if not isinstance(state, dict) or not isinstance(state.get(RUN_DIGESTS, {}), dict):
