@@ -20,7 +20,7 @@ from vitlab.serve.app import create_app
 from vitlab.serve.connections import SPARE_FILES, Stage, connection_limit
 from vitlab.serve.house import open_models
 from vitlab.serve.run import create_server, listen
-from vitlab.serve.settings import Settings
+from vitlab.serve.settings import Settings, host_name
 
 SLACK = 10  # seconds that a busy machine may add to a deadline; the lower bounds prove that there is one
 LARGE = 30_000_000  # bytes of GET /large
@@ -360,6 +360,20 @@ HOSTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "name", ["example.org:8000", "*.example.org", "https://example.org", "example.org/", "[::1]", "::1%lo", "", "a b"]
+)
+def test_names_that_no_host_can_match_are_refused(name):
+    with pytest.raises(ValueError, match=r"must be a name or an address, such as vit\.example\.org"):
+        Settings(hosts=(name,))
+
+
+@pytest.mark.parametrize(("name", "host"), [("vit.Example.org", "vit.example.org:8000"), ("fe80::1", "[fe80:0::1]:80")])
+def test_names_that_a_host_can_match(name, host):
+    found = host_name(host)
+    assert found is not None and Settings(hosts=(name,)).answers_to(found)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_hosts(patient, host):
     sent = b"GET /health HTTP/1.1\r\nHost: " + host.encode("latin-1") + b"\r\n\r\n"
@@ -438,6 +452,8 @@ def test_no_answer_may_be_used_by_other_sites(client, method, path, status, head
     assert found.status_code == status
     assert found.headers.get_list("cross-origin-resource-policy") == ["same-origin"]
     assert found.headers.get_list("x-content-type-options") == ["nosniff"]
+    (policy,) = found.headers.get_list("content-security-policy")
+    assert "frame-ancestors 'none'" in policy
     assert found.headers["cache-control"] in ("no-store", "no-cache")
 
 
