@@ -166,7 +166,11 @@ def _predictions(
         if error is not None:
             results.append(Prediction(name, error=error))
             continue
-        results.append(Prediction(name, ranked(next(chances), labels, top)))
+        found = next(chances)
+        if torch.isfinite(found).all():
+            results.append(Prediction(name, ranked(found, labels, top)))
+        else:
+            results.append(Prediction(name, error=f"{name}: the model's scores for it are not finite numbers."))
     return results
 
 

@@ -23,6 +23,17 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def spell_not_finite(value: Any) -> Any:
+    """The value with NaN and infinity, which JSON has no numbers for, as "NaN", "Infinity" and "-Infinity"."""
+    if isinstance(value, dict):
+        return {key: spell_not_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_not_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """tomllib.loads that refuses nan, inf and deep nesting. Every refusal is a ValueError."""
     try:

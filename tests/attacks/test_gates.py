@@ -13,12 +13,14 @@ from torch import Tensor
 
 import vitlab
 from vitlab.checkpoints.convert import Compared
+from vitlab.cli.console import print_json
 from vitlab.export import RefusedError, export_model, ship, verify
 from vitlab.export.about import about_model
 from vitlab.export.bench import fastest, measure
 from vitlab.export.opened import Exported
 from vitlab.export.runners import Runner
 from vitlab.export.verify import agreement_of
+from vitlab.parsing import parse_json
 
 
 def small() -> Any:
@@ -103,6 +105,37 @@ def test_backends_with_nan_are_not_picked(monkeypatch):
     monkeypatch.setattr(module, "make_all", lambda workshop, *rest: ([workshop.make("eager")], []))
     with pytest.raises(ValueError, match="NaN or infinity"):
         vitlab.optimize(model, x, goal="small", rounds=1)
+
+
+def test_scores_that_are_not_finite_are_an_error_of_that_picture(tmp_path, command):
+    model = small()
+    with torch.no_grad():
+        model.head.bias[3] = float("nan")
+    (found,) = vitlab.predict(model, Image.new("L", (8, 8)))
+    assert found.scores == [] and found.error == "image 0: the model's scores for it are not finite numbers."
+    with torch.no_grad():
+        model.head.bias[3] = 0.0
+        model.head.weight.fill_(3e38)  # finite, so that it loads; its logits overflow
+    folder = vitlab.save(model, tmp_path / "model")
+    for options in ([], ["--json"]):
+        done = command("predict", folder, "digits#3", *options, code=1)
+        assert "digits#3: the model's scores for it are not finite numbers." in done.stderr
+        assert "Traceback" not in done.stderr and "NaN" not in done.stdout
+
+
+def test_json_of_the_command_line_has_no_nan(capsys):
+    print_json({"a": float("nan"), "b": [float("inf"), (-float("inf"), 1.5)]})
+    assert parse_json(capsys.readouterr().out) == {"a": "NaN", "b": ["Infinity", ["-Infinity", 1.5]]}
+
+
+def test_features_that_are_all_zero_agree_with_nothing(images):
+    features = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    assert agreement_of(features, torch.zeros_like(features), "features") == 0
+    assert agreement_of(features, 0.01 * features, "features") == 1
+    model = small()
+    zeros = Exported(lambda x: torch.zeros(len(x), 16), about_model(model, "features", int8="dynamic"), Path(__file__))
+    verdict = verify(model, zeros, images, rounds=1)
+    assert not verdict.passed and verdict.agreement == 0
 
 
 def test_short_features_find_themselves_and_nan_finds_nothing():

@@ -194,4 +194,4 @@ def test_metrics_of_a_run_that_diverged_can_be_saved_and_loaded(folder):
     model = vitlab.load(folder)
     model.card.metrics = {"loss": float("nan"), "curve": [float("inf"), 1.0]}
     found = vitlab.load(vitlab.save(model, folder)).card.metrics
-    assert found == {"loss": "nan", "curve": ["inf", 1.0]}
+    assert found == {"loss": "NaN", "curve": ["Infinity", 1.0]}

@@ -78,6 +78,18 @@ def test_labels_and_file_names_of_predict(folder, picture, command):
     assert {score["label"] for score in json.loads(piped)[0]["scores"]} == {EVIL, "[/bold] :dog:"}
 
 
+def test_names_of_pictures_that_cannot_be_read(folder, picture, tmp_path, command):
+    broken = tmp_path / "b\x1b[31m\nvitlab: all is well.png"
+    broken.write_bytes(b"no picture")
+    told = command("predict", folder, broken, picture, code=1)
+    assert_clean(told.stdout + told.stderr)
+    assert "b\\x1b[31m\\nvitlab: all is well.png" in told.stderr and told.stderr.count("\n") == 2
+    for verb in (["attention"], ["features", "--neighbours", tmp_path]):
+        told = command("explain", verb[0], folder, broken, picture, *verb[1:], "-o", tmp_path / "x.png", code=1)
+        assert_clean(told.stdout + told.stderr)
+        assert "b\\x1b[31m\\nvitlab: all is well.png" in told.stderr
+
+
 @pytest.mark.parametrize("verb", [["inspect"], ["inspect", "--json"], ["convert"], ["convert", "--to", "hf", "--json"]])
 def test_other_verbs(verb, folder, tmp_path, command):
     place = Path(shutil.copytree(folder, tmp_path / "m\x1b[31m\u202e"))

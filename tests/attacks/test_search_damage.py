@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from vitlab.checkpoints.native import write_whole
 from vitlab.search import Index, SearchError, graph, ledger
 from vitlab.search.ledger import Entry, Ledger
 
@@ -94,6 +98,61 @@ def test_a_graph_that_cannot_be_rebuilt_here_is_not_needed(place, right, monkeyp
         assert [str(hit.path) for hit in index.search(QUERY, 10)] == [path for path, _ in right]
 
 
+def test_a_graph_in_a_folder_that_cannot_be_written_is_not_rebuilt(place, right, monkeypatch):
+    (place / graph.FILE).unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr("vitlab.search.query.bring_up_to_date", lambda *args: pytest.fail("rebuilt"))
+    with Index(place) as index:
+        assert index.graph is None and "Every vector is compared" in index.notes[0]
+        assert [str(hit.path) for hit in index.search(QUERY, 10)] == [path for path, _ in right]
+
+
+@pytest.mark.parametrize(("code", "message"), [(14, "unable to open database file"), (10, "disk I/O error")])
+def test_a_ledger_that_cannot_be_read_is_not_called_damaged(code, message, place, monkeypatch, command):
+    def refuse(*args: object, **options: object) -> None:
+        error = sqlite3.OperationalError(message)
+        error.sqlite_errorcode = code
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    with pytest.raises(SearchError, match=rf"pictures\.sqlite: cannot be read \({message}\)\. Try again\."):
+        hits(place)
+    told = command("index", place, "-o", place, code=2).stderr
+    assert "cannot be read" in told and told.count("\n") == 1
+
+
+def test_a_damaged_part_of_a_killed_process_costs_only_that_part(place):
+    part = place / "part-1.sqlite"
+    part.write_bytes(b"nothing that anyone has written" * 100)
+    with Ledger(place / ledger.FILE) as rows, pytest.raises(SearchError) as told:
+        rows.absorb(part)
+    assert "part-1.sqlite: is damaged" in str(told.value) and "Delete" not in str(told.value)
+    assert "Remove this file: its pictures are embedded again." in str(told.value)
+
+
+def test_the_graph_of_an_index_of_before_is_rebuilt_too(place, right):
+    rows = sqlite3.connect(place / ledger.FILE)
+    rows.executescript("DROP TABLE checks; DELETE FROM about WHERE key IN ('digest', 'graph')")
+    rows.close()
+    (place / graph.FILE).unlink()
+    with Index(place) as index:
+        assert "was rebuilt" in index.notes[0] and index.graph is not None
+    assert hits(place) == right
+
+
+def test_threads_that_write_one_file_do_not_share_a_temporary_one(tmp_path):
+    both = threading.Barrier(2, timeout=10)
+
+    def write(path: Path, text: str) -> None:
+        path.write_text(text)
+        both.wait()
+
+    texts = ("a" * 1000, "b" * 1000)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda text: write_whole(tmp_path / "x", lambda path: write(path, text)), texts))
+    assert (tmp_path / "x").read_text() in texts and len(list(tmp_path.iterdir())) == 1
+
+
 def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
     with Ledger(place / ledger.FILE) as rows:
         rows.tell("graph", None)
@@ -106,13 +165,13 @@ def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_ledger_is_an_error_in_words(damage, place, right, command):
     DAMAGE[damage](place / ledger.FILE)
-    if damage in ("a bit inside", "last bit"):  # it may be one that nothing is stored in
-        try:
-            assert hits(place) == right
-        except SearchError:
-            return
-    with pytest.raises(SearchError, match=r"pictures\.sqlite: the index is damaged .*index again: vitlab index"):
-        hits(place)
+    try:
+        found = hits(place)
+    except SearchError as error:
+        assert re.search(r"pictures\.sqlite: the index is damaged .*index again: vitlab index", str(error))
+    else:  # a bit that nothing is stored in
+        assert damage in ("a bit inside", "last bit") and found == right
+        return
     told = command("search", place, "--image", "digits#3", code=2).stderr
     assert told.startswith("vitlab: error: ") and told.count("\n") == 1
 

@@ -13,7 +13,7 @@ import vitlab
 import vitlab.cli.main
 from vitlab.checkpoints import convert
 
-MESSAGE = "vitlab: error: logits differ by more than 0.0001: "
+MESSAGE = "vitlab: error: logits differ: "
 
 
 @pytest.fixture
@@ -118,12 +118,16 @@ def test_the_largest_difference_of_any_logit_counts(run, source, monkeypatch, tm
     assert json.loads(out)["check"][0]["max_difference"] == pytest.approx(0.3, abs=1e-5)
 
 
-ROWS = {  # what was found here and there -> exit code, and the places that the message names
+ROWS = {  # what was found here and there -> exit code, and what the message says
     "all equal": ((0.0, 9e-5), 0, []),
-    "first differs": ((1.0, 0.0), 1, ["here"]),
-    "last differs": ((0.0, 1.0), 1, ["there"]),
-    "both differ": ((1.0, 1.0), 1, ["here", "there"]),
-    "not a number": ((float("nan"), 0.0), 1, ["here"]),
+    "first differs": ((1.0, 0.0), 1, ["here: by 1.00e+00, where 1.00e-04 is allowed"]),
+    "last differs": ((0.0, 1.0), 1, ["there: by 1.00e+00, where 1.00e-04 is allowed"]),
+    "both differ": (
+        (1.0, 0.5),
+        1,
+        ["here: by 1.00e+00, where 1.00e-04 is allowed", "there: by 5.00e-01, where 1.00e-04 is allowed"],
+    ),
+    "not a number": ((float("nan"), 0.0), 1, ["here: NaN or infinity"]),
     "not compared": ((0.0, None), 0, []),
 }
 
@@ -137,3 +141,10 @@ def test_every_row_of_the_check_counts(differences, code, named, run, source, mo
     assert found == code
     assert err.strip() == (MESSAGE + "; ".join(named) if named else "")
     assert ("there: no library" in out) == (there is None)
+
+
+def test_the_message_says_what_was_allowed_for_tiny_logits(run, source, monkeypatch, tmp_path):
+    rows = [convert.Compared("here", 5e-9, largest=1e-6)]
+    monkeypatch.setattr(convert, "check", lambda *args, **options: rows)
+    code, _, err = run("convert", source, tmp_path / "out", "--check")
+    assert (code, err.strip()) == (1, MESSAGE + "here: by 5.00e-09, where 1.00e-09 is allowed")

@@ -144,6 +144,16 @@ def test_again_without_naming_the_model(command, checkpoint, photos, tmp_path, d
     assert list(found["unreadable"]) == ["[bad].png"] and found["embedded"] == 0
 
 
+def test_a_removed_graph_is_rebuilt_by_index_which_says_so(command, checkpoint, photos, tmp_path):
+    command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
+    for options in ([], ["--model", checkpoint]):
+        (tmp_path / "ix" / "vectors.usearch").unlink()
+        found = json.loads(command("index", photos, "-o", tmp_path / "ix", *options, "--json").stdout)
+        assert found["rebuilt"] == 1
+    (tmp_path / "ix" / "vectors.usearch").unlink()
+    assert "was rebuilt" in command("index", photos, "-o", tmp_path / "ix").stderr
+
+
 def test_questions_that_are_none(command, checkpoint, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     (tmp_path / "bad.png").write_bytes(b"nothing")

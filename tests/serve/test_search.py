@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sqlite3
 from functools import partial
 
 import numpy as np
@@ -13,8 +14,8 @@ from starlette.testclient import TestClient
 
 import vitlab
 from vitlab.inference import encoder_of, fingerprint, reads_text
-from vitlab.search import Index, SearchError, update
-from vitlab.search.ledger import FILE, Ledger
+from vitlab.search import Index, SearchError, graph, update
+from vitlab.search.ledger import FILE, Ledger, row_digest
 from vitlab.serve.app import create_app
 from vitlab.serve.settings import Settings
 from vitlab.serve.shelf import open_index
@@ -113,8 +114,14 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
     check(client.get("/search/pictures/9999"), 404, "has no picture 9999")
     with Ledger(tmp_path / "ix" / FILE) as ledger:
         for path, name in ((b"../secret.png", "plain.png"), (os.fsencode(tmp_path / "secret.png"), "wide.png")):
-            ledger.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, hits[name]))
-            check(client.get(f"/search/pictures/{hits[name]}"), 404, "has no picture")
+            number = hits[name]
+            ledger.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, number))
+            found = check(client.get(f"/search/pictures/{number}"), 503, "cannot be searched")  # its digest is another
+            assert str(tmp_path) not in str(found)
+            query = "SELECT hash, vector FROM pictures JOIN vectors USING (id) WHERE id = ?"
+            digest = row_digest(number, path, *ledger.rows.execute(query, (number,)).fetchone())
+            ledger.rows.execute("UPDATE checks SET digest = ? WHERE id = ?", (digest, number))
+            check(client.get(f"/search/pictures/{number}"), 404, "has no picture")
 
 
 def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(searching, photos):
@@ -126,6 +133,35 @@ def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(se
     for name, word in (("5.png", "no such file"), ("6.png", "limit of 200"), ("7.png", "not a picture")):
         found = check(client.get(f"/search/pictures/{hits[name]}"), 404, word, "vitlab index")
         assert str(photos) not in str(found)
+
+
+def test_a_damaged_index_is_503_without_its_path_and_one_line_in_the_log(searching, tmp_path, caplog):
+    client = searching("small")
+    file = tmp_path / "ix" / FILE
+    rows = sqlite3.connect(file)
+    (vector,) = rows.execute("SELECT vector FROM vectors WHERE id = 3").fetchone()
+    rows.close()
+    held = bytearray(file.read_bytes())
+    held[held.index(vector) + 2] ^= 1
+    file.write_bytes(held)
+    for answer in (ask(client, "/search", picture(1)), client.get("/search/pictures/3")):
+        found = check(answer, 503, "cannot be searched", "log")
+        assert str(tmp_path) not in str(found)
+    assert [record.exc_info for record in caplog.records] == [None, None]
+    assert all("the row of picture 3 has changed" in record.message for record in caplog.records)
+
+
+def test_requests_never_rebuild_a_graph(searching, models, photos, tmp_path, monkeypatch):
+    client = searching("small")
+    usual = ask(client, "/search?top=16", picture(1)).json()["hits"]
+    (tmp_path / "ix" / graph.FILE).unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("vitlab.search.query.bring_up_to_date", lambda *args: pytest.fail("rebuilt in a request"))
+        hits = ask(client, "/search?top=16", picture(1)).json()["hits"]
+        (note,) = open_index(tmp_path / "ix", served(**models)).notes
+    assert [hit["number"] for hit in hits] == [hit["number"] for hit in usual]
+    assert "Every vector is compared" in note and f"vitlab index {photos} -o" in note
+    assert not (tmp_path / "ix" / graph.FILE).exists()
 
 
 def test_ways_to_ask_wrongly(searching, client):

@@ -203,9 +203,14 @@ class Compared(NamedTuple):
     largest: float = 1.0  # logit or feature that the model gives
 
     @property
+    def allowed(self) -> float:
+        """The tolerance, which shrinks with values below 0.1."""
+        return TOLERANCE * min(1.0, 10 * self.largest)
+
+    @property
     def wrong(self) -> bool:
-        """Whether values differ by more than the tolerance, which shrinks with values below 0.1. NaN is wrong."""
-        return self.difference is not None and not self.difference <= TOLERANCE * min(1.0, 10 * self.largest)
+        """Whether values differ by more than is allowed. NaN is wrong."""
+        return self.difference is not None and not self.difference <= self.allowed
 
 
 def _compared(what: str, ours: Tensor, theirs: Tensor) -> Compared:

@@ -6,8 +6,8 @@ A model that reads words has its tokenizer.json beside them.
 from __future__ import annotations
 
 import json
-import math
 import os
+import threading
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vitlab.checkpoints import digests
 from vitlab.checkpoints.files import CheckpointError, check_values, read_json
 from vitlab.models import registry
+from vitlab.parsing import spell_not_finite
 from vitlab.version import __version__
 
 FORMAT = 1
@@ -65,22 +66,13 @@ def save(model: Any, folder: str | Path) -> Path:
         written[name] = digests.file_digest(path)
 
     def write_card(path: Path) -> None:  # after the others, whose digests it holds
-        sealed = digests.seal({**spelled(card), digests.DIGESTS: written})
+        sealed = digests.seal({**spell_not_finite(card), digests.DIGESTS: written})
         path.write_text(json.dumps(sealed, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
     write_together({**{folder / name: partial(write_and_digest, name) for name in writes}, folder / CARD: write_card})
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
-
-
-def spelled(value: Any) -> Any:
-    """NaN and infinity, e.g. among the metrics of a run that diverged, as texts: JSON has no numbers for them."""
-    if isinstance(value, dict):
-        return {key: spelled(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [spelled(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unwrapped(model: Any) -> Any:
@@ -148,7 +140,7 @@ def write_whole(path: Path, write: Any) -> None:
 
 def write_together(writes: dict[Path, Any]) -> None:
     """Write all to temporary names, flush to disk, then rename: if one fails, the files of before stay as they were."""
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in writes}
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp") for path in writes}
     try:
         for path, write in writes.items():
             temporary[path].touch()

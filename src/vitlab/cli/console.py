@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitlab.cli.language import spoken
+from vitlab.parsing import spell_not_finite
 from vitlab.printable import printable, printable_json
 
 
@@ -49,7 +50,8 @@ def print_plain(text: str, end: str = "\n") -> None:
 def print_json(value: Any) -> None:
     import json
 
-    print_json_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(spell_not_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print_json_text(text + "\n")
 
 
 def print_json_text(text: str) -> None:

@@ -80,21 +80,23 @@ def with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> li
             task = bar.add_task("pictures", total=len(images))
             found = ask(pictures, progress=lambda done: bar.advance(task, done))
     for prediction, text in zip(found, images, strict=True):
+        if prediction.error is not None:  # a sample has no name of its own
+            prediction.error = f"{text}: {prediction.error.removeprefix(f'{prediction.name}: ')}"
         prediction.name = text
     return found
 
 
 def report(found: list[Prediction], json: bool) -> None:
-    """Print them; exit code 1 where a picture could not be read."""
+    """Print them; exit code 1 where a picture has no scores."""
     if json:
         print_json([p.to_dict() for p in found])
     else:
         _show(found)
     failed = [p for p in found if p.error is not None]
     for p in failed:
-        say(f"vitlab: {p.error}")
+        say(f"vitlab: {one_line(str(p.error))}")
     if failed:
-        say(f"{len(failed)} of {len(found)} pictures could not be read.")
+        say(f"{len(failed)} of {len(found)} pictures could not be read or scored.")
         raise SystemExit(1)
 
 

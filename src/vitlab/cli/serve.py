@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import say
+from vitlab.printable import one_line
 
 
 def run(
@@ -40,6 +41,8 @@ def run(
         for one in served:
             say(f"{one.name}: {', '.join(one.verbs)}")
         if shelf is not None:
+            for note in shelf.notes:
+                say(f"note: {one_line(note)}")
             about = shelf.about()
             how = "words or a picture" if shelf.words else "a picture"
             say(f"search: {about['pictures']:,} pictures of {about['name']}, with {how}, by {shelf.model}")

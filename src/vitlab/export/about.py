@@ -11,10 +11,9 @@ import torch
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
-from vitlab.checkpoints.native import spelled
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.input_size import input_size
-from vitlab.parsing import parse_json
+from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
 
 KEY = "vitlab"  # of ONNX's metadata_props; a torch.export archive has a file vitlab.json
@@ -61,7 +60,7 @@ class About:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        return json.dumps(spelled(asdict(self)), ensure_ascii=False, allow_nan=False)
+        return json.dumps(spell_not_finite(asdict(self)), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> About:

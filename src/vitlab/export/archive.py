@@ -132,7 +132,7 @@ def _checked_graph(graph: Any, key: str = "") -> Any:
 def _check_text(text: str, key: str) -> None:
     found = f"its graph holds {text[:60]!r} as {key}"
     if len(text) > MAX_LENGTH and key != "as_string":
-        raise ValueError(f"{found}: {len(text)} characters, and at most {MAX_LENGTH} are read")
+        raise ValueError(f"{found}: it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if text and not PATTERNS.get(key, WORDS).fullmatch(text):
         raise ValueError(f"{found}, which may be code and would be run")
     try:
@@ -141,4 +141,4 @@ def _check_text(text: str, key: str) -> None:
         if text and key == "guards_code":
             check_guard(text)
     except ValueError as error:
-        raise ValueError(f"{found}, which is not read: {error}") from None
+        raise ValueError(f"{found}: {error}") from None

@@ -1,19 +1,24 @@
 """Sizes and guards of a .pt2 are Python text that torch evaluates: here they are parsed, and only sums, products,
 quotients, comparisons, min and max of sizes and of small numbers are let through.
 
-A power or a shift is three characters that take for ever (9**9**9**9); so is a float of a billion digits.
+A power or a shift is three characters that take for ever (9**9**9**9); so is a number with a long exponent, of either
+sign, which sympy computes exactly.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 from typing import Any
 
 MAX_LENGTH = 2**14  # characters; what we write has hundreds
 MAX_NESTING = 100
 MAX_BITS = 1024  # of a whole number that the graph computes out of sizes
 SIZE_BITS = 40  # of a size itself
+LONG_EXPONENT = re.compile(r"[\d._]e[+-]?[\d_]{3,}", re.IGNORECASE)  # 1e-999 is 0.0 to Python, and exact to sympy
+PERMITTED = "only + - * // % comparisons, min and max are allowed"
+FORBIDDEN = {ast.Pow: "a power", ast.LShift: "a shift", ast.RShift: "a shift", ast.IfExp: "a condition"}
 
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.USub, ast.UAdd)
 GUARD_NODES = (
@@ -37,29 +42,33 @@ def check_guard(text: str) -> None:
     """Raise ValueError where a guard is more than a comparison of sizes."""
     for node in _parsed(text, GUARD_NODES):
         if isinstance(node, ast.Name) and node.id not in GUARD_NAMES:
-            raise ValueError(f"the name {node.id!r}")
+            raise ValueError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
 
 
 def check_size(text: str) -> None:
     """Raise ValueError where a size is more than arithmetic on symbols."""
     for node in _parsed(text, SIZE_NODES):
         if isinstance(node, ast.Name) and node.id not in SIZE_NAMES:
-            raise ValueError(f"the function {node.id!r}")
+            raise ValueError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
+        if isinstance(node, ast.Constant) and isinstance(node.value, float):
+            raise ValueError("it contains a bare float, which torch writes as Float('0.5')")
         if isinstance(node, ast.keyword):
             value = getattr(node.value, "value", None)
             small = isinstance(value, bool) or (isinstance(value, int) and 0 < value <= MAX_PRECISION)
             if node.arg not in SIZE_OPTIONS or not small:
-                raise ValueError(f"the option {node.arg}={value!r:.20}")
+                raise ValueError(f"it contains the option {node.arg!s:.40}={value!r:.20}")
 
 
 def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
     """Its syntax tree as a list of nodes, each of an allowed type and every number of a sane size."""
     if len(text) > MAX_LENGTH:
-        raise ValueError(f"{len(text)} characters, and at most {MAX_LENGTH} are read")
+        raise ValueError(f"it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+    if LONG_EXPONENT.search(text):
+        raise ValueError("it contains a number with an exponent of more than two digits")
     try:
         level: list[ast.AST] = [ast.parse(text, mode="eval")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # all four, by how it is nested or numbered
-        raise ValueError("no expression") from None
+        raise ValueError("it is not an expression") from None
     nodes: list[ast.AST] = []
     for _ in range(MAX_NESTING):
         nodes += level
@@ -67,10 +76,10 @@ def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
         if not level:
             break
     else:
-        raise ValueError(f"more than {MAX_NESTING} levels")
+        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
     for node in nodes:
         if not isinstance(node, allowed):
-            raise ValueError(f"a {type(node).__name__}")
+            raise ValueError(f"it contains {FORBIDDEN.get(type(node), type(node).__name__)}; {PERMITTED}")
         if isinstance(node, ast.Constant):
             _check_constant(node.value)
     return nodes
@@ -83,9 +92,9 @@ def _check_constant(value: Any) -> None:
         except ValueError:
             return
     if not isinstance(value, int | float):
-        raise ValueError(f"a constant of {type(value).__name__}")
+        raise ValueError(f"it contains a constant of type {type(value).__name__}")
     if abs(value) >= 2**63 or not math.isfinite(value):
-        raise ValueError("a number that no size has")
+        raise ValueError("it contains a number that is too large for a size")
 
 
 def check_growth(nodes: Any) -> None:

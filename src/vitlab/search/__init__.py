@@ -11,6 +11,6 @@ Nothing here knows a model: whoever calls brings the function that makes vectors
 
 from vitlab.search.index import Counts, check, update
 from vitlab.search.ledger import SearchError
-from vitlab.search.query import Hit, Index
+from vitlab.search.query import Hit, Index, open_ledger
 
-__all__ = ["Counts", "Hit", "Index", "SearchError", "check", "update"]
+__all__ = ["Counts", "Hit", "Index", "SearchError", "check", "open_ledger", "update"]

@@ -23,7 +23,9 @@ Progress = Callable[[str, int, int], object]  # what, done, of how many
 
 
 class Graph:
-    """The graph in a file, which is read where a search leads and not as a whole."""
+    """The graph in a file, mapped into memory: a search reads only where it leads. Before that, `is_intact` reads the
+    whole file once to check its digest.
+    """
 
     def __init__(self, file: Path):
         self.index = _restore(file, view=True)
@@ -50,7 +52,10 @@ def is_intact(ledger: Ledger, file: Path) -> bool:
     The file is read once as a whole; while its inode, size and time stay the same, the digest is remembered.
     """
     if not file.is_file():
-        return "graph" not in ledger.about
+        made_before = (
+            not ledger.has_checks
+        )  # by a version that told no digests: a graph without one may have been there
+        return "graph" not in ledger.about and not (made_before and len(ledger))
     if "graph" not in ledger.about:
         return True
     status = file.stat()

@@ -19,9 +19,7 @@ import numpy as np
 from vitlab.search import graph
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
-from vitlab.search.ledger import FILE, Entry, Known, Ledger, SearchError, damaged
-
-PART = "part-*.sqlite"  # of a process; what is left of a killed run is taken over by the next
+from vitlab.search.ledger import FILE, PART, Entry, Known, Ledger, SearchError, damaged
 
 
 class Embedded(Protocol):

@@ -22,6 +22,7 @@ from vitlab.printable import one_line
 
 FORMAT = 1
 FILE = "pictures.sqlite"
+PART = "part-*.sqlite"  # of a process; what is left of a killed run is taken over by the next
 CHUNK = 1000  # rows at a time, where there may be millions
 PATIENCE = 60  # seconds to wait while another process writes
 SCHEMA = """
@@ -53,10 +54,31 @@ class WriteError(SearchError):
 def damaged(file: Path, why: object) -> SearchError:
     """The error for a ledger that cannot be trusted. It is the index itself: nothing else can restore it."""
     folder = file.parent
+    if file.match(PART):
+        return SearchError(
+            f"{file}: is damaged ({one_line(str(why)[:200])}). A killed process has left it. Remove this file: "
+            "its pictures are embedded again."
+        )
     return SearchError(
         f"{file}: the index is damaged ({one_line(str(why)[:200])}). Delete {folder} and index again: "
         f"vitlab index FOLDER -o {folder} --model CHECKPOINT"
     )
+
+
+def read_error(file: Path, error: sqlite3.Error) -> SearchError:
+    """Only what SQLite calls damage is damage; a lock, a full disk or a missing permission passes."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    wrong = (
+        "no such table",
+        "no such column",
+        "unsupported file format",
+        "Could not decode",
+    )  # have no code of their own
+    if str(error).startswith(wrong) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return damaged(file, error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return SearchError(f"{file}: another process is writing it. Try again when it is done.")
+    return SearchError(f"{file}: cannot be read ({one_line(str(error)[:200])}). Try again.")
 
 
 @dataclass
@@ -95,7 +117,10 @@ class Ledger:
 
     def __init__(self, file: Path):
         self.file = file
-        self.rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
+        try:
+            self.rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
+        except sqlite3.Error as error:
+            raise read_error(file, error) from None
         try:
             self._check_pages()
             self.has_checks = bool(self._all("SELECT 1 FROM sqlite_master WHERE name = 'checks'"))
@@ -158,9 +183,7 @@ class Ledger:
         try:
             yield from self.rows.execute(query, values)
         except sqlite3.Error as error:
-            if "locked" in str(error):
-                raise SearchError(f"{self.file}: another process is writing it. Try again when it is done.") from None
-            raise damaged(self.file, error) from None
+            raise read_error(self.file, error) from None
 
     def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return list(self._select(query, values))
@@ -205,7 +228,10 @@ class Ledger:
         """Not if its creation was cut off."""
         if not file.is_file():
             return False
-        rows = sqlite3.connect(file, timeout=PATIENCE)
+        try:
+            rows = sqlite3.connect(file, timeout=PATIENCE)
+        except sqlite3.Error:
+            return True
         try:
             return rows.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
         except sqlite3.Error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -22,33 +24,52 @@ class Hit:
     number: int  # of its row in the index
 
 
+def open_ledger(path: Path) -> Ledger:
+    """The ledger of an index, without its graph."""
+    if not Ledger.is_there(path / FILE):
+        if (path / graph.FILE).exists():
+            raise damaged(path / FILE, "it is empty or missing")
+        what = "no index in it" if path.exists() else "no such index"
+        raise SearchError(f"{path}: {what}. Make one: vitlab index FOLDER -o {path} --model CHECKPOINT")
+    ledger = Ledger(path / FILE)
+    try:
+        ledger.check_about()
+    except BaseException:
+        ledger.rows.close()
+        raise
+    return ledger
+
+
 class Index:
     """Pictures that the graph does not hold yet, e.g. while an index is made, are compared one by one."""
 
-    def __init__(self, path: str | Path, progress: Progress | None = None):
-        """`progress` is told how far a damaged graph is rebuilt; `notes` say it afterwards."""
+    def __init__(self, path: str | Path, progress: Progress | None = None, *, rebuild: bool = True):
+        """`progress` is told how far a damaged graph is rebuilt; `notes` say it afterwards.
+
+        `rebuild`: False where many requests open the index: without its graph, every vector is compared.
+        """
         self.path = Path(path).expanduser()
         self.notes: list[str] = []
-        if not Ledger.is_there(self.path / FILE):
-            if (self.path / graph.FILE).exists():
-                raise damaged(self.path / FILE, "it is empty or missing")
-            what = "no index in it" if self.path.exists() else "no such index"
-            raise SearchError(f"{self.path}: {what}. Make one: vitlab index FOLDER -o {self.path} --model CHECKPOINT")
-        self.ledger = Ledger(self.path / FILE)
+        self.ledger = open_ledger(self.path)
         try:
-            self.ledger.check_about()
-            self.graph = self._open_graph(self.path / graph.FILE, progress)
+            self.graph = self._open_graph(self.path / graph.FILE, progress, rebuild)
         except BaseException:
             self.ledger.rows.close()
             raise
 
-    def _open_graph(self, file: Path, progress: Progress | None) -> Graph | None:
+    def _open_graph(self, file: Path, progress: Progress | None, rebuild: bool) -> Graph | None:
         """None: there is none yet, or none can be made here, and all vectors are compared. A damaged one is rebuilt."""
         if is_intact(self.ledger, file):
             try:
                 return Graph(file) if file.exists() else None
             except DamagedError:
                 pass
+        if not rebuild or not os.access(file.parent, os.W_OK):
+            self.notes.append(
+                f"{file}: is damaged or missing. Every vector is compared instead, which is slower. To rebuild it, run "
+                f"vitlab index {quote(str(self.folder))} -o {quote(str(self.path))}"
+            )
+            return None
         try:
             bring_up_to_date(self.ledger, file, progress)
             self.notes.append(f"{file}: was damaged or missing, and was rebuilt from {FILE}.")
@@ -105,11 +126,8 @@ class Index:
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
     def picture(self, number: int) -> Path | None:
-        """Path of a row's picture; None: there is no such row, it is damaged, or the path leads out of the folder."""
-        try:
-            path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
-        except SearchError:
-            return None
+        """Path of a row's picture; None: there is no such row, or the path leads out of the folder."""
+        path = self.ledger.paths(np.array([number], dtype=np.int64)).get(number)
         if path is None or _leads_out(path):
             return None
         return self.folder / path

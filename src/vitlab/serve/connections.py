@@ -25,13 +25,14 @@ from vitlab.serve.settings import Settings
 ACCEPTS = 64  # connections that asyncio accepts in one turn of its loop, before any of them is counted
 SPARE_FILES = 64 + 2 * ACCEPTS  # open files besides connections and uploads; aborted connections close a turn later
 MAX_DISCARDED = 100_000_000  # bytes of a refused body
+WRITE_CHECK_SECONDS = 1.0  # between two looks at whether a client reads its response
 
 
 class Stage(Enum):
     HEADERS = auto()  # waiting for the end of a request's headers
     REQUEST = auto()  # receiving the body, computing, sending the response
     IDLE = auto()  # waiting for the next request
-    BLOCKED = auto()  # the client does not read its response
+    BLOCKED = auto()  # the client reads nothing of its response
     CLOSING = auto()  # answered early; what the client still sends is discarded
 
 
@@ -57,8 +58,11 @@ class ConnectionPool:
         self.droppable.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Drop a connection if the limit is reached; False: all have a request under way."""
-        if len(self.connections) >= self.limit:
+        """Drop connections until the limit leaves room; False: all that remain have a request under way.
+
+        Refused newcomers count until they are closed: each displaces the one before, so at most one is above the limit.
+        """
+        while len(self.connections) >= self.limit:
             if not self.droppable:
                 return False
             next(iter(self.droppable)).drop()  # the newest is most likely about to send its request
@@ -73,7 +77,10 @@ class Connection(H11Protocol):
         self.pool, self.settings = pool, pool.settings
         self.stage = Stage.HEADERS
         self.read_deadline: asyncio.TimerHandle | None = None
-        self.write_deadline: asyncio.TimerHandle | None = None
+        self.write_check: asyncio.TimerHandle | None = None
+        self.unsent = 0  # bytes that wait for the client to read, at the last check
+        self.last_read = 0.0  # when the client was last seen to read, by the loop's clock
+        self.blocked = False
         self.discarded = 0  # bytes
         self._application: Any = self.app
         self.app = self._run_application  # type: ignore[assignment]
@@ -89,7 +96,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_read_deadline(None)
-        self.resume_writing()  # cancels the deadline
+        self.resume_writing()  # cancels the check
         self.pool.leave(self)
         super().connection_lost(exc)
 
@@ -120,15 +127,34 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.write_deadline = self.loop.call_later(self.settings.write_seconds, self.transport.abort)
+        self.unsent, self.last_read = self.transport.get_write_buffer_size(), self.loop.time()
+        self._schedule_write_check()
         self._update_stage()
 
     def resume_writing(self) -> None:
+        """The transport calls this when everything is sent, which may take a slow client minutes."""
         super().resume_writing()
-        if self.write_deadline is not None:
-            self.write_deadline.cancel()
-            self.write_deadline = None
+        if self.write_check is not None:
+            self.write_check.cancel()
+            self.write_check, self.blocked = None, False
             self._update_stage()
+
+    def _schedule_write_check(self) -> None:
+        wait = min(WRITE_CHECK_SECONDS, self.settings.write_seconds / 4)
+        self.write_check = self.loop.call_later(wait, self._check_write)
+
+    def _check_write(self) -> None:
+        """A client that has read nothing since the last check is blocked; after `write_seconds` of that it is cut."""
+        unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
+        self.blocked = unsent >= self.unsent
+        if not self.blocked:
+            self.last_read = now
+        elif now - self.last_read >= self.settings.write_seconds:
+            self.transport.abort()
+            return
+        self.unsent = unsent
+        self._schedule_write_check()
+        self._update_stage()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls this for bytes that are not HTTP; its own version fails if a response has already begun."""
@@ -155,7 +181,7 @@ class Connection(H11Protocol):
 
     def close(self, transport: asyncio.Transport) -> None:
         """Close as soon as the response is sent; called instead of `transport.close`."""
-        if self.conn.their_state is h11.SEND_BODY:
+        if self.conn.their_state is h11.SEND_BODY and not transport.is_closing():  # it is where the client has gone
             self._linger(transport)
         else:
             transport.close()
@@ -192,8 +218,13 @@ class Connection(H11Protocol):
     def _update_stage(self) -> None:
         """The stage after headers have arrived, a response is complete, or the client has begun or ceased to read."""
         if self.stage is not Stage.CLOSING:
-            busy = Stage.BLOCKED if self.flow.write_paused else Stage.REQUEST if self._under_way else None
-            self.pool.enter(self, busy or (Stage.IDLE if self.read_deadline is None else Stage.HEADERS))
+            if self.blocked:
+                stage = Stage.BLOCKED
+            elif self._under_way or self.flow.write_paused:
+                stage = Stage.REQUEST
+            else:
+                stage = Stage.IDLE if self.read_deadline is None else Stage.HEADERS
+            self.pool.enter(self, stage)
 
     def _await_headers(self) -> None:
         self._set_read_deadline(self.settings.header_seconds)
@@ -220,7 +251,8 @@ class Connection(H11Protocol):
         response = h11.Response(
             status_code=status, headers=list(every.items()), reason=HTTPStatus(status).phrase.encode()
         )
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+        to_head = self._under_way and self.scope["method"] == "HEAD"  # its response has no body
+        for event in (response, *([] if to_head else [h11.Data(data=body)]), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self._linger(self.transport)
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from vitlab.images.read import ImageError, NotAPictureError, TooLargeError
+from vitlab.printable import one_line
+from vitlab.search import SearchError
 from vitlab.serve.settings import KINDS
 
 logger = logging.getLogger("vitlab.serve")
@@ -73,11 +75,18 @@ def handle_errors(app: FastAPI) -> None:
         text, remedy = known.get(error.status_code, (str(error.detail), "GET /docs shows how to ask."))
         return response(RefusedError(error.status_code, text, remedy, error.headers))
 
+    async def no_index(request: Request, error: Exception) -> JSONResponse:
+        logger.error(
+            "%s %s: %s", request.method, request.url.path, one_line(str(error))
+        )  # it names files of the server
+        return response(RefusedError(503, "the index of this server cannot be searched now.", "Its log says why."))
+
     async def broken(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return response(RefusedError(500, "the server failed at this request.", "Its log says why: look there."))
 
     app.add_exception_handler(RefusedError, refused)
+    app.add_exception_handler(SearchError, no_index)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, by_framework)
     app.add_exception_handler(Exception, broken)

@@ -132,7 +132,7 @@ async def runs(request: Request) -> Response:
 
 @router.get("/page/runs/{name}")
 async def run(request: Request, name: str, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> Response:
-    """What the log of a run has gained since byte `after`."""
+    """What the log of a run has gained since byte `after`; all of it where the log has become shorter than that."""
     folder = Path(request.app.state.house.settings.runs)
     gained = await request.app.state.desk.read(lambda: _read_log(folder, name, after))
     # Escaped as ASCII: a note may name a file whose name is not UTF-8, which is a lone surrogate.
@@ -158,7 +158,9 @@ def _read_log(folder: Path, name: str, after: int) -> dict[str, Any]:
         raise RefusedError(404, f"there is no run {name[:100]!r} here.", "GET /page/runs lists them.")
     try:
         with path.open("rb") as log:
-            log.seek(min(after, os.fstat(log.fileno()).st_size))  # beyond the largest file that a disk allows it fails
+            if after > os.fstat(log.fileno()).st_size:  # the run was started anew, and its log is shorter now
+                after = 0
+            log.seek(after)
             text = log.read(LINES)
     except OSError as error:
         why = f"the log of {name[:100]!r} cannot be read: {error.strerror}."

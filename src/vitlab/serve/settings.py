@@ -32,7 +32,7 @@ class Settings:
     uploads: int = 256  # requests that are being received
     max_connections: int = 1000
     header_seconds: float = 10.0  # from accept, or from a later request's first byte, to the end of its headers
-    write_seconds: float = 30.0  # for the client to read a response
+    write_seconds: float = 30.0  # in which the client reads nothing of its response
     linger_seconds: float = 5.0  # in which the rest of a refused body is discarded before the connection is cut
     runs: str = "runs"  # the folder of training runs that the page follows
     decoders: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))  # threads
@@ -51,6 +51,11 @@ class Settings:
             raise ValueError(
                 "the token must be one or more plain characters, e.g. what this prints: openssl rand -hex 24"
             )
+        for name in self.hosts:
+            match = HOST.fullmatch(f"[{name}]" if is_address(name) and ":" in name else name)
+            if match is None or name not in (match["name"], match["ipv6"]):
+                plain = "without scheme, port, path or *"
+                raise ValueError(f"host {name!r} must be a name or an address, such as vit.example.org: {plain}.")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise ValueError(f"origin {origin!r} must be like https://pages.example.org, without a path.")

@@ -19,11 +19,14 @@ from vitlab.serve.house import Served, free_name, refusals
 
 @dataclass(frozen=True)
 class Shelf:
-    """Every question opens the index, so that it may be brought up to date while the server runs."""
+    """Every question opens the index, so that it may be brought up to date while the server runs. None of them rebuilds
+    a damaged graph: that takes long, and several would do it at once.
+    """
 
     path: Path
     model: str  # its name here
     made_by: dict[str, Any]
+    notes: tuple[str, ...] = ()  # for the operator, at the start
 
     @property
     def words(self) -> bool:
@@ -31,31 +34,31 @@ class Shelf:
         return self.made_by.get("reads_text", True)
 
     def about(self) -> dict[str, Any]:
-        with Index(self.path) as there:
+        with Index(self.path, rebuild=False) as there:
             return {"name": there.folder.name, "model": self.model, "words": self.words, "pictures": len(there)}
 
     def search(self, vector: np.ndarray, top: int) -> tuple[list[tuple[Hit, str]], int]:
         """The nearest pictures, each with its name below the folder; and how many there are."""
         check(self.path, self.made_by)
-        with Index(self.path) as there:
+        with Index(self.path, rebuild=False) as there:
             hits = there.search(vector, top)
             return [(hit, _plain(hit.path.relative_to(there.folder).as_posix())) for hit in hits], len(there)
 
     def picture(self, number: int) -> Path | None:
-        with Index(self.path) as there:
+        with Index(self.path, rebuild=False) as there:
             return there.picture(number)
 
 
 def open_index(place: str | Path, models: list[Served], load: Callable[[str], Any] = load) -> Shelf:
     """The model that made it is one of `models`; or it is loaded, and put there."""
     place = Path(place).expanduser()
-    with Index(place) as there:
-        made_by, folder = there.made_by, there.folder
+    with Index(place, rebuild=False) as there:
+        made_by, folder, notes = there.made_by, there.folder, tuple(there.notes)
     served = next((one for one in models if _print(one.model) == made_by["fingerprint"]), None)
     if served is None:
         served = _fetch(place, folder, made_by, models, load)
         models.append(served)
-    return Shelf(place, served.name, made_by)
+    return Shelf(place, served.name, made_by, notes)
 
 
 def _fetch(

@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from vitlab.parsing import parse_json
+from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.special_files import special_kind
 
 LOG = "log.jsonl"
@@ -56,7 +56,7 @@ class RunLog:
         numbers = {key: _plain(value) for key, value in numbers.items()}
         if kind != "note" and (kind, step) in self._known:  # the step a resumed run starts from was logged before
             return
-        line = {"kind": kind, "step": step, "time": round(time.time(), 3), **_spelled(numbers)}
+        line = {"kind": kind, "step": step, "time": round(time.time(), 3), **spell_not_finite(numbers)}
         text = json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
         # A file name that is not UTF-8 holds lone surrogates; backslashreplace spells them as JSON does.
         data = text.encode("utf-8", "backslashreplace")
@@ -134,16 +134,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value) if isinstance(value, Path) else value
 
 
-def _spelled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _spelled(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [_spelled(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
 def _read_back(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _read_back(v) for key, v in value.items()}
@@ -154,7 +144,7 @@ def _read_back(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """Any result as strict JSON, readable, NaN and infinity as texts."""
-    return json.dumps(_spelled(_plain(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(spell_not_finite(_plain(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str | bytes) -> Any:

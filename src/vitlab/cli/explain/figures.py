@@ -17,6 +17,7 @@ from vitlab.explain.features import foreground_mask, nearest, patch_similarity, 
 from vitlab.explain.methods import METHODS
 from vitlab.explain.pruned import pruned_patches
 from vitlab.images.read import read_image
+from vitlab.printable import one_line
 from vitlab.reduce import reducer_of
 
 
@@ -72,7 +73,9 @@ def neighbours(options: Options, folder: Path, k: int) -> None:
     if not folder.is_dir():
         raise ValueError(f"--neighbours {folder}: is no folder. Name one with pictures in it.")
     job = start(options)
-    found = nearest(job.model, job.images, folder, k, batch_size=job.many, skip=lambda words: say(f"note: {words}"))
+    found = nearest(
+        job.model, job.images, folder, k, batch_size=job.many, skip=lambda words: say(f"note: {one_line(words)}")
+    )
     pictures = {one.name: read_image(one.name) for row in found for one in row}
     paired = [[(one, pictures[one.name]) for one in row] for row in found]
     title = f"Most alike in {folder.resolve().name}"
@@ -85,7 +88,7 @@ def neighbours(options: Options, folder: Path, k: int) -> None:
     def show() -> None:
         for view, row in zip(job.views, found, strict=True):
             for one in row:
-                console(markup=False).print(f"{view.name}  {one.similarity:.3f}  {one.name}", soft_wrap=True)
+                console(markup=False).print(one_line(f"{view.name}  {one.similarity:.3f}  {one.name}"), soft_wrap=True)
 
     finish(job, figure, {"neighbours": names, "similarity": values}, page, {"neighbours": told}, show)
 

@@ -20,6 +20,7 @@ from vitlab.explain.inputs import Batch, as_batch
 from vitlab.explain.sentences import ask
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
+from vitlab.printable import one_line
 
 
 @dataclass
@@ -138,11 +139,11 @@ def finish(
     else:
         printed = console(markup=False)
         for view in job.views:
-            printed.print(f"{view.name}: {view.said}" if view.said else view.name, soft_wrap=True)
+            printed.print(one_line(f"{view.name}: {view.said}" if view.said else view.name), soft_wrap=True)
         if show is not None:
             show()
         for file in files:
-            printed.print(f"written: {file}", soft_wrap=True)
+            printed.print(one_line(f"written: {file}"), soft_wrap=True)
     if job.failed:
         fail(job)
 
@@ -161,7 +162,7 @@ def report(job: Job, files: Sequence[Path]) -> dict[str, Any]:
 
 def fail(job: Job) -> None:
     for message in job.failed.values():
-        say(f"vitlab: {message}")
+        say(f"vitlab: {one_line(message)}")
     say(f"{len(job.failed)} of {len(job.options.images)} pictures could not be read.")
     raise SystemExit(1)
 

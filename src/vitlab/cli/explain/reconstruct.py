@@ -11,6 +11,7 @@ from vitlab.cli.explain.job import Options, finish, start
 from vitlab.explain import draw
 from vitlab.explain.reconstruct import check_decoder
 from vitlab.explain.reconstruct import reconstruct as rebuild
+from vitlab.printable import one_line
 
 
 def reconstruct(options: Options, mask_ratio: float | None, seed: int) -> None:
@@ -46,6 +47,7 @@ def reconstruct(options: Options, mask_ratio: float | None, seed: int) -> None:
 
     def show() -> None:
         for view, error in zip(job.views, found.error.tolist(), strict=True):
-            console(markup=False).print(f"{view.name}: error {error:.4f} over {hidden} hidden patches", soft_wrap=True)
+            line = f"{view.name}: error {error:.4f} over {hidden} hidden patches"
+            console(markup=False).print(one_line(line), soft_wrap=True)
 
     finish(job, figure, numbers, page, told, show)

@@ -18,7 +18,7 @@ export async function show(panel, page, current) {
     await page.guard(async () => {
       const found = await json(`page/runs/${encodeURIComponent(name)}?after=${after}`);
       if (!current() || name !== choose.value) return;
-      lines = lines.concat(found.lines);
+      lines = found.after < after ? found.lines : lines.concat(found.lines); // less: the log was written anew
       after = found.after;
       state.textContent = `${name} ${t(found.ended ? "over" : "going")}`;
       if (found.lines.length || !curves.childElementCount) draw(curves, lines);
