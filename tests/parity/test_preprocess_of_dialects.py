@@ -111,7 +111,7 @@ TIMM = {  # crop_pct -> the shorter side before the crop: floor(size / crop_pct)
     "default": (dict(input_size=[3, 224, 224], crop_pct=0.875), (224, 224), 256),
     "deit3": (dict(input_size=[3, 384, 384], crop_pct=1.0), (384, 384), 384),
     "clip": (dict(input_size=[3, 224, 224], crop_pct=0.95), (224, 224), 235),
-    "squash": (dict(input_size=[3, 336, 336], crop_pct=0.95, crop_mode="squash"), (336, 336), (353, 353)),
+    "squash": (dict(input_size=[3, 192, 256], crop_pct=0.95, crop_mode="squash"), (192, 256), (202, 269)),
     "wide": (dict(input_size=[3, 192, 256], crop_pct=0.8), (192, 256), 240),
 }
 
