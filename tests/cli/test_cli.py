@@ -163,7 +163,8 @@ def test_a_script_can_read_how_training_went(command, tmp_path):
     found = json.loads(told.stdout)
     kept = json.loads((tmp_path / "result.json").read_text())
     assert found["top1"] == kept["top1"] and found["model"] == str(tmp_path / "best") and "epoch 3 of 3" in told.stderr
-    (loss, ended) = json.loads(command("doctor", tmp_path, "--json").stdout)
+    *files, loss, ended = json.loads(command("doctor", tmp_path, "--json").stdout)
+    assert all(row["ok"] for row in files) and files[0]["says"].startswith("last: whole")
     assert loss["ok"] and "training loss" in loss["says"] and ended == {"ok": True, "says": "the run is finished"}
     for number, line in enumerate(lines := (tmp_path / "log.jsonl").read_text().splitlines()):
         event = json.loads(line)

@@ -36,8 +36,15 @@ def source(tmp_path) -> Path:
     return vitlab.save(model, tmp_path / "source")
 
 
+def without_digests(target: Path) -> None:
+    """As a writer that is wrong from the start: its digests are of what it wrote."""
+    card = target / "model.json"
+    if card.is_file():
+        card.write_text(json.dumps({**json.loads(card.read_text()), "digests": None, "seal": None}))
+
+
 def add_to_head(target: Path, amount: float) -> None:
-    """Alter the classifier's bias in the written file, as a broken writer or disk would."""
+    """Alter the classifier's bias in the written file, as a broken writer would."""
     if target.suffix == ".npz":
         with np.load(target) as file:
             arrays = dict(file)
@@ -49,6 +56,7 @@ def add_to_head(target: Path, amount: float) -> None:
     key = next(k for k in ("head.bias", "classifier.bias") if k in tensors)
     tensors[key] = tensors[key] + amount
     save_file(tensors, weights, metadata={"format": "pt"})
+    without_digests(target)
 
 
 @pytest.fixture
@@ -110,6 +118,7 @@ def test_the_largest_difference_of_any_logit_counts(run, source, monkeypatch, tm
         tensors = load_file(target / "weights.safetensors")
         tensors["head.bias"] = tensors["head.bias"] + torch.tensor([0.0, -0.3, 0.1, 0.0])
         save_file(tensors, target / "weights.safetensors")
+        without_digests(target)
         return notes
 
     monkeypatch.setattr(convert, "write", write_and_alter_one)

@@ -319,6 +319,7 @@ class Folder:
             found.size_notes = _note_other_size(found.preprocess.size, config.image_size, self.model_type)
 
 
+COLOURS = ("mean", "std")
 INTERPOLATE = {  # networks that their library does not run at another size by itself
     **dict.fromkeys(("vit", "deit", "vit_mae", "clip"), "transformers needs interpolate_pos_encoding=True for that"),
     "pvt": "transformers' PVT cannot do that",
@@ -349,7 +350,8 @@ def assumed_notes(found: Found, preprocess: dict[str, Any]) -> list[str]:
     p, stated = found.preprocess, {**(found.stated or {}), **preprocess}
     colours, resizing = [], []
     if p is not None and found.stated is not None:
-        if any(name not in preprocess and len(stated.get(name, ())) != len(p.mean) for name in ("mean", "std")):
+        unfit = [len(stated.get(name, ())) != len(p.mean) and len(set(stated.get(name, ()))) != 1 for name in COLOURS]
+        if any(unfit) and not set(COLOURS) <= preprocess.keys():
             colours = [f"mean={p.mean}", f"std={p.std}"]
         resizing = [f"{name}={getattr(p, name)}" for name in ("interpolation", "how") if name not in stated]
     unknown = ", ".join([*values, *colours, *resizing])

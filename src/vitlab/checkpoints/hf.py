@@ -199,16 +199,20 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
 
 
 def preprocess_notes(config: dict[str, Any], model_type: str = "vit") -> list[str]:
-    """Where our preprocess must differ from what preprocessor_config.json says."""
-    processor = _processor(config, model_type)
+    """Where our preprocess may differ from what transformers does with this preprocessor_config.json."""
+    processor, notes = _processor(config, model_type), []
+    named = _processor_name(config)
+    if named and not re.match(f"({'|'.join(PROCESSORS)})(Image|Feature)", named):
+        notes.append(f"preprocessor_config.json is for a {named}, which is not known: read as a {processor}'s.")
     config = _with_defaults(config, processor)
     cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
-    if cropped or _shorter_side(config["size"], processor) is None:
-        return []
-    return [
-        "preprocessor_config.json resizes the shorter side and crops nothing, so images keep their shape there; here "
-        "the input has one size, so the centre square is cut out. Images that are not square give other numbers."
-    ]
+    if not cropped and _shorter_side(config["size"], processor) is not None:
+        notes.append(
+            "preprocessor_config.json resizes the shorter side and crops nothing, so images keep their shape there; "
+            "here the input has one size, so the centre square is cut out. Images that are not square give other "
+            "numbers."
+        )
+    return notes
 
 
 def _with_defaults(config: dict[str, Any], processor: str) -> dict[str, Any]:
@@ -224,9 +228,13 @@ def _shorter_side(size: Any, processor: str) -> int | None:
 
 def _processor(config: dict[str, Any], model_type: str) -> str:
     """Which of PROCESSORS this file is for."""
-    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    name = _processor_name(config)
     found = next((known for known in PROCESSORS if re.match(f"{known}(Image|Feature)", name)), None)
     return found or PROCESSOR_OF.get(model_type, "ViT")
+
+
+def _processor_name(config: dict[str, Any]) -> str:
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ ABOVE_ZERO = Kind("a number above 0", lambda value: _number(value) and value > 0
 EPS = Kind("a number above 0, at most 1", lambda value: _number(value) and 0 < value <= 1)  # added to a variance
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
+NAME = Kind("a name", lambda value: isinstance(value, str) and bool(value.strip()))
 TABLE = Kind("a JSON object", lambda value: isinstance(value, dict))
 WHOLES = Kind("a list of whole numbers from 1", lambda value: _listed(value, _positive, range(1, 17)))
 TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value))
@@ -95,7 +96,7 @@ HF_STAGES: Kinds = {  # of a network of stages, which has some as lists; and of 
 }
 HF_PREPROCESSOR: Kinds = {
     **dict.fromkeys(("do_normalize", "do_rescale", "do_resize", "do_center_crop"), FLAG | NULL),
-    **dict.fromkeys(("image_processor_type", "feature_extractor_type"), TEXT | NULL),
+    **dict.fromkeys(("image_processor_type", "feature_extractor_type"), NAME | NULL),
     **dict.fromkeys(("image_mean", "image_std"), COLOURS),
     "resample": WHOLE,
     "rescale_factor": ABOVE_ZERO,

@@ -83,8 +83,6 @@ def _with_words(
             raise ValueError(
                 f"{recipe.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
             )
-        if tokenizer is not None and model.tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
-            raise ValueError(f"{recipe.init_from} has a tokenizer of its own: leave out text.tokenizer.")
         model.tokenizer = model.tokenizer or tokenizer
         if model.tokenizer is None:
             raise ValueError(f"{recipe.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")

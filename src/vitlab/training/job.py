@@ -209,6 +209,8 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
     if recipe.objective.name == "clip":
+        if tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
+            raise ValueError(f"{recipe.model.init_from} has a tokenizer of its own: leave out text.tokenizer.")
         check_same_tokenizer(model.tokenizer, saved)
         if who.first:  # nothing was refused: the run begins
             keep_tokenizer(model.tokenizer, run)
