@@ -22,7 +22,7 @@ from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
-from vitlab.training.objectives import At
+from vitlab.training.objectives.base import MicroStep
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -185,7 +185,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], settings), tmp_path)
     batch = job.steps[3, 0]
     job.objective.begin_step(3, job.optimisers)
-    inputs = job.objective.inputs(batch, At(0, 3))
+    inputs = job.objective.inputs(batch, MicroStep(0, 3))
     with torch.no_grad():
         found, _ = job.objective.loss(job.forward, inputs)
         images, texts = job.forward(inputs["images"], inputs["ids"])
@@ -219,7 +219,7 @@ def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     assert over == {fill(template, name) for template in LISTS["train"]}
     per_epoch = job.plan.steps_per_epoch
     batch = job.steps[per_epoch, 0]
-    ids = job.objective.inputs(batch, At(0, per_epoch))["ids"]
+    ids = job.objective.inputs(batch, MicroStep(0, per_epoch))["ids"]
     expected = job.model.tokenizer(words.draw(batch.indices.numpy(), seed=0, epoch=1))
     assert torch.equal(ids, expected[:, : ids.shape[1]]) and (expected[:, ids.shape[1] :] == expected[0, -1]).all()
 

@@ -133,15 +133,15 @@ def test_the_doctor_sees_a_mask_that_is_the_wrong_way_round(tmp_path, monkeypatc
 
 def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
     from vitlab.training.doctor import TrainingError
-    from vitlab.training.objectives import Reconstruct
+    from vitlab.training.objectives.mae import MaskedReconstruction
 
-    plain = Reconstruct.inputs
+    plain = MaskedReconstruction.inputs
 
     def broken(self, batch, at):
         inputs = plain(self, batch, at)
         return {k: v * float("nan") if at.step == 5 else v for k, v in inputs.items()}
 
-    monkeypatch.setattr(Reconstruct, "inputs", broken)
+    monkeypatch.setattr(MaskedReconstruction, "inputs", broken)
     with pytest.raises(TrainingError, match=r"step 5 .*the images of the batch hold NaN"):
         run_with("mae", [], tmp_path / "run")
 

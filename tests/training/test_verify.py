@@ -87,10 +87,10 @@ def test_data_that_start_again_are_found(forks, monkeypatch):
 def test_a_machine_that_does_not_repeat_itself_is_told_from_a_resume_that_fails(forks, monkeypatch):
     update = loop.update
 
-    def noisy(job, step, scaler):
+    def noisy(session, step):
         with torch.no_grad():
-            job.model.head.bias[0] += int.from_bytes(os.urandom(2), "big") * 1e-9
-        return update(job, step, scaler)
+            session.job.model.head.bias[0] += int.from_bytes(os.urandom(2), "big") * 1e-9
+        return update(session, step)
 
     monkeypatch.setattr(loop, "update", noisy)
     verdict = verify_resume(recipe(), kills=1, steps=8)
@@ -164,7 +164,7 @@ def test_what_is_said_of_a_difference(repeatable, monkeypatch, capsys, tmp_path)
     from vitlab.cli import verify_resume as verb
 
     found = [Difference("weights|head.bias", 0.125), Difference("ema|head.bias", None)]
-    wrong = verify.Verdict(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
+    wrong = verify.ResumeReport(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
     monkeypatch.setattr(verb, "verify_resume", lambda *a, **k: wrong)
     monkeypatch.setenv("PYTHONWARNINGS", "")  # which the verb adds to
     with pytest.raises(SystemExit) as ended:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.layers.trace import Trace
+from vitlab.training.objectives import objective_class
+from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
 from vitlab.training.runlog import from_json, read_log, to_json
 from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
@@ -104,7 +106,8 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
     if skipped := [e for e in log if e["kind"] == "skip"]:
         rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
     rows += [(False, said) for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
-    rows += _loss([e for e in log if e["kind"] == "train"])
+    if lines := [e for e in log if e["kind"] == "train"]:
+        rows.append(objective_class(_objective_name(run)).describe_loss(lines))
     finished = (run / "result.json").is_file()
     unfinished = f"the run is not finished. Go on: vitlab train --resume {run}"
     return [*rows, (True, "the run is finished") if finished else (None, unfinished)]
@@ -138,19 +141,11 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
     return rows
 
 
-def _loss(trained: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:
-    losses = [e["loss"] for e in trained]
-    if not losses:
-        return []
-    way = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
-    if any("teacher_entropy" in e for e in trained):  # of DINO: it may rise while all is well
-        last = trained[-1]
-        told = {"entropy of the teacher": "teacher_entropy", "directions used": "rank", "spread": "teacher_std"}
-        signs = ", ".join(f"{words} {last[key]:.2f}" for words, key in told.items() if key in last)
-        return [(None, f"loss {way}, which says little; {signs}")]
-    if len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
-        return [(False, f"the training loss has not fallen: {way}. Try another optim.lr.")]
-    return [(True, f"training loss {way}")]
+def _objective_name(run: Path) -> str:
+    try:
+        return read_recipe(run / "recipe.toml").objective.name
+    except ValueError:  # damaged: check_files reports it
+        return "supervised"
 
 
 def check_installation() -> list[tuple[str, bool, str]]:

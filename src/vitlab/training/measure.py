@@ -18,7 +18,7 @@ from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
 from vitlab.training.batches import Batch, Pictures
 from vitlab.training.job import prepare
-from vitlab.training.loop import Silent, backward, update
+from vitlab.training.loop import Session, Silent, backward, update
 from vitlab.training.recipe import Recipe
 from vitlab.training.state import Progress
 
@@ -61,13 +61,12 @@ class Meter:
         real = replace(job.plan, n=len(self.data.train))
         timed = partial(median_seconds, patience=1.0 if world == 1 else math.inf)  # processes must count alike
         per_batch = timed(lambda: job.steps[0, 0])
-        stream, progress = repeat(_grown(job.steps[0, 0], real.part)), Progress()
-        scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
-        job.optimisers.set_factor(0.0)  # what is only timed shall not break
+        stream, session = repeat(_repeated(job.steps[0, 0], real.part)), Session(job, Progress(), Silent())
+        job.optimisers.set_factor(0.0)  # timing must not change the weights
 
         def step(number: int) -> None:
-            backward(job, stream, number, 0.0, scaler, progress, None, Silent())
-            update(job, number, scaler)
+            backward(session, stream, number, 0.0)
+            update(session, number)
 
         first = timed(lambda: step(0), times=1)
         full = timed(lambda: step(job.plan.total - 1))
@@ -79,7 +78,7 @@ class Meter:
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
-            judge=slower * timed(lambda: job.objective.scores(job.judged, job.val)) / len(val),
+            judge=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
             resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,
@@ -114,7 +113,7 @@ def mean_seconds(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def _grown(batch: Batch, count: int) -> Batch:
-    """The batch over and over, up to `count` images."""
+def _repeated(batch: Batch, count: int) -> Batch:
+    """The batch repeated up to `count` images."""
     which = torch.arange(count) % len(batch.labels)
     return Batch(batch.images[which], batch.labels[which], which)

@@ -1,8 +1,7 @@
-"""What a model will see, made as the loop makes it: pictures before and after augmentation, mixed batches. And the data
-in numbers.
+"""The images that a model will see: before and after augmentation, and in mixed batches. And the data in numbers.
 
-    found = preview(recipe, data_of(recipe), images=8, views=4)
-    found.rows[0].images            # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
+result = preview(recipe, data_of(recipe), images=8, views=4)
+result.rows[0].images           # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from vitlab.images.read import ImageError
 from vitlab.training.batches import Plan, Steps
 from vitlab.training.finetune import build_model
 from vitlab.training.job import steps_of
-from vitlab.training.objectives import mix_of
+from vitlab.training.objectives import objective_class
+from vitlab.training.objectives.base import mix_of
 from vitlab.training.recipe import AugmentRecipe, Recipe
 
 SEARCHED = 200  # steps of the run that are searched for mixed batches
@@ -36,8 +36,8 @@ Parts = list[tuple[str, float]]  # classes and their shares, the largest first
 
 
 @dataclass(frozen=True)
-class Row:
-    """One picture in several epochs, or in the several views of one."""
+class PreviewRow:
+    """One image in several epochs, or in several views."""
 
     label: str
     name: str  # where it comes from
@@ -62,7 +62,7 @@ class Preview:
     about: str
     settings: list[str]  # key=value of [augment], where it is not the default
     columns: list[str]  # what the pictures of a row are
-    rows: list[Row]
+    rows: list[PreviewRow]
     mixed: list[MixedBatch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -70,41 +70,34 @@ class Preview:
 def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Preview:
     """The first `images` pictures of a run in epochs 0 .. `views` - 1, and mixed batches if any.
 
-    Of DINO, which cuts every picture several times, all views of epoch 0.
+    Where every image is cut into several views, all views of epoch 0.
     """
-    model = _model(recipe, data)
-    pre = model.preprocess
-    steps, mix, a, o = steps_of(recipe, data, pre), mix_of(recipe), recipe.augment, recipe.objective
-    epochs = 1 if o.name == "dino" else views
-    rows, unreadable = _rows(steps, data.classes, images, epochs)
-    seen = [f"epoch {epoch}" for epoch in range(epochs)]
+    model, method = _model(recipe, data), objective_class(recipe.objective.name)
+    steps, mix, a = steps_of(recipe, data, model.preprocess), mix_of(recipe), recipe.augment
+    columns = [f"epoch {epoch}" for epoch in range(views)]
+    epochs = views
     if isinstance(steps.augment, MultiCrop):
-        small = steps.augment.sizes[2:]
-        seen = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
+        small, epochs = steps.augment.sizes[2:], 1
+        columns = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
+    rows, unreadable = _rows(steps, data.classes, images, epochs)
     mixed = _mixed(steps, mix, data.classes, a.smoothing, 1 + views)
     notes = [*data.notes, *unreadable]
     if a.drop_patches:
         notes.append(f"augment.drop_patches={a.drop_patches}: the model itself leaves patches out, which is not drawn.")
-    if o.name == "mae":
-        ratio = model.config.mask_ratio
-        notes.append(
-            f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"
-        )
+    notes += method.preview_notes(model)
     if (a.mixup or a.cutmix) and not mixed:
         notes.append(f"none of the first {SEARCHED} batches is mixed: augment.mix_probability={a.mix_probability}.")
     default = AugmentRecipe()
     on = [f.name for f in fields(a) if getattr(a, f.name) != getattr(default, f.name)]
     about = f"{len(rows)} of {len(data.train):,} training images, seed {recipe.run.seed}"
-    settings = [f"{name}={getattr(a, name)}" for name in on]
-    if o.name == "dino":
-        settings += [f"{name}={getattr(o, name)}" for name in ("local_views", "global_scale", "local_scale")]
-    return Preview(Path(data.name).name or data.name, about, settings, ["before", *seen], rows, mixed, notes)
+    settings = [f"{name}={getattr(a, name)}" for name in on] + method.preview_settings(recipe)
+    return Preview(Path(data.name).name or data.name, about, settings, ["before", *columns], rows, mixed, notes)
 
 
 def _model(recipe: Recipe, data: Data) -> Any:
-    """A new one is built without memory for its weights."""
+    """On the meta device, unless it starts from a checkpoint."""
     with torch.device("meta") if recipe.model.init_from is None else nullcontext():
-        return build_model(recipe.model, data.classes, data.train.channels, recipe.objective)[0]
+        return build_model(recipe, data.classes, data.train.channels)[0]
 
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
@@ -113,7 +106,7 @@ def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
     return [image[:, :, None] if image.ndim == 2 else image for image in found]
 
 
-def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[Row], list[str]]:
+def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
     rows, unreadable = [], []
     pictures, pre = steps.pictures, steps.pictures.preprocess
     for index in _in_order(steps.plan):
@@ -127,7 +120,7 @@ def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[li
             continue
         data = pictures.data
         label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(pictures.labels[index])]
-        rows.append(Row(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
+        rows.append(PreviewRow(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
         if len(rows) == images:
             break
     if not rows:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from vitlab.models.config import Config, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
+from vitlab.training.objectives import OBJECTIVES
 
 Value = str | int | float | bool | list[Any]
 
@@ -82,9 +83,9 @@ class ModelRecipe(Config):
 
 @dataclass(frozen=True)
 class ObjectiveRecipe(Config):
-    """What is learned. Below `name` each line says which of the methods reads it."""
+    """What is learned. Below `name` each line says which objective reads it."""
 
-    name: Literal["supervised", "distill", "mae", "dino", "clip"] = "supervised"
+    name: str = "supervised"  # one of training/objectives
     teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
     distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
     teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
@@ -101,7 +102,24 @@ class ObjectiveRecipe(Config):
     final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
     loss: Literal["softmax", "sigmoid"] = "softmax"  # clip: one of many (CLIP), or each pair by itself (SigLIP)
     templates: str = "train"  # clip, of classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
-    eval_templates: str = "held_out"  # clip, of classes: the sentences it is judged by
+    eval_templates: str = "held_out"  # clip, of classes: the sentences it is evaluated with
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in OBJECTIVES:
+            raise ValueError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must be at least 0 and below 1.")
+        if not 0 <= self.teacher_share <= 1:
+            raise ValueError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
+        if min(self.temperature, *self.teacher_temperature) <= 0:
+            raise ValueError("temperature and teacher_temperature must be above 0.")
+        for name, value in (("local_views", self.local_views), ("local_size", self.local_size)):
+            if value < 0:
+                raise ValueError(f"{name}={value} must be 0 or more.")
+        for name, (low, high) in (("local_scale", self.local_scale), ("global_scale", self.global_scale)):
+            if not 0 < low <= high <= 1:
+                raise ValueError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 @dataclass(frozen=True)
@@ -176,7 +194,7 @@ class Recipe(Config):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} must lie between 0 and 1.")
         below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
-        below_one |= {"augment.drop_patches": self.augment.drop_patches, "objective.momentum": self.objective.momentum}
+        below_one |= {"augment.drop_patches": self.augment.drop_patches}
         for name, value in below_one.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1.")
@@ -184,22 +202,9 @@ class Recipe(Config):
             raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
         not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
         not_negative |= {"run.keep": self.run.keep}
-        not_negative |= {f"objective.{n}": getattr(self.objective, n) for n in ("local_views", "local_size")}
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
                 raise ValueError(f"{name}={value} must be 0 or more.")
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        o = self.objective
-        if not 0 <= o.teacher_share <= 1:
-            raise ValueError(f"objective.teacher_share={o.teacher_share} must lie between 0 and 1.")
-        if min(o.temperature, *o.teacher_temperature) <= 0:
-            raise ValueError("objective.temperature and objective.teacher_temperature must be above 0.")
-        for name in ("local_scale", "global_scale"):
-            low, high = getattr(o, name)
-            if not 0 < low <= high <= 1:
-                raise ValueError(f"objective.{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]

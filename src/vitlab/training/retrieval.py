@@ -24,9 +24,9 @@ from torch import Tensor
 from vitlab.images.datasets import Captions
 from vitlab.layers.reducer import Reducer
 from vitlab.training.batches import Pictures
+from vitlab.training.captions import trim_padding
 from vitlab.training.evaluate import evaluating, image_embedding, look_at_all
 from vitlab.training.processes import Processes
-from vitlab.training.words import trimmed
 
 AT = (1, 5, 10)  # k
 WAYS = ("image_to_text", "text_to_image")
@@ -135,6 +135,6 @@ def embed_texts(model: Any, texts: list[str], batch_size: int = 256) -> Tensor:
     device, found = next(model.parameters()).device, []
     with evaluating(model):
         for first in range(0, len(texts), batch_size):
-            ids = trimmed(model.tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
+            ids = trim_padding(model.tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
             found.append(model.encode_text(ids.to(device)).float().cpu())
     return torch.cat(found)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vitlab.images.datasets import subset
 from vitlab.training.batches import Pictures
-from vitlab.training.job import Job
+from vitlab.training.job import TrainingJob
 
 SLACK = 1.5  # judging may take this much longer than it took before
 MARGIN = 0.02  # of the time, for starting and leaving Python
@@ -24,18 +24,18 @@ def wrap_up_seconds(params: int) -> float:
 class TimeLimit:
     """The clock of one run. `since` is when this part of the run began, `before` what earlier parts took."""
 
-    def __init__(self, job: Job, since: float, before: float):
+    def __init__(self, job: TrainingJob, since: float, before: float):
         self.seconds, self.since = (1 - MARGIN) * 60 * job.recipe.run.minutes, since - before
         data, who = job.data, job.who
         few = np.arange(min(len(data.val), SAMPLE * who.world))
         began, computed = time.perf_counter(), time.process_time()
         pictures = Pictures(subset(data.val, few), job.model.preprocess)
-        job.objective.scores(job.judged, pictures)
+        job.objective.evaluate(job.evaluated_model, pictures)
         taken, computed = time.perf_counter() - began, time.process_time() - computed
-        per_picture = taken / job.objective.looked_at(len(few))
+        per_picture = taken / job.objective.images_evaluated(len(few))
         busy = max(1.0, taken / max(computed, 1e-3))  # where others use the machine too, all takes so much longer
-        self.judging = per_picture * job.objective.looked_at(len(data.val))
-        self.ending = per_picture * job.objective.looked_at(len(data.test or data.val), whole=True)
+        self.judging = per_picture * job.objective.images_evaluated(len(data.val))
+        self.ending = per_picture * job.objective.images_evaluated(len(data.test or data.val), final=True)
         alone = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
         self.wrap_up = max(alone, min(busy * alone, BUSY * self.seconds))
         self.asked_before_judging: float | None = None

@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass
-class Verdict:
+class ResumeReport:
     steps: int
     kills: list[Kill] = field(default_factory=list)
     tensors: int = 0  # compared
@@ -59,7 +59,7 @@ class Verdict:
 
 def verify_resume(
     recipe: Recipe, *, kills: int = 3, steps: int = 24, note: Callable[[str], object] = lambda text: None
-) -> Verdict:
+) -> ResumeReport:
     """Train `steps` steps without a stop; then again in processes that are killed and resumed; and compare."""
     steps = -(-steps // SAVE_EVERY) * SAVE_EVERY  # the last of them is saved
     if not 1 <= kills < steps:
@@ -69,27 +69,27 @@ def verify_resume(
     begun = time.perf_counter()
     short = shortened(recipe, steps)
     folder = Path(tempfile.mkdtemp(prefix="vitlab-verify-"))
-    verdict = Verdict(steps, folder=folder)
+    report = ResumeReport(steps, folder=folder)
     try:
         watch = Watch(steps, [0, 0])
         train(short, folder / "straight", False, watch, torch.get_num_threads())
         pace = (time.perf_counter() - watch.began) / steps
         note(f"{steps} steps without a stop, {pace:.2g} s each")
-        train_and_kill(short, folder / "killed", verdict, kills, pace, note)
-        if not verdict.broke:
+        train_and_kill(short, folder / "killed", report, kills, pace, note)
+        if not report.broke:
             straight, killed = (left_by(folder / name) for name in ("straight", "killed"))
-            verdict.tensors, verdict.differences = len(straight), differences(straight, killed)
-        if verdict.differences:  # a machine that does not repeat itself cannot resume to the bit either
+            report.tensors, report.differences = len(straight), differences(straight, killed)
+        if report.differences:  # a machine that does not repeat itself cannot resume to the bit either
             train(short, folder / "again", False, Watch(steps, [0, 0]), torch.get_num_threads())
-            verdict.repeatable = not differences(left_by(folder / "straight"), left_by(folder / "again"))
-        verdict.seconds = time.perf_counter() - begun
+            report.repeatable = not differences(left_by(folder / "straight"), left_by(folder / "again"))
+        report.seconds = time.perf_counter() - begun
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if verdict.identical:
+    if report.identical:
         shutil.rmtree(folder, ignore_errors=True)
-        verdict.folder = None
-    return verdict
+        report.folder = None
+    return report
 
 
 def shortened(recipe: Recipe, steps: int) -> Recipe:
@@ -141,15 +141,15 @@ def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -
 
 
 def train_and_kill(
-    recipe: Recipe, run: Path, verdict: Verdict, kills: int, pace: float, note: Callable[[str], object]
+    recipe: Recipe, run: Path, report: ResumeReport, kills: int, pace: float, note: Callable[[str], object]
 ) -> None:
     """One process after another takes the run up; each but the last is killed, at a moment that the seed decides."""
     draw, context = random.Random(recipe.run.seed), multiprocessing.get_context(START)
-    moments: list[int | None] = [*sorted(draw.sample(range(1, verdict.steps), kills)), None]
+    moments: list[int | None] = [*sorted(draw.sample(range(1, report.steps), kills)), None]
     last_done: int | None = None
     for moment in moments:
         where = context.RawArray("q", 2)  # started from, done
-        watch = Watch(verdict.steps, where, to_be_killed=moment is not None)
+        watch = Watch(report.steps, where, to_be_killed=moment is not None)
         child = context.Process(target=train, args=(recipe, run, last_done is not None, watch, torch.get_num_threads()))
         child.start()
         try:
@@ -162,9 +162,9 @@ def train_and_kill(
             child.kill()  # SIGKILL, or what Windows has for it
             child.join()
         if last_done is not None:
-            verdict.kills.append(Kill(after=last_done, resumed=where[0]))
+            report.kills.append(Kill(after=last_done, resumed=where[0]))
         if ended and (moment is not None or child.exitcode):
-            verdict.broke = f"the run that went on from step {where[0]} ended at step {where[1]} with an error"
+            report.broke = f"the run that went on from step {where[0]} ended at step {where[1]} with an error"
             return
         last_done = where[1]
         if moment is not None:

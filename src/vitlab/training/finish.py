@@ -1,4 +1,4 @@
-"""The end of a run: the best model is judged on the test split, once; result.json and report.html are written."""
+"""The end of a run: the best model is evaluated on the test split, once; result.json and report.html are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import Card
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores
-from vitlab.training.job import Job
+from vitlab.training.job import TrainingJob
 from vitlab.training.recipe import to_toml
 from vitlab.training.report import Mistake, write_report
 from vitlab.training.retrieval import Retrieval
@@ -25,18 +25,18 @@ from vitlab.training.unreadable import note_skipped
 from vitlab.version import __version__
 
 
-def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
-    """Judge the best model on the test split, once; write result.json and the report."""
+def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+    """Evaluate the best model on the test split, once; write result.json and the report."""
     job.who.wait()
     best = load(job.run / "best").to(job.who.device)
     split = "test" if job.data.test is not None else "val"
     pictures = Pictures(job.data.test or job.data.val, best.preprocess)
-    scores = job.objective.scores(best, pictures, whole=True)
+    scores = job.objective.evaluate(best, pictures, final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
         "objective": job.recipe.objective.name,
-        "judged_by": job.objective.judged_by,
+        "judged_by": job.objective.metric,
         **job.objective.results(scores),
         "val_top1": progress.best_top1,
         "best_epoch": progress.best_epoch + 1,
@@ -50,7 +50,7 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         "unreadable": len(progress.skipped),
     }
     if job.who.first:
-        measured = f"{split}_{job.objective.judged_by.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
+        measured = f"{split}_{job.objective.metric.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
         fewer = job.recipe.model.reducer
         source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
         best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
@@ -66,7 +66,7 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     return result
 
 
-def write_run_report(job: Job, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
+def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
     """report.html, with the mistakes the model was surest of and the first pictures as samples."""
     if isinstance(scores, Retrieval):
         chances, answers = scores.nearest()
