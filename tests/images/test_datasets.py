@@ -143,7 +143,9 @@ def test_digits_are_sklearns():
 
 def test_digits_are_read_without_scipy():
     """Which takes longer to import than torch."""
-    code = "import sys; from vitlab.images.datasets import open_digits; open_digits(); print('scipy' in sys.modules)"
+    code = (
+        "import sys; from vitlab.images.datasets import open_data; open_data('digits'); print('scipy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -22,10 +22,10 @@ def families(text: str) -> list[str]:
         return ["DejaVu Sans"]
     from matplotlib.font_manager import findSystemFonts, fontManager
 
-    found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    if not found:  # installed since matplotlib made its list?
+    fonts = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    if not fonts:  # installed since matplotlib made its list?
         for file in findSystemFonts():
             if re.search(r"(?i)cjk|hansans|notosanssc|wqy|simhei|msyh|pingfang|hiragino", Path(file).name):
                 fontManager.addfont(file)
-        found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    return ["DejaVu Sans", *found]
+        fonts = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    return ["DejaVu Sans", *fonts]

@@ -1,4 +1,4 @@
-"""SOURCE#N: picture number N of a data source's test split (val where there is none), wherever a picture is asked for.
+"""SOURCE#N: image number N of a data source's test split (val where there is none), wherever an image is asked for.
 
 vitlab predict bundled:digits digits#3
 """

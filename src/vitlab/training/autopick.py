@@ -1,4 +1,4 @@
-"""`vitlab train FOLDER --minutes 10`: model, picture size, augmentation and schedule that fit the data and the time.
+"""`vitlab train FOLDER --minutes 10`: model, image size, augmentation and schedule that fit the data and the time.
 
     picked = pick("photos/", 10, ["run.seed=1"])
     fit(picked.recipe, run, data=picked.data, notes=picked.reasons)
@@ -23,20 +23,23 @@ from vitlab.training import processes
 from vitlab.training.candidates import (
     LEVELS,
     NAMING,
+    AugmentationLevel,
     Facts,
-    Level,
     candidates,
     config_of,
     draft,
     enough_passes,
+    estimate,
     given_keys,
     level_for,
+    longest,
+    plan_of,
+    scheduled,
     work,
 )
-from vitlab.training.estimate import estimate, longest, plan_of, scheduled
 from vitlab.training.job import open_once
 from vitlab.training.loop import Show, Silent
-from vitlab.training.measure import Meter, Speed
+from vitlab.training.measure import Speed, SpeedMeter
 from vitlab.training.recipe import ModelRecipe, Recipe, to_toml, with_settings, with_value
 from vitlab.training.report.text import duration
 
@@ -44,7 +47,7 @@ SHARE = 0.8  # of the time left; the rest is for a machine that gets slower
 LEAST_STEPS = 20  # fewer are no training
 OPTIMISM = (0.05, 0.5)  # a larger model may take this share of what its multiplications foretell; on a CPU the second
 PATIENCE = 0.03  # of the time: how long the model that is picked is timed once more
-LOOK = (24, 2.0)  # pictures that are read to learn their size, and seconds it may take
+LOOK = (24, 2.0)  # images that are read to learn their size, and seconds it may take
 CHARACTERS = ("digits", "mnist")
 
 
@@ -77,7 +80,7 @@ def pick(
     who = processes.start(base.run.device)
     data = open_once(base, who)
     facts, read = look(data, base.data.source, who)
-    recipe, reasons = choose(facts, minutes, settings, measure or Meter(data, read, since))
+    recipe, reasons = choose(facts, minutes, settings, measure or SpeedMeter(data, read, since))
     return Picked(recipe, reasons, data)
 
 
@@ -93,7 +96,7 @@ def check(minutes: float, settings: list[str]) -> None:
 
 
 def look(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:
-    """What the data are like, from a few pictures, and the seconds that one takes to read."""
+    """What the data are like, from a few images, and the seconds that one takes to read."""
     train = data.train
     began, sizes, broken = time.perf_counter(), [], None
     if train.images is not None:
@@ -109,8 +112,8 @@ def look(data: Data, source: str, who: processes.Processes) -> tuple[Facts, floa
         if not sizes and broken is not None:
             raise broken
     read, side = (time.perf_counter() - began) / len(sizes), int(np.median([min(size) for size in sizes]))
-    found = {"read": str(read), "side": str(side), "alike": "yes" if len(set(sizes)) == 1 else ""}
-    agreed = who.join(found if who.first else {})
+    measured = {"read": str(read), "side": str(side), "alike": "yes" if len(set(sizes)) == 1 else ""}
+    agreed = who.join(measured if who.first else {})
     facts = Facts(
         source=source,
         train=len(train),
@@ -134,7 +137,7 @@ class Trial:
     """A candidate, timed: the longest schedule it has time for."""
 
     model: ModelRecipe
-    level: Level
+    level: AugmentationLevel
     speed: Speed
     recipe: Recipe | None
 
@@ -147,32 +150,32 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
     """Climb the ladder, then take the strongest augmentation that so many passes stand. Recipe and reasons."""
     check(minutes, settings)
     models = candidates(facts, settings)
-    named = bool(given_keys(settings) & NAMING)
+    given = bool(given_keys(settings) & NAMING)
     enough = enough_passes(facts, tuned=models[0].init_from is not None)
     most = max(100, 4 * enough)
-    known: dict[str, Speed] = {}
+    speeds: dict[str, Speed] = {}
 
     def left(speed: Speed) -> float:
         return SHARE * (60 * minutes - speed.spent)
 
-    def trial(model: ModelRecipe, level: Level, patience: float = 0.0) -> Trial:
+    def trial(model: ModelRecipe, level: AugmentationLevel, patience: float = 0.0) -> Trial:
         recipe = draft(facts, model, level, settings)
         key = to_toml(recipe)
-        known[key] = known[key] if key in known and not patience else measure(recipe, patience)
-        speed = replace(known[key], spent=max(speed.spent for speed in known.values()))
+        speeds[key] = speeds[key] if key in speeds and not patience else measure(recipe, patience)
+        speed = replace(speeds[key], spent=max(speed.spent for speed in speeds.values()))
         return Trial(model, level, speed, longest(recipe, facts, speed, settings, left(speed), most))
 
-    def foretold(known: Trial, model: ModelRecipe) -> int:
+    def foretold(base: Trial, model: ModelRecipe) -> int:
         """Epochs that a larger model could get at best."""
-        factor = OPTIMISM[facts.device == "cpu"] * work(model) / work(known.model)
-        speed = replace(known.speed, step=factor * known.speed.step, early=factor * known.speed.early)
-        recipe = draft(facts, known.model, known.level, settings)
-        found = longest(recipe, facts, speed, settings, left(speed), most)
-        return found.run.epochs if found is not None else 0
+        factor = OPTIMISM[facts.device == "cpu"] * work(model) / work(base.model)
+        speed = replace(base.speed, step=factor * base.speed.step, early=factor * base.speed.early)
+        recipe = draft(facts, base.model, base.level, settings)
+        longer = longest(recipe, facts, speed, settings, left(speed), most)
+        return longer.run.epochs if longer is not None else 0
 
     best, larger = trial(models[0], level_for(enough)), None
     if left(best.speed) <= 0:  # timing alone has taken it all: no more of it
-        raise too_little(best, least_epochs(best, facts, settings), facts, minutes, settings, named)
+        raise too_little(best, least_epochs(best, facts, settings), facts, minutes, settings, given)
     for model in models[1:] if best.epochs >= enough else []:
         if (epochs := foretold(best, model)) >= enough:
             tried = trial(model, best.level)
@@ -183,16 +186,16 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
         larger = model, epochs
         break
     for level in reversed([level for level in LEVELS if level.passes <= best.epochs]):
-        found = trial(best.model, level)
-        if found.epochs >= level.passes:
-            best = found
+        stronger = trial(best.model, level)
+        if stronger.epochs >= level.passes:
+            best = stronger
             break
     best = trial(best.model, best.level, patience=PATIENCE * 60 * minutes)
     least = least_epochs(best, facts, settings)
     if best.recipe is None or best.epochs < least:
-        raise too_little(best, least, facts, minutes, settings, named)
+        raise too_little(best, least, facts, minutes, settings, given)
     recipe = replace(best.recipe, run=replace(best.recipe.run, minutes=float(minutes)))
-    why = "you named it" if named else _why_this_model(best, larger, enough, facts)
+    why = "you named it" if given else _why_this_model(best, larger, enough, facts)
     return recipe, reasons(recipe, best, why, most, facts, minutes, settings)
 
 
@@ -201,12 +204,12 @@ def least_epochs(best: Trial, facts: Facts, settings: list[str]) -> int:
     return math.ceil(LEAST_STEPS / plan.steps_per_epoch)
 
 
-def too_little(best: Trial, least: int, facts: Facts, minutes: float, settings: list[str], named: bool) -> ValueError:
+def too_little(best: Trial, least: int, facts: Facts, minutes: float, settings: list[str], given: bool) -> ValueError:
     """The error for a time in which nothing can be learned; it says how much would do."""
     recipe = scheduled(draft(facts, best.model, best.level, settings), least, facts, best.speed, settings)
     needs = estimate(recipe, facts, best.speed).total
     smallest = math.ceil(11 * (best.speed.spent + needs / SHARE) / 60) / 10  # a tenth more, in tenths
-    which = "this model" if named else "the smallest model"
+    which = "this model" if given else "the smallest model"
     passes = "one pass" if least == 1 else f"{least} passes"
     return ValueError(
         f"--minutes {minutes:g} is too little: looking at the data and timing this machine took "
@@ -219,7 +222,7 @@ def reasons(
     recipe: Recipe, best: Trial, why: str, most: int, facts: Facts, minutes: float, settings: list[str]
 ) -> list[str]:
     """What was picked and why, a line each."""
-    r, a, speed, plan, told = recipe, recipe.augment, best.speed, plan_of(recipe, facts), given_keys(settings)
+    r, a, speed, plan, keys = recipe, recipe.augment, best.speed, plan_of(recipe, facts), given_keys(settings)
     test = f", {facts.test:,} to test" if facts.test else ""
     colours = "grey" if facts.channels == 1 else "colour"
     lines = [
@@ -233,9 +236,13 @@ def reasons(
     because = f"more would add little; {timed}" if r.run.epochs == most else timed
     epochs = "1 epoch" if r.run.epochs == 1 else f"{r.run.epochs} epochs"
     lines.append(f"picked {epochs} of {plan.steps_per_epoch} steps, because {because}")
-    words = best.level.words if not facts.characters else "small shifts only, for more turns one character into another"
-    changed = " (but for what was told)" if any(key.startswith("augment.") for key in told) else ""
-    lines.append(f"picked augmentation: {words}{changed}")
+    level = (
+        best.level.description
+        if not facts.characters
+        else "small shifts only, for more turns one character into another"
+    )
+    changed = " (but for what was told)" if any(key.startswith("augment.") for key in keys) else ""
+    lines.append(f"picked augmentation: {level}{changed}")
     if a.drop_patches:
         lines.append(
             f"picked {a.drop_patches:.0%} of the patches left out in the first {a.drop_patches_until:.0%} of the run, "
@@ -245,7 +252,7 @@ def reasons(
         lines.append("picked mirror images too, right for photos and wrong for writing and signs: augment.flip=false")
     elif facts.characters:
         lines.append("picked no mirror images, because the labels look like characters: augment.flip=true")
-    if "optim.name" not in told:
+    if "optim.name" not in keys:
         lines.append(f"picked {_optimiser(r, facts)}")
     if r.data.workers:
         lines.append(f"picked data.workers={r.data.workers}, because preparing pictures would hold up the steps")

@@ -26,7 +26,7 @@ from vitlab.images.read import ImageError
 ORDER = 1  # coordinate of the draw that shuffles an epoch
 
 T = TypeVar("T")
-Names = dict[str, str]  # pictures that could not be read: name -> what is wrong
+Names = dict[str, str]  # images that could not be read: name -> what is wrong
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ def _order(n: int, seed: int, epoch: int) -> np.ndarray:
 class Batch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
-    indices: Tensor  # (B,), numbers in the training set; none where no picture could be read: images holds a blank then
+    indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
     skipped: Names = field(default_factory=dict)
-    views: tuple[Tensor, ...] = ()  # of every picture, where it is cut several times; `images` is the first
+    views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
 class Pictures:
@@ -104,9 +104,9 @@ class Pictures:
     def __init__(self, data: Any, preprocess: Preprocess):
         self.data, self.preprocess = data, preprocess
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
-        self.whole: Tensor | None = None
+        self.in_memory: Tensor | None = None
         if data.images is not None:
-            self.whole = torch.stack([self._fit(image) for image in data.images])
+            self.in_memory = torch.stack([self._fit(image) for image in data.images])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -129,29 +129,29 @@ class Pictures:
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
     def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, Names]:
-        """Pictures, the positions of those that could be read, and by name what is wrong with the others."""
-        if self.whole is not None and boxes is None:
-            return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), {}
+        """Images, the positions of those that could be read, and by name what is wrong with the others."""
+        if self.in_memory is not None and boxes is None:
+            return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
         none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
 
         def fit(position: int, image: np.ndarray, name: str) -> Tensor:
             return self._fit(image, boxes(position, image.shape[:2]) if boxes is not None else None, name)[None]
 
-        found, kept, skipped = self.read(indices, fit)
-        return torch.cat([none, *found]), kept, skipped
+        images, kept, skipped = self.read(indices, fit)
+        return torch.cat([none, *images]), kept, skipped
 
     def read(self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]) -> tuple[list[T], np.ndarray, Names]:
         """What `make` makes of each file, given its position, pixels and name; then as `take`."""
-        found, kept = [], []
+        results, kept = [], []
         skipped: Names = {}
         for position, index in enumerate(indices):
             name = self.data.name_of(int(index))
             try:
-                found.append(make(position, self.data.read(int(index)), name))
+                results.append(make(position, self.data.read(int(index)), name))
                 kept.append(position)
             except ImageError as error:
                 skipped[name] = str(error)
-        return found, np.array(kept, dtype=np.int64), skipped
+        return results, np.array(kept, dtype=np.int64), skipped
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) of bytes -> as a model takes them."""
@@ -180,7 +180,7 @@ class Steps(Dataset):
         """These images as they are in this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
-        crops = self.augment.options.crop == "resized" and self.pictures.whole is None
+        crops = self.augment.options.crop == "resized" and self.pictures.in_memory is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
         def box(position: int, size: tuple[int, int]) -> np.ndarray:
@@ -199,11 +199,11 @@ class Steps(Dataset):
         return Batch(images, self.pictures.labels[numbers], numbers, skipped)
 
     def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
-        """Every picture cut several times; from a file, which is larger than the model's input, out of the whole."""
-        seed, whole = self.plan.seed, self.pictures.whole
+        """Every image cut several times; from a file, which is larger than the model's input, out of the whole."""
+        seed, in_memory = self.plan.seed, self.pictures.in_memory
         kept, skipped = np.arange(len(indices)), {}
-        if whole is not None:
-            views = crops(whole[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
+        if in_memory is not None:
+            views = crops(in_memory[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
         else:
 
             def cut(position: int, image: np.ndarray, name: str) -> list[Tensor]:
@@ -211,9 +211,9 @@ class Steps(Dataset):
                 boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
                 return crops.cut(image, boxes[:, 0])
 
-            found, kept, skipped = self.pictures.read(indices, cut)
+            crops_by_image, kept, skipped = self.pictures.read(indices, cut)
             indices, repeat = indices[kept], repeat[kept]
-            cuts = [torch.stack(parts) for parts in zip(*found, strict=True)]
+            cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
         numbers = torch.from_numpy(indices)
         if not len(kept):

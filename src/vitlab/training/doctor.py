@@ -105,7 +105,7 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
     log = read_log(run)
     if skipped := [e for e in log if e["kind"] == "skip"]:
         rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
-    rows += [(False, said) for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
+    rows += [(False, text) for text in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
     if lines := [e for e in log if e["kind"] == "train"]:
         rows.append(objective_class(_objective_name(run)).describe_loss(lines))
     finished = (run / "result.json").is_file()
@@ -128,8 +128,8 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
         newest = newest or saved
         rows.append((True, f"{folder.name}: whole, saved at step {saved.progress.step}"))
     if newest is None:
-        words = "no save is whole" if rows else "nothing was saved yet"
-        return [*rows, (False if rows else None, words)]
+        message = "no save is whole" if rows else "nothing was saved yet"
+        return [*rows, (False if rows else None, message)]
     checks = {"best": check_best, "recipe.toml": check_recipe_file, "result.json": check_result}
     for name, check in checks.items():
         try:
@@ -160,8 +160,8 @@ def check_installation() -> list[tuple[str, bool, str]]:
     with torch.no_grad():
         product = float((torch.ones(64, 64) @ torch.ones(64, 64)).sum())
     half = half_works()
-    words = "right" if half else f"would kill the process (AMX is reported and not allowed): set {WITHOUT_AMX}"
-    rows.append(("half precision", True, words))  # float32 does without
+    message = "right" if half else f"would kill the process (AMX is reported and not allowed): set {WITHOUT_AMX}"
+    rows.append(("half precision", True, message))  # float32 does without
     rows.append(("matrix product", product == 64.0**3, "right" if product == 64.0**3 else f"wrong: {product}"))
     return rows
 

@@ -31,9 +31,9 @@ class Scores:
 
     logits: Tensor  # (N, K)
     labels: Tensor  # (N,)
-    read: Tensor  # (N,), False where a picture could not be read
+    read: Tensor  # (N,), False where an image could not be read
     seconds: float
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
 
     @property
     def predicted(self) -> Tensor:
@@ -53,7 +53,7 @@ class Scores:
         return torch.bincount(pairs, minlength=K * K).reshape(K, K).numpy()
 
     def per_class(self) -> list[float | None]:
-        """Accuracy on each class; None where there is no picture of it."""
+        """Accuracy on each class; None where there is no image of it."""
         counts = self.confusion()
         return [float(row[i] / row.sum()) if row.sum() else None for i, row in enumerate(counts)]
 
@@ -61,8 +61,8 @@ class Scores:
         """(truth, answer, how often) of every mistake that was made, the most frequent first."""
         counts = self.confusion()
         np.fill_diagonal(counts, 0)
-        found = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
-        return sorted(found, key=lambda pair: -pair[2])
+        pairs = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
+        return sorted(pairs, key=lambda pair: -pair[2])
 
     def calibration_error(self, bins: int = 15) -> float:
         """ECE, eq. 3 of arXiv:1706.04599: |accuracy - confidence| of each bin ((m-1)/M, m/M], weighed by its size."""
@@ -99,10 +99,10 @@ def evaluate(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
-    """Run the whole set through the model. `flip` averages the scores of each picture and its mirror image.
+    """Run the whole set through the model. `flip` averages the scores of each image and its mirror image.
 
     `order`: for each class of the data the model's output, where the two count them differently. `reducer`: with fewer
-    tokens. `progress` is called with the number of pictures done, after each batch.
+    tokens. `progress` is called with the number of images done, after each batch.
     """
     start = time.perf_counter()
     look = partial(model, **fewer(reducer))
@@ -130,15 +130,15 @@ def features(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Features:
-    """What the classifier reads of every readable picture, (N, D) of unit length, and its labels.
+    """What the classifier reads of every readable image, (N, D) of unit length, and its labels.
 
-    `skipped` is filled with the pictures that could not be read.
+    `skipped` is filled with the images that could not be read.
     """
     look = features_of(model, **fewer(reducer))
-    found, read, bad = look_at_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
+    vectors, read, bad = look_at_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
     if skipped is not None:
         skipped |= bad
-    return F.normalize(found[read], dim=1), pictures.labels[read]
+    return F.normalize(vectors[read], dim=1), pictures.labels[read]
 
 
 def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
@@ -146,13 +146,13 @@ def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> T
 
     The shares of the votes, as logarithms: (N, classes).
     """
-    (bank, labels), found = train, []
+    (bank, labels), scores = train, []
     for part in queries.split(1024):
         similarity, nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1)
         votes = similarity.new_zeros(len(nearest), classes)
         votes.scatter_add_(1, labels[nearest], (similarity / 0.07).softmax(dim=1))
-        found.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
-    return torch.cat(found)
+        scores.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
+    return torch.cat(scores)
 
 
 def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
@@ -163,11 +163,11 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 def evaluate_knn(
     encoder: Any, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
 ) -> Scores:
-    """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
+    """Judge features: the nearest images of the bank vote on each image, and their votes are its scores."""
     start = time.perf_counter()
-    known = features(encoder, bank, processes=processes)
-    found, read, skipped = look_at_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
-    votes = knn_scores(known, F.normalize(found, dim=1), classes)
+    train = features(encoder, bank, processes=processes)
+    queries, read, skipped = look_at_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
+    votes = knn_scores(train, F.normalize(queries, dim=1), classes)
     return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
@@ -188,8 +188,8 @@ def evaluate_zeroshot(
     with evaluating(model):
         weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    found, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
-    logits = model.scale.item() * found @ weights.T  # (N, K)
+    embeddings, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
+    logits = model.scale.item() * embeddings @ weights.T  # (N, K)
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
@@ -216,27 +216,27 @@ def look_at_all(
     batch_size: int = 256,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """`look` at every picture once, shared out over the processes: (N, width), which could be read, and the others."""
+    """`look` at every image once, shared out over the processes: (N, width), which could be read, and the others."""
     who = processes or Processes(device=next(model.parameters()).device)
     n = len(pictures)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
-    found, read = torch.zeros(places, width), torch.zeros(places)
+    outputs, read = torch.zeros(places, width), torch.zeros(places)
     skipped: dict[str, str] = {}
     with evaluating(model):
         for first in range(0, len(mine), batch_size):
             part = mine[first : first + batch_size]
             pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
             skipped |= bad
-            blank = torch.zeros(1, *pixels.shape[1:])  # where no picture of the batch can be read, for the same reason
+            blank = torch.zeros(1, *pixels.shape[1:])  # where no image of the batch can be read, for the same reason
             images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
-            found[part[kept]], read[part[kept]] = look(images)[: len(kept)].float().cpu(), 1.0
+            outputs[part[kept]], read[part[kept]] = look(images)[: len(kept)].float().cpu(), 1.0
             if progress is not None:
                 progress(len(part))
-    found, read, skipped = who.sum(found)[:n], who.sum(read)[:n] > 0, who.join(skipped)
+    outputs, read, skipped = who.sum(outputs)[:n], who.sum(read)[:n] > 0, who.join(skipped)
     if not read.any():
         raise none_readable(skipped)
-    return found, read, skipped
+    return outputs, read, skipped
 
 
 def fewer(reducer: Reducer | None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
 
 
 def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
-    """report.html, with the mistakes the model was surest of and the first pictures as samples."""
+    """report.html, with the mistakes the model was surest of and the first images as samples."""
     if isinstance(scores, Retrieval):
         chances, answers = scores.nearest()
         names, own = pictures.data.captions.everything(), lambda index: pictures.data.captions[index][0]
@@ -84,7 +84,7 @@ def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pic
         taken_for = names[int(answers[index])]
         return Mistake(
             image=pixels[0].permute(1, 2, 0).numpy(),
-            truth=taken_for if right[index] else own(index),  # of a picture's captions any is right
+            truth=taken_for if right[index] else own(index),  # of an image's captions any is right
             predicted=taken_for,
             confidence=float(chances[index]),
             name=pictures.data.name_of(index),

@@ -23,7 +23,7 @@ from vitlab.training.objectives import objective_class
 from vitlab.training.objectives.base import Objective
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
-from vitlab.training.sharding import gather, load, shard, whole_model
+from vitlab.training.sharding import full_model, gather, load, shard
 from vitlab.training.state import Progress, Saved, save_best, save_last
 
 MODEL = 2  # coordinate of the random numbers of a model: initial weights, dropout, stochastic depth
@@ -74,14 +74,14 @@ class TrainingJob:
     def save(self, progress: Progress) -> None:
         """Write `last`. All processes call this together: each gives its shards, the first writes."""
         first = self.who.first
-        model, optimizer = whole_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
+        model, optimizer = full_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
         ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
         if first:
             save_last(self.run, model, optimizer, ema, progress, self.recipe.run.keep)
 
     def save_best(self) -> None:
         """Write `best`; all processes together, as in `save`."""
-        model = whole_model(self.evaluated_model, keep=self.who.first)
+        model = full_model(self.evaluated_model, keep=self.who.first)
         if self.who.first:
             save_best(self.run, model)
 

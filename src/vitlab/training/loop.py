@@ -33,7 +33,7 @@ from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, t
 from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import read_result
 from vitlab.training.schedule import lr_factor
-from vitlab.training.sharding import whole, whole_model
+from vitlab.training.sharding import full_model, full_tensor
 from vitlab.training.state import (
     Progress,
     Saved,
@@ -279,7 +279,7 @@ def backward(session: Session, stream: Iterator[Batch], step: int, lr: float) ->
         progress.images += len(batch.indices) * who.world
         broken = who.first_with(doctor.explodes(total))
         if broken is not None:  # all stop together: a sharded model can only be gathered by all
-            model = whole_model(job.model, keep=broken == who.rank)
+            model = full_model(job.model, keep=broken == who.rank)
             if broken != who.rank:
                 raise doctor.TrainingError(f"step {step}: the loss of process {broken} broke; its message says where.")
             about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
@@ -306,7 +306,7 @@ def update(session: Session, step: int) -> float:
     if job.ema is not None:
         update_average(job.ema, job.model, job.recipe.optim.ema)
     job.objective.end_step(step)
-    return float(whole(norm))
+    return float(full_tensor(norm))
 
 
 def validate(session: Session, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""How fast is this machine at a recipe? A few real steps on real pictures, timed part by part."""
+"""How fast is this machine at a recipe? A few real steps on real images, timed part by part."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vitlab.training.loop import Session, Silent, backward, update
 from vitlab.training.recipe import Recipe
 from vitlab.training.state import Progress
 
-READING = 0.25  # seconds of reading pictures, about, each time it is measured
-PICTURES = (8, 256)  # but so many pictures at least and at most
+READING = 0.25  # seconds of reading images, about, each time it is measured
+PICTURES = (8, 256)  # but so many images at least and at most
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Speed:
     step: float  # forward, backward, optimiser
     early: float  # the same while patches are left out
     first: float  # the very first step, which also sets up memory and kernels
-    prepare: float  # reading and augmenting the pictures of a step, in one process
-    judge: float  # reading and judging one picture
-    resize: float  # one picture of a set that is resized once and stays in memory
+    prepare: float  # reading and augmenting the images of a step, in one process
+    judge: float  # reading and judging one image
+    resize: float  # one image of a set that is resized once and stays in memory
     params: int
     spent: float  # from the start of the command to the end of this measurement
 
 
 @dataclass(frozen=True)
-class Meter:
-    """Measures recipes on some of the data; `read` is the time one picture takes to read, `since` the clock's start."""
+class SpeedMeter:
+    """Measures recipes on some of the data; `read` is the time one image takes to read, `since` the clock's start."""
 
     data: Data
     read: float
@@ -90,7 +90,7 @@ class Meter:
         return Speed(**{**values, "params": speed.params})
 
     def _some(self, dataset: Dataset, parts: int) -> Dataset:
-        """As many pictures as are read in a moment, from all over the set."""
+        """As many images as are read in a moment, from all over the set."""
         least, most = PICTURES
         count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
         return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from vitlab.training.recipe import OptimRecipe
-from vitlab.training.sharding import share_like, whole
+from vitlab.training.sharding import full_tensor, share_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
@@ -107,7 +107,7 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return whole(parameter.grad.lerp(state["momentum"], momentum))
+        return full_tensor(parameter.grad.lerp(state["momentum"], momentum))
 
 
 class Optimisers:
@@ -160,13 +160,13 @@ class Optimisers:
 
     def tensors(self) -> dict[str, Tensor]:
         """State as `name|entry` -> tensor, shared out as the parameters are."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
                 for entry, value in state.items():
                     value = value if isinstance(value, Tensor) else torch.tensor(float(value))
-                    found[f"{self.names[parameter]}|{entry}"] = value
-        return found
+                    tensors[f"{self.names[parameter]}|{entry}"] = value
+        return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """What `tensors` gave, whole."""

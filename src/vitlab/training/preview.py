@@ -31,7 +31,7 @@ from vitlab.training.objectives.base import mix_of
 from vitlab.training.recipe import AugmentRecipe, Recipe
 
 SEARCHED = 200  # steps of the run that are searched for mixed batches
-LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many pictures are looked at, no more
+LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many images are looked at, no more
 Parts = list[tuple[str, float]]  # classes and their shares, the largest first
 
 
@@ -61,14 +61,14 @@ class Preview:
     title: str
     about: str
     settings: list[str]  # key=value of [augment], where it is not the default
-    columns: list[str]  # what the pictures of a row are
+    columns: list[str]  # what the images of a row are
     rows: list[PreviewRow]
     mixed: list[MixedBatch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Preview:
-    """The first `images` pictures of a run in epochs 0 .. `views` - 1, and mixed batches if any.
+    """The first `images` images of a run in epochs 0 .. `views` - 1, and mixed batches if any.
 
     Where every image is cut into several views, all views of epoch 0.
     """
@@ -102,8 +102,8 @@ def _model(recipe: Recipe, data: Data) -> Any:
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
     """(C, H, W) each, normalised -> (H, W, C) uint8; noise beyond black and white is cut there."""
-    found = [np.asarray(pre.picture(image)) for image in images]
-    return [image[:, :, None] if image.ndim == 2 else image for image in found]
+    pixels = [np.asarray(pre.picture(image)) for image in images]
+    return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
 
 def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
@@ -129,7 +129,7 @@ def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[li
 
 
 def _in_order(plan: Plan) -> Iterator[int]:
-    """The pictures of the first epoch, each once, as the steps take them."""
+    """The images of the first epoch, each once, as the steps take them."""
     seen = set()
     for step in range(plan.steps_per_epoch):
         for micro in range(plan.accumulate):
@@ -141,14 +141,14 @@ def _in_order(plan: Plan) -> Iterator[int]:
 
 def _mixed(steps: Steps, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
     """One batch of each kind: the first with shares that the eye can tell, or the first."""
-    found: dict[str, tuple[int, Mixing]] = {}
+    best: dict[str, tuple[int, Mixing]] = {}
     plan, pre = steps.plan, steps.pictures.preprocess
     for step in range(min(plan.total, SEARCHED)):
         drawn = mix.draw(plan.part, pre.size, seed=plan.seed, step=step)
-        if drawn is not None and (drawn.how not in found or (_visible(drawn) and not _visible(found[drawn.how][1]))):
-            found[drawn.how] = step, drawn
+        if drawn is not None and (drawn.how not in best or (_visible(drawn) and not _visible(best[drawn.how][1]))):
+            best[drawn.how] = step, drawn
     batches = []
-    for how, (step, drawn) in sorted(found.items(), reverse=True):  # mixup, then cutmix
+    for how, (step, drawn) in sorted(best.items(), reverse=True):  # mixup, then cutmix
         batch = steps[step, 0]
         images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
         labels = [shares(target, classes, smoothing) for target in targets[:count]]
@@ -172,15 +172,15 @@ def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
 def describe(data: Data) -> dict[str, Any]:
     """Classes or captions, images per split and class, sizes, what cannot be read; plain values for JSON.
 
-    Files are not all opened: of a split that is not in memory up to 500 pictures, or 50 megapixels, are looked at.
+    Files are not all opened: of a split that is not in memory up to 500 images, or 50 megapixels, are looked at.
     """
     splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
     counts = {name: np.bincount(split.labels, minlength=len(data.classes)) for name, split in splits.items()}
     sizes: Counter[tuple[int, int]] = Counter()
     unreadable: list[str] = []
     for split in splits.values():
-        found, wrong = _look(split)
-        sizes += found
+        split_sizes, wrong = _look(split)
+        sizes += split_sizes
         unreadable += wrong
     by_area = sorted(sizes, key=lambda size: (size[0] * size[1], size))
     common = [size for size, n in sizes.most_common(1) if n > 1]
@@ -206,20 +206,20 @@ def describe(data: Data) -> dict[str, Any]:
 
 
 def _captions(split: Captioned) -> dict[str, Any]:
-    """How many there are, of a picture and in all; and how many words they have."""
-    counts, words = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
+    """How many there are, of an image and in all; and how many words they have."""
+    counts, lengths = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
     return {
         "captions": int(counts.sum()),
         "least": int(counts.min()),
         "most": int(counts.max()),
-        "words": sum(words) / len(words),
-        "longest": max(words),
+        "words": sum(lengths) / len(lengths),
+        "longest": max(lengths),
         "first": split.captions[0][0],
     }
 
 
 def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
-    """How many pictures there are of each (H, W), and what is wrong with those that cannot be read."""
+    """How many images there are of each (H, W), and what is wrong with those that cannot be read."""
     if split.images is not None:
         return Counter({split.images.shape[1:3]: len(split)}), []
     sizes: Counter[tuple[int, int]] = Counter()

@@ -35,7 +35,7 @@ class DataRecipe(Config):
     per_class: int | None = None  # few labels: so many of each class
     fraction: float | None = None  # few labels: this share
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
-    max_unreadable: int = 20  # pictures that may be skipped before the run stops
+    max_unreadable: int = 20  # images that may be skipped before the run stops
     allow_cut: bool = False  # use what is whole of tar shards that are cut off, instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
 
@@ -58,7 +58,7 @@ class AugmentRecipe(Config):
     smoothing: float = 0.0  # of labels
     drop_patches: float = 0.0  # share of patches left out ...
     drop_patches_until: float = 1.0  # ... in this first part of the run
-    flip_at_test: bool = False  # average the scores of a picture and its mirror image
+    flip_at_test: bool = False  # average the scores of an image and its mirror image
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class ObjectiveRecipe(Config):
     distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
     teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
     temperature: float = 3.0  # distill, soft: of student and teacher
-    cache: bool = False  # distill: ask the teacher once for each picture as it is, not for each augmented view
+    cache: bool = False  # distill: ask the teacher once for each image as it is, not for each augmented view
     local_views: int = 8  # dino: small crops beside the two large ones
     local_size: int = 0  # dino: their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
-    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the picture's area
+    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the image's area
     global_scale: tuple[float, float] = (0.4, 1.0)
     momentum: float = 0.996  # dino: of the teacher at the start; it rises to 1
     teacher_temperature: tuple[float, float] = (0.04, 0.07)  # dino: at the start, and after the warm-up
@@ -226,11 +226,11 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
 def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     """One value changed, by its dotted name."""
     group, _, name = key.partition(".")
-    known = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
+    keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
     if group not in GROUPS or not name:
-        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
     part = getattr(recipe, group)
-    if f"{group}.{name}" in known:
+    if f"{group}.{name}" in keys:
         if value == "none" and "None" in type(part).__annotations__[name]:  # TOML has no word for it
             value = None
         try:
@@ -240,7 +240,7 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
             raise ValueError(text if text.startswith(group + ".") else f"{group}.{text}") from None
     if group == "model":  # an option of the model itself; its own config checks it
         return replace(recipe, model=replace(part, options={**part.options, name: value}))
-    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
 
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:

@@ -1,10 +1,10 @@
-"""Which caption belongs to a picture, which picture to a caption? Recall@k both ways, with several captions a picture.
+"""Which caption belongs to an image, which image to a caption? Recall@k both ways, with several captions an image.
 
     found = evaluate_retrieval(model, Pictures(data.test, model.preprocess), data.test.captions)
     found.recall(10)                # {"image_to_text": 0.31, "text_to_image": 0.28}
     found.chance(10)                # what guessing gives
 
-A picture is found by one of its captions among the first k of all captions; a caption has one picture to find. What is
+A image is found by one of its captions among the first k of all captions; a caption has one image to find. What is
 equally near counts as nearer, so a model that gives everything the same embedding finds nothing.
 """
 
@@ -38,18 +38,18 @@ class Retrieval:
 
     images: Tensor  # (N, E) of unit length
     texts: Tensor  # (M, E) of unit length
-    owner: Tensor  # (M,): the picture that each caption is of, rising
-    read: Tensor  # (N,), False where a picture could not be read: it and its captions count nowhere
+    owner: Tensor  # (M,): the image that each caption is of, rising
+    read: Tensor  # (N,), False where an image could not be read: it and its captions count nowhere
     seconds: float
     scale: float = 1.0  # of the logits
     skipped: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def ranks(self) -> dict[str, Tensor]:
-        """For each picture (N',) and each caption (M',) that counts, how many wrong ones are as near or nearer."""
+        """For each image (N',) and each caption (M',) that counts, how many wrong ones are as near or nearer."""
         kept = self.read[self.owner]
         pictures, texts = self.images[self.read], self.texts[kept]
-        number = self.read.long().cumsum(0) - 1  # of a picture among those that count
+        number = self.read.long().cumsum(0) - 1  # of an image among those that count
         owner = number[self.owner[kept]]
         to_text, to_image = [], []
         for first in range(0, len(pictures), 1024):
@@ -66,7 +66,7 @@ class Retrieval:
         return {way: float((ranks < k).float().mean()) for way, ranks in self.ranks.items()}
 
     def chance(self, k: int) -> dict[str, float]:
-        """Of k captions drawn at random one or more are the picture's; of k pictures one is the caption's."""
+        """Of k captions drawn at random one or more are the image's; of k images one is the caption's."""
         counts = torch.bincount(self.owner, minlength=len(self.read))[self.read].tolist()
         N, M = len(counts), sum(counts)
         missed = {c: math.comb(M - c, k) / math.comb(M, k) if k <= M else 0.0 for c in set(counts)}
@@ -81,14 +81,14 @@ class Retrieval:
         return sum(self.top(k) for k in AT) / len(AT)
 
     def loss(self) -> float:
-        """The symmetric contrastive loss over the whole split, each picture with the first of its captions."""
+        """The symmetric contrastive loss over the whole split, each image with the first of its captions."""
         firsts = torch.searchsorted(self.owner, torch.arange(len(self.read)))
         logits = self.scale * self.images[self.read] @ self.texts[firsts][self.read].T
         target = torch.arange(len(logits))
         return float((F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2)
 
     def nearest(self) -> tuple[Tensor, Tensor]:
-        """For each picture the nearest caption's share of a softmax over all captions (N,), and which it is (N,)."""
+        """For each image the nearest caption's share of a softmax over all captions (N,), and which it is (N,)."""
         parts = [(self.scale * part @ self.texts.T).softmax(dim=1).max(dim=1) for part in self.images.split(1024)]
         return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
 
@@ -118,8 +118,8 @@ def evaluate_retrieval(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Retrieval:
-    """Embed a whole split, its pictures and all their captions. `flip`: with the mean of a picture's and its mirror
-    image's embedding. `reducer`: with fewer tokens of the pictures.
+    """Embed a whole split, its images and all their captions. `flip`: with the mean of an image's and its mirror
+    image's embedding. `reducer`: with fewer tokens of the images.
     """
     start = time.perf_counter()
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
@@ -132,9 +132,9 @@ def evaluate_retrieval(
 
 def embed_texts(model: Any, texts: list[str], batch_size: int = 256) -> Tensor:
     """(M, E) of unit length."""
-    device, found = next(model.parameters()).device, []
+    device, embeddings = next(model.parameters()).device, []
     with evaluating(model):
         for first in range(0, len(texts), batch_size):
             ids = trim_padding(model.tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
-            found.append(model.encode_text(ids.to(device)).float().cpu())
-    return torch.cat(found)
+            embeddings.append(model.encode_text(ids.to(device)).float().cpu())
+    return torch.cat(embeddings)

@@ -37,7 +37,7 @@ def is_share(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")  # a DTensor, whose import takes most of a second
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All shares of a tensor put together; what is whole already stays. All processes must ask together."""
     return tensor.full_tensor() if is_share(tensor) else tensor  # type: ignore[attr-defined]
 
@@ -55,15 +55,15 @@ def share_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def gather(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor]:
     """Whole tensors in main memory, one after another; a process that does not keep them only gives its shares."""
-    found: dict[str, Tensor] = {}
+    gathered: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        value = whole(value.detach())
+        value = full_tensor(value.detach())
         if keep:
-            found[key] = value.cpu().contiguous()
-    return found
+            gathered[key] = value.cpu().contiguous()
+    return gathered
 
 
-def whole_model(model: Any, keep: bool = True) -> Any:
+def full_model(model: Any, keep: bool = True) -> Any:
     """The model itself, or where it is shared out a whole copy; None for a process that does not keep it."""
     if not any(is_share(parameter) for parameter in model.parameters()):
         return model if keep else None

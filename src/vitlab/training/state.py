@@ -44,7 +44,7 @@ class Progress:
     best_epoch: int = -1
     seconds: float = 0.0  # of training, over all its parts
     images: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
     scaler: float = 0.0  # fp16's loss scale
     scaler_steps: int = 0  # since it last changed
     finished: bool = False
@@ -99,8 +99,8 @@ def saying_what_is_safe(run: Path):
         yield
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        whole = next(iter(generations(run)), None)
-        safe = f"{whole} is untouched" if whole is not None else "nothing had been saved before"
+        intact = next(iter(generations(run)), None)
+        safe = f"{intact} is untouched" if intact is not None else "nothing had been saved before"
         raise CheckpointError(
             f"{run}: cannot be saved ({reason}); {safe}. Make room, then go on: vitlab train --resume {run} "
             "(run.keep=0 --changed behind it needs half of the space)"
@@ -341,10 +341,10 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _progress(values: dict[str, Any], path: Path) -> Progress:
-    known = {f.name for f in fields(Progress)}
-    if unknown := sorted(values.keys() - known):
+    names = {f.name for f in fields(Progress)}
+    if unknown := sorted(values.keys() - names):
         raise CheckpointError(f"{path}: {unknown[0]!r} is not known. It was written by another vitlab.")
-    if missing := sorted(known - values.keys()):
+    if missing := sorted(names - values.keys()):
         raise CheckpointError(f"{path}: {missing[0]!r} is missing. It was written by another vitlab.")
     for name, (is_valid, expected) in CHECKS.items():
         if not is_valid(values[name]):

@@ -13,7 +13,7 @@ from vitlab.training.job import TrainingJob
 SLACK = 1.5  # judging may take this much longer than it took before
 MARGIN = 0.02  # of the time, for starting and leaving Python
 BUSY = 0.15  # of the time: the most that is kept for a slow end where others use the machine too
-SAMPLE = 256  # pictures that are judged to learn how long a picture takes
+SAMPLE = 256  # images that are judged to learn how long an image takes
 
 
 def wrap_up_seconds(params: int) -> float:

@@ -1,4 +1,4 @@
-"""Pictures that cannot be read are named, counted once each however often they are met, and skipped; too many stop a
+"""Images that cannot be read are named, counted once each however often they are met, and skipped; too many stop a
 run. What is kept is a table: name -> what is wrong, in words that begin with the name.
 """
 
@@ -11,13 +11,13 @@ from vitlab.training.state import Progress
 SHOWN = 50  # names in one message
 
 
-def note_skipped(found: dict[str, str], progress: Progress, log: RunLog | None, step: int) -> list[str]:
+def note_skipped(skipped: dict[str, str], progress: Progress, log: RunLog | None, step: int) -> list[str]:
     """Into the run's table and its log; returns what is new, in words."""
-    new = {name: words for name, words in found.items() if name not in progress.skipped}
+    new = {name: message for name, message in skipped.items() if name not in progress.skipped}
     progress.skipped.update(new)
     if log is not None:
-        for words in new.values():
-            log.write("skip", step, message=words)
+        for message in new.values():
+            log.write("skip", step, message=message)
     return list(new.values())
 
 
@@ -40,5 +40,5 @@ def none_readable(skipped: dict[str, str]) -> TrainingError:
 
 def listed(skipped: dict[str, str], most: int = SHOWN) -> str:
     """A line for each."""
-    lines = [f"  {words}" for words in list(skipped.values())[:most]]
+    lines = [f"  {message}" for message in list(skipped.values())[:most]]
     return "\n".join(lines + ([f"  and {len(skipped) - most} more"] if len(skipped) > most else []))

@@ -36,7 +36,7 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     name: str  # of a tensor, e.g. weights|head.bias or optimizer|head.bias|exp_avg
     largest: float | None  # None: only one of the two has it, or in another shape
 
@@ -46,7 +46,7 @@ class ResumeReport:
     steps: int
     kills: list[Kill] = field(default_factory=list)
     tensors: int = 0  # compared
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TensorDifference] = field(default_factory=list)
     broke: str = ""  # why a resumed run did not come to its end
     repeatable: bool | None = None  # asked where bits differ: are two runs that nobody stops the same?
     seconds: float = 0.0
@@ -77,11 +77,11 @@ def verify_resume(
         note(f"{steps} steps without a stop, {pace:.2g} s each")
         train_and_kill(short, folder / "killed", report, kills, pace, note)
         if not report.broke:
-            straight, killed = (left_by(folder / name) for name in ("straight", "killed"))
+            straight, killed = (resumable_state(folder / name) for name in ("straight", "killed"))
             report.tensors, report.differences = len(straight), differences(straight, killed)
         if report.differences:  # a machine that does not repeat itself cannot resume to the bit either
             train(short, folder / "again", False, Watch(steps, [0, 0]), torch.get_num_threads())
-            report.repeatable = not differences(left_by(folder / "straight"), left_by(folder / "again"))
+            report.repeatable = not differences(resumable_state(folder / "straight"), resumable_state(folder / "again"))
         report.seconds = time.perf_counter() - begun
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,27 +171,27 @@ def train_and_kill(
             note(f"killed after step {last_done}")
 
 
-def left_by(run: Path) -> dict[str, Tensor]:
+def resumable_state(run: Path) -> dict[str, Tensor]:
     """All that a run would go on from, by name; but for the seconds it took."""
     saved = load_last(run)
     assert saved is not None, run
-    found = {f"weights|{key}": value for key, value in saved.weights.items()}
-    found |= {f"ema|{key}": value for key, value in (saved.ema or {}).items()}
-    found |= {f"optimizer|{key}": value for key, value in saved.optimizer.items()}
+    state = {f"weights|{key}": value for key, value in saved.weights.items()}
+    state |= {f"ema|{key}": value for key, value in (saved.ema or {}).items()}
+    state |= {f"optimizer|{key}": value for key, value in saved.optimizer.items()}
     numbers = {k: v for k, v in asdict(saved.progress).items() if isinstance(v, int | float) and k != "seconds"}
-    return found | {f"progress|{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+    return state | {f"progress|{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
 
-def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[Difference]:
+def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[TensorDifference]:
     """The tensors whose bits differ: 0 is not -0, and NaN is itself."""
-    found = [Difference(name, None) for name in a.keys() ^ b.keys()]
+    results = [TensorDifference(name, None) for name in a.keys() ^ b.keys()]
     for name in (name for name in a if name in b):
         x, y = a[name], b[name]
         if x.shape != y.shape or x.dtype != y.dtype:
-            found.append(Difference(name, None))
+            results.append(TensorDifference(name, None))
         elif not torch.equal(_bytes(x), _bytes(y)):
-            found.append(Difference(name, float((x.double() - y.double()).abs().max())))
-    return found
+            results.append(TensorDifference(name, float((x.double() - y.double()).abs().max())))
+    return results
 
 
 def _bytes(tensor: Tensor) -> Tensor:

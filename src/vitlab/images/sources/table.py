@@ -1,4 +1,4 @@
-"""A CSV of paths and labels: a header, then one picture a line; an optional column `split` says train, val or test."""
+"""A CSV of paths and labels: a header, then one image a line; an optional column `split` says train, val or test."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def _read_rows(path: Path) -> dict[str, _Rows]:
 def _columns(path: Path, header: list[str]) -> dict[str, int]:
     """Column -> where it stands."""
     names = [name.strip().lower() for name in header]
-    found = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
+    columns = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
     for key in ("path", "label"):
-        if key not in found:
+        if key not in columns:
             seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
             raise DataError(
                 f"{path}: no column {' or '.join(COLUMNS[key])} ({seen}). Begin with a header line: path,label"
             )
-    return found
+    return columns
 
 
 def _check_files(path: Path, splits: dict[str, _Rows]) -> None:

@@ -100,8 +100,8 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
             svg.append(f'<path class="{kind} mean" d="{_path(_thin(_running_mean(finite)), at)}" />')
         for x, y in finite if len(finite) <= 60 else []:
             cx, cy = at(x, y).split(",")
-            told = f"{kind}, step {_short(x)}: {label(y)}"
-            svg.append(f'<circle class="{kind}" cx="{cx}" cy="{cy}" r="3"><title>{told}</title></circle>')
+            tooltip = f"{kind}, step {_short(x)}: {label(y)}"
+            svg.append(f'<circle class="{kind}" cx="{cx}" cy="{cy}" r="3"><title>{tooltip}</title></circle>')
         broken = [(x, y) for x, y in points if not math.isfinite(y)]
         for x, y in broken[:20]:
             across = at(x, y_ticks[0]).split(",")[0]
@@ -114,15 +114,15 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
 
 
 def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Any) -> str:
-    words = []
+    parts = []
     if finite:
-        words.append(f"last {label(finite[-1][1])}")
+        parts.append(f"last {label(finite[-1][1])}")
     if finite and kind != "train" and chart.key in ("loss", "top1"):
         step, best = (min if chart.key == "loss" else max)(finite, key=lambda point: point[1])
-        words.append(f"best {label(best)} at step {step:g}")
+        parts.append(f"best {label(best)} at step {step:g}")
     if broken:
-        words.append(f"{broken} not finite (×)")
-    return f'<span class="key {kind}"><b>{kind}</b> {", ".join(words)}</span>'
+        parts.append(f"{broken} not finite (×)")
+    return f'<span class="key {kind}"><b>{kind}</b> {", ".join(parts)}</span>'
 
 
 def _low(values: Sequence[float], from_zero: bool) -> float:

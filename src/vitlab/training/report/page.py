@@ -15,7 +15,7 @@ from vitlab.parsing import parse_toml
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
 from vitlab.training.report.pictures import Mistake, gallery
-from vitlab.training.report.text import escaped, named, number, section, table_of
+from vitlab.training.report.text import escaped, name_html, number, section, table_of
 from vitlab.training.runs import flat
 from vitlab.version import __version__
 
@@ -73,7 +73,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         recipe = flat(parse_toml(recipe_text))
     except ValueError:
         recipe = {}
-    about = [" on ".join(named(recipe[key]) for key in ("model.name", "data.source") if recipe.get(key))]
+    about = [" on ".join(name_html(recipe[key]) for key in ("model.name", "data.source") if recipe.get(key))]
     if "seed" in result:
         about.append(f"seed {number('seed', result['seed'])}")
     if log and log[-1].get("time"):
@@ -89,19 +89,19 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         for key, (title, chinese) in names.items()
         if key in result and not (key == "top5" and classes <= 10)  # five guesses of ten say little
     ]
-    return f'<header>\n<h1>{named(name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
+    return f'<header>\n<h1>{name_html(name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
 
 
 def _events(log: list[dict[str, Any]], most: int = 40) -> str:
-    """What is neither a curve nor a start: notes, skipped pictures, resumes."""
+    """What is neither a curve nor a start: notes, skipped images, resumes."""
     events = [e for e in log if e["kind"] not in ("train", "val", "test", "start", "result")]
     rows = []
     for event in events[:most]:
         rest = {k: v for k, v in event.items() if k not in ("kind", "step", "time", "text", "message")}
-        words = [str(event[key]) for key in ("text", "message") if key in event]
-        words += [f"{key}: {value}" for key, value in flat(rest).items()]
+        parts = [str(event[key]) for key in ("text", "message") if key in event]
+        parts += [f"{key}: {value}" for key, value in flat(rest).items()]
         kind, step = escaped(event["kind"]), event["step"]
-        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{escaped("; ".join(words))}</td></tr>')
+        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{escaped("; ".join(parts))}</td></tr>')
     if len(events) > most:
         rows.append(f"<tr><td></td><td></td><td>and {len(events) - most} more, in log.jsonl</td></tr>")
     head = "<tr><th>step</th><th>kind</th><th>what</th></tr>"

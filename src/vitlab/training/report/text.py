@@ -21,7 +21,7 @@ def escaped(value: object) -> str:
     return html.escape(printable(value), quote=True)
 
 
-def named(value: object) -> str:
+def name_html(value: object) -> str:
     return f'<bdi class="name">{escaped(value)}</bdi>'  # bdi: a right-to-left name does not turn its neighbours
 
 
