@@ -3,8 +3,8 @@
     picked = pick("photos/", 10, ["run.seed=1"])
     fit(picked.recipe, run, data=picked.data, notes=picked.reasons)
 
-The ladder of candidates is climbed while a rung, timed on this machine, still gets enough passes over the data in 80 %
-of the time that is left. All that is timed comes in through `measure`: `choose` is a function of its arguments.
+Picks the largest candidate that, timed on this machine, gets enough passes over the data in 80 % of the time left.
+All timing is done by `measure`, so `choose` is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def pick(
     show.note("looking at the data, and timing this machine ...")
     who = processes.start(base.run.device)
     data = open_once(base, who)
-    facts, read = look(data, base.data.source, who)
+    facts, read = inspect_data(data, base.data.source, who)
     recipe, reasons = choose(facts, minutes, settings, measure or SpeedMeter(data, read, since))
     return Picked(recipe, reasons, data)
 
@@ -95,8 +95,8 @@ def check(minutes: float, settings: list[str]) -> None:
             raise ValueError(f"{key} was given, but --minutes {minutes:g} {why}.")
 
 
-def look(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:
-    """What the data are like, from a few images, and the seconds that one takes to read."""
+def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:
+    """Facts about the data, from a few images, and the seconds that reading one takes."""
     train = data.train
     began, sizes, broken = time.perf_counter(), [], None
     if train.images is not None:
@@ -134,7 +134,7 @@ def look(data: Data, source: str, who: processes.Processes) -> tuple[Facts, floa
 
 @dataclass
 class Trial:
-    """A candidate, timed: the longest schedule it has time for."""
+    """A timed candidate with the longest schedule that fits."""
 
     model: ModelRecipe
     level: AugmentationLevel
@@ -147,7 +147,7 @@ class Trial:
 
 
 def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) -> tuple[Recipe, list[str]]:
-    """Climb the ladder, then take the strongest augmentation that so many passes stand. Recipe and reasons."""
+    """The largest model that fits, with the strongest augmentation for its number of passes; and the reasons."""
     check(minutes, settings)
     models = candidates(facts, settings)
     given = bool(given_keys(settings) & NAMING)
@@ -165,8 +165,8 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
         speed = replace(speeds[key], spent=max(speed.spent for speed in speeds.values()))
         return Trial(model, level, speed, longest(recipe, facts, speed, settings, left(speed), most))
 
-    def foretold(base: Trial, model: ModelRecipe) -> int:
-        """Epochs that a larger model could get at best."""
+    def expected_epochs(base: Trial, model: ModelRecipe) -> int:
+        """Epochs that a larger model gets at best."""
         factor = OPTIMISM[facts.device == "cpu"] * work(model) / work(base.model)
         speed = replace(base.speed, step=factor * base.speed.step, early=factor * base.speed.early)
         recipe = draft(facts, base.model, base.level, settings)
@@ -175,9 +175,9 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
 
     best, larger = trial(models[0], level_for(enough)), None
     if left(best.speed) <= 0:  # timing alone has taken it all: no more of it
-        raise too_little(best, least_epochs(best, facts, settings), facts, minutes, settings, given)
+        raise too_little_time(best, least_epochs(best, facts, settings), facts, minutes, settings, given)
     for model in models[1:] if best.epochs >= enough else []:
-        if (epochs := foretold(best, model)) >= enough:
+        if (epochs := expected_epochs(best, model)) >= enough:
             tried = trial(model, best.level)
             epochs = tried.epochs
             if epochs >= enough:
@@ -193,7 +193,7 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
     best = trial(best.model, best.level, patience=PATIENCE * 60 * minutes)
     least = least_epochs(best, facts, settings)
     if best.recipe is None or best.epochs < least:
-        raise too_little(best, least, facts, minutes, settings, given)
+        raise too_little_time(best, least, facts, minutes, settings, given)
     recipe = replace(best.recipe, run=replace(best.recipe.run, minutes=float(minutes)))
     why = "you named it" if given else _why_this_model(best, larger, enough, facts)
     return recipe, reasons(recipe, best, why, most, facts, minutes, settings)
@@ -204,8 +204,10 @@ def least_epochs(best: Trial, facts: Facts, settings: list[str]) -> int:
     return math.ceil(LEAST_STEPS / plan.steps_per_epoch)
 
 
-def too_little(best: Trial, least: int, facts: Facts, minutes: float, settings: list[str], given: bool) -> ValueError:
-    """The error for a time in which nothing can be learned; it says how much would do."""
+def too_little_time(
+    best: Trial, least: int, facts: Facts, minutes: float, settings: list[str], given: bool
+) -> ValueError:
+    """The error for a time that is too short to learn anything; it says how much is needed."""
     recipe = scheduled(draft(facts, best.model, best.level, settings), least, facts, best.speed, settings)
     needs = estimate(recipe, facts, best.speed).total
     smallest = math.ceil(11 * (best.speed.spent + needs / SHARE) / 60) / 10  # a tenth more, in tenths
@@ -228,7 +230,7 @@ def reasons(
     lines = [
         f"data: {facts.train:,} {colours} pictures to train on, {facts.val:,} to validate{test}; {facts.classes} "
         f"classes; {facts.side} px on the shorter side",
-        f"picked model: {in_words(r.model)} ({speed.params / 1e6:.2f} M parameters), because {why}",
+        f"picked model: {describe_model(r.model)} ({speed.params / 1e6:.2f} M parameters), because {why}",
     ]
     early = f" ({1000 * speed.early:.0f} ms while patches are left out)" if a.drop_patches else ""
     timed = f"a step of {plan.per_step} pictures takes {1000 * speed.step:.0f} ms here{early}, preparing them "
@@ -275,10 +277,10 @@ def _why_this_model(best: Trial, larger: tuple[ModelRecipe, int] | None, enough:
         return f"the time allows no larger one: even this gets only {best.epochs} of {few}"
     if larger is None:
         return f"it is the largest for such pictures, and gets {few}"
-    return f"it is the largest that gets {few}; the next, {in_words(larger[0])}, would get about {larger[1]}"
+    return f"it is the largest that gets {few}; the next, {describe_model(larger[0])}, would get about {larger[1]}"
 
 
-def in_words(model: ModelRecipe) -> str:
+def describe_model(model: ModelRecipe) -> str:
     if model.init_from is not None:
         return f"the trained {model.init_from}, at its own size unless told"
     c = config_of(model)

@@ -1,6 +1,6 @@
-"""Which images every step takes, and how they become a batch: a function of (seed, step) and of nothing else.
+"""The images of every step, and how they become a batch: a function of (seed, step) only.
 
-Batches can be made in any order by any number of workers, so a resumed run sees what it would have seen.
+Workers may make batches in any order, and a resumed run sees the same images.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def part(self) -> int:
-        """Images per micro-step and process; fewer than asked where the data are few."""
+        """Images per micro-step and process; fewer than batch_size where the data are few."""
         return min(self.batch_size, self.n // (self.world * self.accumulate))
 
     @property
@@ -129,7 +129,7 @@ class Pictures:
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
     def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, Names]:
-        """Images, the positions of those that could be read, and by name what is wrong with the others."""
+        """Images, the positions of those that could be read, and the errors of the others by name."""
         if self.in_memory is not None and boxes is None:
             return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
         none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
@@ -141,7 +141,7 @@ class Pictures:
         return torch.cat([none, *images]), kept, skipped
 
     def read(self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]) -> tuple[list[T], np.ndarray, Names]:
-        """What `make` makes of each file, given its position, pixels and name; then as `take`."""
+        """`make(position, pixels, name)` of each file; the rest as in `take`."""
         results, kept = [], []
         skipped: Names = {}
         for position, index in enumerate(indices):
@@ -154,13 +154,13 @@ class Pictures:
         return results, np.array(kept, dtype=np.int64), skipped
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) of bytes -> as a model takes them."""
+        """(B, C, H, W) uint8 -> the model's input."""
         p = self.preprocess
         mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
         return (pixels.float() * p.scale - mean) / std
 
     def normalised(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """(B, C, H, W) as a model takes them, not augmented, and the positions of those that could be read."""
+        """Model inputs (B, C, H, W) without augmentation, and the positions of those that could be read."""
         pixels, kept, skipped = self.take(indices)
         if not len(kept):
             raise ImageError("\n".join(skipped.values()))
@@ -177,7 +177,7 @@ class Steps(Dataset):
         return self.batch(*self.plan.take(*key))
 
     def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
-        """These images as they are in this epoch."""
+        """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
         crops = self.augment.options.crop == "resized" and self.pictures.in_memory is None
@@ -199,7 +199,7 @@ class Steps(Dataset):
         return Batch(images, self.pictures.labels[numbers], numbers, skipped)
 
     def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
-        """Every image cut several times; from a file, which is larger than the model's input, out of the whole."""
+        """Several crops of every image; those of files are cut before resizing."""
         seed, in_memory = self.plan.seed, self.pictures.in_memory
         kept, skipped = np.arange(len(indices)), {}
         if in_memory is not None:
@@ -226,14 +226,14 @@ def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]
-    ready = _leave_the_first_signal if workers else None
+    ready = _ignore_first_signal if workers else None
     loader = DataLoader(steps, None, sampler=keys, num_workers=workers, worker_init_fn=ready)  # type: ignore[arg-type]
     yield from loader
 
 
-def _leave_the_first_signal(worker: int) -> None:
-    """Ctrl-C, and SIGTERM of a cluster, reach all processes of a run. A worker that ended by it would break the step
-    that the run still does before it saves; so it leaves the first to the run, which then ends its workers itself.
+def _ignore_first_signal(worker: int) -> None:
+    """Ctrl-C, and SIGTERM of a cluster, reach all processes of a run. A worker that died of it would break the step
+    that the run finishes before it saves; the run ends its workers itself.
     """
 
     def left(number: int, frame: Any) -> None:

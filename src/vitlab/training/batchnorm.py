@@ -1,8 +1,8 @@
-"""Running statistics of batch norm: what moves in a model by looking at images, and not by a gradient.
+"""Running statistics of batch norm, which change by forward passes and not by gradients.
 
-Each process has seen its own part of every batch, so after a step all take the mean over the processes: what is judged
-and saved is then one model. A running average of the weights (optim.ema) averages them alike: the latest ones belong to
-the latest weights. Reasons: docs/decisions/0009-batch-norm-statistics.md.
+Each process sees its own part of every batch, so after a step all take the mean over the processes: the model that is
+evaluated and saved is then the same in all. optim.ema averages them like the weights.
+Reasons: docs/decisions/0009-batch-norm-statistics.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def statistics(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def share_statistics(model: nn.Module, who: Processes) -> None:
-    """The mean over all processes, in all of them; all must ask together."""
+    """Set them to the mean over all processes; all must call this together."""
     values = statistics(model)
     if who.world == 1 or not values:
         return

@@ -27,7 +27,7 @@ from vitlab.training.timelimit import wrap_up_seconds
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about the data and the machine."""
+    """Facts about the data and the machine."""
 
     source: str
     train: int  # images
@@ -116,7 +116,7 @@ def given_keys(settings: list[str]) -> set[str]:
 
 
 def candidates(facts: Facts, settings: list[str]) -> list[ModelRecipe]:
-    """The rungs that these images and settings allow, from little work to much; one where the model is named."""
+    """The models that these images and settings allow, from little work to much; one where the settings name it."""
     if given_keys(settings) & NAMING:
         return [with_settings(Recipe(), settings).model]
     models, refused = [], None
@@ -157,14 +157,14 @@ def config_of(model: ModelRecipe) -> Any:
 
 
 def work(model: ModelRecipe) -> float:
-    """Multiplications of the blocks, about, for one image."""
+    """Approximate multiplications of the blocks for one image."""
     c = config_of(model)
     tokens = c.grid[0] * c.grid[1]
     return c.depth * tokens * (2 * c.width * (2 * c.width + c.mlp_hidden) + 2 * tokens * c.width)
 
 
 def draft(facts: Facts, model: ModelRecipe, level: AugmentationLevel, settings: list[str]) -> Recipe:
-    """A whole recipe for this model and level, but for the schedule; the settings have the last word."""
+    """A recipe for this model and level without the schedule; the settings override it."""
     tuned, config = model.init_from is not None, None if model.init_from is not None else config_of(model)
     if level.stochastic_depth:
         model = replace(model, options={"stochastic_depth": level.stochastic_depth, **model.options})
@@ -179,7 +179,7 @@ def draft(facts: Facts, model: ModelRecipe, level: AugmentationLevel, settings: 
 
 
 def _batch_size(facts: Facts, config: Any) -> int:
-    """16 steps a pass or more; what is large takes memory."""
+    """At least 16 steps per pass; smaller for large images, which need memory."""
     most = 128 if facts.device == "cpu" else 256
     if config is None or max(config.image_size) > 96:
         most = 64
@@ -261,7 +261,7 @@ def step_seconds(recipe: Recipe, facts: Facts, speed: Speed) -> float:
 
 
 def estimate(recipe: Recipe, facts: Facts, speed: Speed) -> Estimate:
-    """What is still to come after measuring."""
+    """What remains after measuring."""
     total = plan_of(recipe, facts).total
     saves = math.ceil(total / (recipe.run.save_every or plan_of(recipe, facts).steps_per_epoch))
     resizing = speed.resize * (facts.train + facts.val + facts.test) if facts.in_memory else 0.0

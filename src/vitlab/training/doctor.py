@@ -24,7 +24,7 @@ from vitlab.training.state import check_best, check_recipe_file, check_result, g
 
 
 class TrainingError(ValueError):
-    """A run that cannot go on; the message says where, why and what to try."""
+    """A run that cannot continue; the message says where, why and what to try."""
 
 
 def explodes(loss: float) -> bool:
@@ -78,7 +78,7 @@ def check_half(amp: str, device: torch.device) -> None:
 
 
 def half_works() -> bool:
-    """Whether a product in half precision comes out, tried in a process of its own where there is a doubt."""
+    """Whether half precision works, tried in a subprocess where the processor reports AMX."""
     about = Path("/proc/cpuinfo")
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.is_file() or " amx_tile" not in about.read_text():
         return True
@@ -87,7 +87,7 @@ def half_works() -> bool:
 
 
 def check_run(run: Path) -> list[tuple[bool | None, str]]:
-    """(is it well, words) of a run, from what it left behind; None: a fact that is neither good nor bad."""
+    """(passed, message) for each check of a run folder; None: a fact that is neither good nor bad."""
     if not (run / "recipe.toml").is_file():
         raise ValueError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
     rows = check_files(run)
@@ -114,7 +114,7 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
 
 
 def check_files(run: Path) -> list[tuple[bool | None, str]]:
-    """Whether a run folder is whole: every save, the best model, recipe and result, against their digests."""
+    """Every save, the best model, recipe and result, compared with their digests."""
     if holder := lock_holder(run):
         return [(None, f"being written by {holder}; its files are not checked meanwhile")]
     rows: list[tuple[bool | None, str]] = []
@@ -149,7 +149,7 @@ def _objective_name(run: Path) -> str:
 
 
 def check_installation() -> list[tuple[str, bool, str]]:
-    """(what, is it well, words) for everything training needs."""
+    """(name, passed, message) for everything training needs."""
     rows: list[tuple[str, bool, str]] = [("python", True, platform.python_version())]
     for name in ("torch", "numpy", "PIL", "safetensors", "sklearn", "rich", "matplotlib", "huggingface_hub"):
         rows.append(_imports(name, needed=True))

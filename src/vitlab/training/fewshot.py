@@ -1,4 +1,4 @@
-"""How good are frozen features when few images are labelled? The answer depends on which, so they are drawn often."""
+"""Few-shot accuracy of frozen features, over several draws of the labelled images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def few_shot_accuracies(
 ) -> list[float]:
     """Accuracies from `shots` labelled images of each class, one for each draw of them.
 
-    As the ViT paper judges features (arXiv:2010.11929, sec. 4.1): ridge regression to targets of -1 and 1, one for each
+    As the ViT paper evaluates features (arXiv:2010.11929, sec. 4.1): ridge regression to targets of -1 and 1, one per
     class, in closed form. `ridge` is a share of the features' own mean squared length: methods differ much in that.
     """
     (bank, labels), (queries, truth) = train, test

@@ -1,6 +1,6 @@
 """The model of a recipe: new, or from any checkpoint with a new head, another size, a frozen encoder.
 
-A checkpoint that learned without labels (MAE, DINO, CLIP) gives its encoder, unless it goes on to learn without.
+A checkpoint that learned without labels (MAE, DINO, CLIP) gives its encoder, unless it continues without.
 """
 
 from __future__ import annotations

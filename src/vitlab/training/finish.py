@@ -17,10 +17,10 @@ from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
 from vitlab.training.recipe import to_toml
-from vitlab.training.report import Mistake, write_report
+from vitlab.training.report import GalleryItem, RunReport, write_report
 from vitlab.training.retrieval import Retrieval
 from vitlab.training.runlog import RunLog, read_log, to_json
-from vitlab.training.state import Progress, save_best, saying_what_is_safe
+from vitlab.training.state import Progress, explain_failed_save, save_best
 from vitlab.training.unreadable import note_skipped
 from vitlab.version import __version__
 
@@ -56,7 +56,7 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
         save_best(job.run, best)
         write_text = partial(_write_text, to_json(result) + "\n")
-        with saying_what_is_safe(job.run):
+        with explain_failed_save(job.run):
             native.write_whole(job.run / "result.json", write_text)
         if log is not None:
             log.write("result", progress.step, **result)
@@ -79,10 +79,10 @@ def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pic
     wrong = (~right & scores.read).nonzero()[:, 0]
     worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
 
-    def shown(index: int) -> Mistake:
+    def shown(index: int) -> GalleryItem:
         pixels, _, _ = pictures.take(np.array([index]))
         taken_for = names[int(answers[index])]
-        return Mistake(
+        return GalleryItem(
             image=pixels[0].permute(1, 2, 0).numpy(),
             truth=taken_for if right[index] else own(index),  # of an image's captions any is right
             predicted=taken_for,
@@ -91,8 +91,7 @@ def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pic
         )
 
     samples = scores.read.nonzero()[:24, 0].tolist()
-    write_report(
-        job.run,
+    report = RunReport(
         log=read_log(job.run),
         recipe_text=to_toml(job.recipe),
         result=result,
@@ -102,6 +101,7 @@ def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pic
         samples=[shown(i) for i in samples],
         environment=environment(),
     )
+    write_report(job.run, report)
 
 
 def environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How fast is this machine at a recipe? A few real steps on real images, timed part by part."""
+"""Times a few real steps of a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SpeedMeter:
     since: float
 
     def __call__(self, recipe: Recipe, patience: float = 0.0) -> Speed:
-        """A few steps; or steps for `patience` seconds, which show how slow a machine is that others use too."""
+        """A few steps; or steps for `patience` seconds, which shows the load of other processes."""
         with TemporaryDirectory() as folder:
             return self._measure(recipe, Path(folder), patience)
 
@@ -90,14 +90,14 @@ class SpeedMeter:
         return Speed(**{**values, "params": speed.params})
 
     def _some(self, dataset: Dataset, parts: int) -> Dataset:
-        """As many images as are read in a moment, from all over the set."""
+        """As many images as are read in READING seconds, spread over the dataset."""
         least, most = PICTURES
         count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
         return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))
 
 
 def median_seconds(call: Callable[[], object], times: int = 3, patience: float = 1.0) -> float:
-    """Of so many calls; of fewer where they take longer than `patience` together."""
+    """Of `times` calls; of fewer where together they take longer than `patience`."""
     taken: list[float] = []
     while len(taken) < times and sum(taken) < patience:
         began = time.perf_counter()

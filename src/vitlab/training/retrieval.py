@@ -1,11 +1,11 @@
-"""Which caption belongs to an image, which image to a caption? Recall@k both ways, with several captions an image.
+"""Image-text retrieval: recall@k both ways, with several captions per image.
 
-    found = evaluate_retrieval(model, Pictures(data.test, model.preprocess), data.test.captions)
-    found.recall(10)                # {"image_to_text": 0.31, "text_to_image": 0.28}
-    found.chance(10)                # what guessing gives
+    result = evaluate_retrieval(model, Pictures(data.test, model.preprocess), data.test.captions)
+    result.recall(10)               # {"image_to_text": 0.31, "text_to_image": 0.28}
+    result.chance(10)               # of guessing
 
-A image is found by one of its captions among the first k of all captions; a caption has one image to find. What is
-equally near counts as nearer, so a model that gives everything the same embedding finds nothing.
+An image counts if one of its captions is among the nearest k; a caption has one image. Ties count as nearer, so a
+model that gives everything the same embedding scores 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitlab.images.datasets import Captions
 from vitlab.layers.reducer import Reducer
 from vitlab.training.batches import Pictures
 from vitlab.training.captions import trim_padding
-from vitlab.training.evaluate import evaluating, image_embedding, look_at_all
+from vitlab.training.evaluate import evaluating, forward_all, image_embedding
 from vitlab.training.processes import Processes
 
 AT = (1, 5, 10)  # k
@@ -34,7 +34,7 @@ WAYS = ("image_to_text", "text_to_image")
 
 @dataclass
 class Retrieval:
-    """Embeddings of a split, and what follows from them."""
+    """Embeddings of a split, and the metrics computed from them."""
 
     images: Tensor  # (N, E) of unit length
     texts: Tensor  # (M, E) of unit length
@@ -123,7 +123,7 @@ def evaluate_retrieval(
     """
     start = time.perf_counter()
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    images, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
+    images, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
     texts = embed_texts(model, captions.everything(), batch_size)
     owner = torch.arange(len(captions)).repeat_interleave(torch.from_numpy(captions.counts))
     seconds = time.perf_counter() - start

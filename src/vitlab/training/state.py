@@ -1,4 +1,4 @@
-"""A run folder's checkpoints: everything a run needs to go on, written so that one whole save is always there.
+"""A run folder's checkpoints: all that a run needs to resume, written so that one intact save always exists.
 
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
 last-1/   the save before it (run.keep = 1), to which a damaged `last` falls back
@@ -36,7 +36,7 @@ RUN_DIGESTS = "run_digests"
 
 @dataclass
 class Progress:
-    """Where a run stands; the numbers that no tensor holds."""
+    """How far a run is: all numbers that are not tensors."""
 
     step: int = 0  # steps done
     best_rank: float | None = None  # the objective's own measure; the accuracy where it learns labels
@@ -82,18 +82,18 @@ def save_last(
         # A file name that is not UTF-8 holds lone surrogates; backslashreplace spells them as JSON does.
         (folder / STATE).write_bytes(to_json(state).encode("utf-8", "backslashreplace"))
 
-    with saying_what_is_safe(run):
+    with explain_failed_save(run):
         replace_folder(run / LAST, fill, keep)
 
 
 def save_best(run: Path, model: Any) -> None:
-    with saying_what_is_safe(run):
+    with explain_failed_save(run):
         replace_folder(run / BEST, lambda folder: native.save(model, folder))
 
 
 @contextmanager
-def saying_what_is_safe(run: Path):
-    """A save that fails (the disk is full) says what is still there, and how to go on."""
+def explain_failed_save(run: Path):
+    """A save that fails (the disk is full) says what is still there, and how to continue."""
     run_lock.check_held(run)
     try:
         yield
@@ -108,7 +108,7 @@ def saying_what_is_safe(run: Path):
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int = 0) -> None:
-    """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole.
+    """Fill a new folder, flush it, and put it in the old one's place; if it is interrupted, one of the two is intact.
 
     The old one becomes folder-1, that one folder-2, ..., as far as `keep` goes.
     """
@@ -196,7 +196,7 @@ def generations(run: Path) -> list[Path]:
 
 
 def load_last(run: Path, *, with_ema: bool = False, note: Callable[[str], object] = lambda text: None) -> Saved | None:
-    """The newest save that is whole; None where nothing was saved yet.
+    """The newest intact save; None where nothing was saved yet.
 
     A damaged save is set aside as last-damaged, and `note` says so. `with_ema`: a save without a running average is
     damaged.

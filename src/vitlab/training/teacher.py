@@ -1,8 +1,8 @@
-"""The teacher of a distilled run: any checkpoint, frozen. It gets the student's images as it is used to see them.
+"""The teacher of a distilled run: any frozen checkpoint. It gets the student's images in its own preprocessing.
 
 teacher = Teacher.load("runs/resnet/best", data.classes, student.preprocess)
 teacher(images)                                                  # (B, K)
-answers = keep_answers(folder, teacher, data.train, data.name)   # asked once for each image, kept on disk
+answers = keep_answers(folder, teacher, data.train, data.name)   # computed once per image, kept on disk
 answers.take(batch.indices)                                      # (B, K)
 """
 
@@ -35,7 +35,7 @@ SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was
 
 
 class Teacher:
-    """A frozen model in evaluation mode, called with what the student sees."""
+    """A frozen model in evaluation mode, called with the student's images."""
 
     def __init__(self, model: Any, classes: list[str], student: Preprocess, name: str = "the teacher"):
         self.model, self.name, self.classes = model.eval().requires_grad_(False), name, classes
@@ -67,12 +67,12 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, images: Tensor) -> Tensor:
-        """Images that are prepared for the teacher itself -> (B, K)."""
+        """Images in the teacher's own preprocessing -> (B, K)."""
         logits = self.model(images)
         return logits if self.order is None else logits[:, self.order]
 
     def view(self, images: Tensor) -> Tensor:
-        """The student's images as the teacher takes them: its colours, its size."""
+        """The student's images, normalised and resized for the teacher."""
         if self.gain is not None and self.offset is not None:
             images = images * self.gain + self.offset  # one channel becomes as many as the teacher has
         if tuple(images.shape[-2:]) != self.preprocess.size:
@@ -95,7 +95,7 @@ class Teacher:
         self.offset = None if same else ((m_s * scale - m_t) / s_t).to(self.device)
 
     def _order(self) -> list[int] | None:
-        """Which of its outputs stands for each class of the data; None where they are in the same order."""
+        """For each class of the data the teacher's output; None where they are in the same order."""
         labels, count = self.model.labels, getattr(self.model.config, "classes", 0)
         remedy = (
             f"Train a teacher on these data: vitlab train DATA model.init_from={self.name} run.dir=runs/teacher, then "
@@ -117,7 +117,7 @@ class Teacher:
         return None if order == list(range(count)) else order
 
     def fingerprint(self) -> str:
-        """Another one wherever the teacher would answer otherwise: weights, network, preprocess, order of classes."""
+        """Digest of all that decides its answers: weights, config, preprocess, order of classes."""
         identity = [self.model.family, self.model.config.to_dict(), self.preprocess.to_dict(), self.classes, self.order]
         digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
         for key, value in sorted(self.model.state_dict().items()):
@@ -127,7 +127,7 @@ class Teacher:
 
 
 class Answers:
-    """A teacher's logits for every training image as it is, not augmented: (N, K), float16, on disk."""
+    """A teacher's logits for every training image without augmentation: (N, K), float16, on disk."""
 
     def __init__(self, folder: Path, logits: np.ndarray):
         self.folder, self.logits = folder, logits
@@ -155,10 +155,10 @@ def keep_answers(
     rebuild: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Answers:
-    """The answers kept in `folder`, asked for where they are not there yet; a stopped filling goes on.
+    """The answers stored in `folder`, computed where they are missing; an interrupted computation continues.
 
-    Answers of another teacher, or to other images, are refused, or made anew with `rebuild`. `progress` is called
-    with the number of images done, after each batch. Of many processes the first asks, and the others wait.
+    Answers of another teacher, or to other images, are refused, or replaced with `rebuild`. `progress` is called
+    with the number of images done, after each batch. The first process computes, the others wait.
     """
     who, failed = who or Processes(), None
     if who.first:
@@ -185,7 +185,7 @@ def _header(teacher: Teacher, data: Dataset, name: str) -> dict[str, Any]:
 
 
 def data_fingerprint(data: Dataset) -> str:
-    """Another one for other images, or the same in another order: their values where they are in memory, or names."""
+    """Digest of the images in their order: of their pixels where they are in memory, otherwise of their names."""
     digest = hashlib.blake2b(np.ascontiguousarray(data.labels).tobytes(), digest_size=16)
     if data.images is not None:
         digest.update(np.ascontiguousarray(data.images).tobytes())
@@ -224,7 +224,7 @@ def _fill(
 
 
 def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str, Any], np.memmap]:
-    """What is kept already, checked to be of this teacher and these images; or a new file of NaN."""
+    """The stored answers, checked to be of this teacher and these images; or a new file of NaN."""
     shape = (header["pictures"], len(header["classes"]))
     if (folder / HEADER).is_file() and not rebuild:
         stored = read_json(folder / HEADER)

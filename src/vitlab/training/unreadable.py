@@ -1,5 +1,6 @@
-"""Images that cannot be read are named, counted once each however often they are met, and skipped; too many stop a
-run. What is kept is a table: name -> what is wrong, in words that begin with the name.
+"""Images that cannot be read are reported, counted once each, and skipped; too many stop a run.
+
+They are kept in a table: name -> error message.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ SHOWN = 50  # names in one message
 
 
 def note_skipped(skipped: dict[str, str], progress: Progress, log: RunLog | None, step: int) -> list[str]:
-    """Into the run's table and its log; returns what is new, in words."""
+    """Add them to the run's table and its log; returns the new messages."""
     new = {name: message for name, message in skipped.items() if name not in progress.skipped}
     progress.skipped.update(new)
     if log is not None:

@@ -1,5 +1,5 @@
-"""Is a run that is killed and resumed the run that nobody stopped? Train the first steps of a recipe both ways, and
-compare every bit of what they leave.
+"""Checks that a run that is killed and resumed equals one that is not: trains the first steps of a recipe both ways and
+compares every bit.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Enough(Exception):  # noqa: N818  (nothing went wrong)
 
 
 class Watch(Silent):
-    """Writes down where a run started and stands, for another process to read, and ends it in time."""
+    """Shares the first and the current step of a run with another process, and ends it after `steps`."""
 
     def __init__(self, steps: int, where: Any, to_be_killed: bool = False):
         super().__init__()
@@ -131,7 +131,7 @@ class Watch(Silent):
 
 
 def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -> None:
-    """To the last step that is watched; equal numbers of threads, because sums depend on them."""
+    """To the last step of `watch`; with a fixed number of threads, because sums depend on it."""
     torch.set_num_threads(threads)
     with suppress(Enough):
         try:
@@ -143,7 +143,7 @@ def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -
 def train_and_kill(
     recipe: Recipe, run: Path, report: ResumeReport, kills: int, pace: float, note: Callable[[str], object]
 ) -> None:
-    """One process after another takes the run up; each but the last is killed, at a moment that the seed decides."""
+    """One process after another resumes the run; each but the last is killed, at a moment drawn by the seed."""
     draw, context = random.Random(recipe.run.seed), multiprocessing.get_context(START)
     moments: list[int | None] = [*sorted(draw.sample(range(1, report.steps), kills)), None]
     last_done: int | None = None
@@ -172,7 +172,7 @@ def train_and_kill(
 
 
 def resumable_state(run: Path) -> dict[str, Tensor]:
-    """All that a run would go on from, by name; but for the seconds it took."""
+    """Resumable state by name, without elapsed time."""
     saved = load_last(run)
     assert saved is not None, run
     state = {f"weights|{key}": value for key, value in saved.weights.items()}

@@ -30,7 +30,7 @@ CHARTS = (
     Chart("Learning rate", "学习率", "lr", from_zero=True, smooth=False),
     Chart("Images per second", "每秒图像数", "images_per_second", from_zero=True),
     Chart("Gradient norm", "梯度范数", "grad_norm", from_zero=True),
-    # signs of health of a run without labels, see ssl_doctor.py
+    # signs of health of a run without labels, see objectives/dino.py
     Chart("Entropy of the teacher", "教师输出的熵", "teacher_entropy", from_zero=True),
     Chart("Directions that features use", "特征的有效秩", "rank", from_zero=True),
     Chart("Spread of features", "特征的离散程度", "teacher_std", from_zero=True),
@@ -40,7 +40,7 @@ CHARTS = (
 
 
 def charts(log: list[dict[str, Any]], labels: bool = True) -> str:
-    """`labels`: they were learned. Otherwise the validation's loss is that of the judges, and no part of the curve."""
+    """`labels`: they were learned. Otherwise the validation loss is that of k-NN, and is not drawn."""
     if not labels:  # MAE measures its own loss there
         log = [{**e, "loss": e.get("reconstruction")} if e["kind"] in ("val", "test") else e for e in log]
     last = max((event["step"] for event in log), default=0) or 1  # one scale for all, to compare them by eye

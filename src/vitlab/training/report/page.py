@@ -6,6 +6,7 @@ Curves and tables are SVG and HTML text, so the reader's own fonts draw every la
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from vitlab.parsing import parse_toml
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
-from vitlab.training.report.pictures import Mistake, gallery
+from vitlab.training.report.pictures import GalleryItem, gallery
 from vitlab.training.report.text import escaped, name_html, number, section, table_of
 from vitlab.training.runs import flat
 from vitlab.version import __version__
@@ -31,24 +32,29 @@ TILES = {  # key of result.json -> what it is called
 }
 
 
-def write_report(
-    folder: Path,
-    *,
-    log: list[dict[str, Any]],
-    recipe_text: str,
-    result: dict[str, Any],
-    classes: list[str],
-    confusion: np.ndarray | None,
-    mistakes: list[Mistake],
-    samples: list[Mistake],
-    environment: dict[str, Any],
-) -> Path:
-    """Write folder/report.html. `confusion` is (K, K), rows = truth; accuracies are shares of one."""
+@dataclass(frozen=True)
+class RunReport:
+    """The contents of report.html."""
+
+    log: list[dict[str, Any]]
+    recipe_text: str
+    result: dict[str, Any]  # accuracies are shares of one
+    classes: list[str]
+    confusion: np.ndarray | None  # (K, K), rows = truth
+    mistakes: list[GalleryItem]
+    samples: list[GalleryItem]
+    environment: dict[str, Any]
+
+
+def write_report(folder: Path, report: RunReport) -> Path:
+    """Write folder/report.html."""
     from vitlab.checkpoints.native import write_whole
 
     folder = Path(folder)
+    log, recipe_text, result, classes = report.log, report.recipe_text, report.result, report.classes
+    confusion = report.confusion
     assert confusion is None or confusion.shape == (len(classes), len(classes)), (np.shape(confusion), len(classes))
-    worst = sorted(mistakes, key=lambda m: -m.confidence)
+    worst = sorted(report.mistakes, key=lambda m: -m.confidence)
     body = "\n".join(
         [
             _header(folder.resolve().name, log, recipe_text, result, len(classes)),
@@ -56,10 +62,12 @@ def write_report(
             section("Events", "事件", _events(log)),
             "" if confusion is None or not confusion.any() else class_tables(confusion, classes),
             section("Worst mistakes", "最严重的错误", gallery(worst, "Wrong, and most sure of it, first.")),
-            section("Sample predictions", "预测示例", gallery(samples, "Pictures the model was not trained on.")),
+            section(
+                "Sample predictions", "预测示例", gallery(report.samples, "Pictures the model was not trained on.")
+            ),
             section("All numbers", "全部数值", table_of(result)),
             section("Recipe", "配方", f"<pre>{escaped(recipe_text.strip())}</pre>" if recipe_text.strip() else ""),
-            section("Environment", "环境", table_of(environment)),
+            section("Environment", "环境", table_of(report.environment)),
         ]
     )
     page = PAGE.format(title=escaped(folder.resolve().name), style=STYLE, body=body, version=escaped(__version__))

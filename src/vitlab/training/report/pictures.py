@@ -12,7 +12,7 @@ from vitlab.training.report.text import escaped, name_html, percent
 
 
 @dataclass(frozen=True)
-class Mistake:
+class GalleryItem:
     """An image and what the model took it for (rightly or not)."""
 
     image: np.ndarray  # (H, W, C) or (H, W), uint8
@@ -22,7 +22,7 @@ class Mistake:
     name: str  # where the image comes from
 
 
-def gallery(pictures: list[Mistake], caption: str) -> str:
+def gallery(pictures: list[GalleryItem], caption: str) -> str:
     figures = []
     for p in pictures:
         right = p.truth == p.predicted
