@@ -211,7 +211,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
 
 def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], TINY), tmp_path)
-    words, indices = job.objective.words, np.array([5, 900, 5])
+    words, indices = job.objective.captions, np.array([5, 900, 5])
     drawn = words.draw(indices, seed=0, epoch=4)
     assert drawn == words.draw(indices, seed=0, epoch=4) and drawn[0] == drawn[2]
     over = {words.draw(np.array([5]), seed=0, epoch=epoch)[0] for epoch in range(300)}

@@ -108,9 +108,9 @@ def test_a_clip_learns_and_is_judged_with_fewer_tokens(tmp_path):
     read = job.model.encode_text(inputs["ids"])
     torch.testing.assert_close(loss, job.model.loss(seen, read, same_captions(inputs["kinds"])))
     few = Pictures(job.data.val, job.model.preprocess)
-    with_fewer = job.objective.scores(job.model, few).logits
+    with_fewer = job.objective.evaluate(job.model, few).logits
     job.objective.reducer = None
-    assert not torch.allclose(with_fewer, job.objective.scores(job.model, few).logits)
+    assert not torch.allclose(with_fewer, job.objective.evaluate(job.model, few).logits)
 
 
 REFUSED = {

@@ -243,7 +243,7 @@ def reasons(
         if not facts.characters
         else "small shifts only, for more turns one character into another"
     )
-    changed = " (but for what was told)" if any(key.startswith("augment.") for key in keys) else ""
+    changed = " (except what you set)" if any(key.startswith("augment.") for key in keys) else ""
     lines.append(f"picked augmentation: {level}{changed}")
     if a.drop_patches:
         lines.append(
@@ -261,12 +261,12 @@ def reasons(
     if speed.prepare > speed.step and not facts.in_memory:
         lines.append("reading the pictures takes longer than learning from them: smaller files would train faster")
     if settings:
-        lines.append(f"as told: {', '.join(settings)}")
+        lines.append(f"as you set: {', '.join(settings)}")
     e = estimate(r, facts, speed)
     lines.append(
-        f"plan: {duration(speed.spent)} gone, {duration(e.training)} of training, {duration(e.judging)} of validation, "
-        f"{duration(e.ending)} for test and report: {duration(speed.spent + e.total)} of {duration(60 * minutes)}. "
-        "If this machine gets slower, the run ends in time with what it has"
+        f"plan: {duration(speed.spent)} gone, {duration(e.training)} of training, {duration(e.evaluation)} of "
+        f"validation, {duration(e.ending)} for test and report: {duration(speed.spent + e.total)} of "
+        f"{duration(60 * minutes)}. If this machine gets slower, the run ends in time with what it has"
     )
     return lines
 
@@ -282,7 +282,7 @@ def _why_this_model(best: Trial, larger: tuple[ModelRecipe, int] | None, enough:
 
 def describe_model(model: ModelRecipe) -> str:
     if model.init_from is not None:
-        return f"the trained {model.init_from}, at its own size unless told"
+        return f"the trained {model.init_from}, at its own size unless set"
     c = config_of(model)
     stem = " behind a convolutional stem" if c.stem.kind == "conv" else ""
     size = f"{c.image_size[0]} px" if c.image_size[0] == c.image_size[1] else f"{c.image_size[0]}x{c.image_size[1]} px"

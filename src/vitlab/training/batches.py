@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.images.augment import Augment
+from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess
 from vitlab.images.randomness import permutation
@@ -26,6 +28,7 @@ from vitlab.images.read import ImageError
 ORDER = 1  # coordinate of the draw that shuffles an epoch
 
 T = TypeVar("T")
+CropBox = Callable[[int, tuple[int, int]], np.ndarray]  # position in the batch, (H, W) -> left, top, right, bottom
 Names = dict[str, str]  # images that could not be read: name -> what is wrong
 
 
@@ -101,7 +104,7 @@ class Batch:
 class Pictures:
     """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
 
-    def __init__(self, data: Any, preprocess: Preprocess):
+    def __init__(self, data: ImageDataset, preprocess: Preprocess):
         self.data, self.preprocess = data, preprocess
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
         self.in_memory: Tensor | None = None
@@ -128,14 +131,16 @@ class Pictures:
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, Names]:
+    def take(self, indices: np.ndarray, boxes: CropBox | None = None) -> tuple[Tensor, np.ndarray, Names]:
         """Images, the positions of those that could be read, and the errors of the others by name."""
         if self.in_memory is not None and boxes is None:
             return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
         none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
 
         def fit(position: int, image: np.ndarray, name: str) -> Tensor:
-            return self._fit(image, boxes(position, image.shape[:2]) if boxes is not None else None, name)[None]
+            return self._fit(
+                image, boxes(position, (image.shape[0], image.shape[1])) if boxes is not None else None, name
+            )[None]
 
         images, kept, skipped = self.read(indices, fit)
         return torch.cat([none, *images]), kept, skipped
@@ -236,7 +241,7 @@ def _ignore_first_signal(worker: int) -> None:
     that the run finishes before it saves; the run ends its workers itself.
     """
 
-    def left(number: int, frame: Any) -> None:
+    def left(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):

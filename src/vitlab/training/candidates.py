@@ -223,12 +223,12 @@ class Estimate:
     """Seconds."""
 
     training: float
-    judging: float  # on the validation split, on the way
+    evaluation: float  # on the validation split, on the way
     ending: float  # the test split, the report
 
     @property
     def total(self) -> float:
-        return self.training + self.judging + self.ending
+        return self.training + self.evaluation + self.ending
 
 
 def plan_of(recipe: Recipe, facts: Facts) -> Plan:
@@ -268,8 +268,8 @@ def estimate(recipe: Recipe, facts: Facts, speed: Speed) -> Estimate:
     steps = total * step_seconds(recipe, facts, speed)
     return Estimate(
         training=resizing + speed.first + steps + saves * wrap_up_seconds(speed.params) / 10,
-        judging=math.ceil(recipe.run.epochs / recipe.run.eval_every) * facts.val * speed.judge,
-        ending=(facts.test or facts.val) * speed.judge + wrap_up_seconds(speed.params),
+        evaluation=math.ceil(recipe.run.epochs / recipe.run.eval_every) * facts.val * speed.evaluate,
+        ending=(facts.test or facts.val) * speed.evaluate + wrap_up_seconds(speed.params),
     )
 
 
@@ -280,7 +280,7 @@ def scheduled(recipe: Recipe, epochs: int, facts: Facts, speed: Speed, settings:
     recipe = with_settings(recipe, settings)
     total = plan_of(recipe, facts).total
     seconds = total * step_seconds(recipe, facts, speed)
-    times = max(1, min(10, int(EVALUATION * seconds / max(facts.val * speed.judge, 1e-9))))
+    times = max(1, min(10, int(EVALUATION * seconds / max(facts.val * speed.evaluate, 1e-9))))
     saves = max(1, min(20, int(seconds / SAVE_EVERY)))
     optim = replace(recipe.optim, warmup_epochs=round(0.05 * epochs, 2))
     run = replace(recipe.run, eval_every=math.ceil(epochs / times), save_every=math.ceil(total / saves))

@@ -13,6 +13,7 @@ import torch
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import Card
+from vitlab.images.datasets import Captioned
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
@@ -69,8 +70,10 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
 def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
     """report.html, with the mistakes the model was surest of and the first images as samples."""
     if isinstance(scores, Retrieval):
+        assert isinstance(pictures.data, Captioned)
+        captions = pictures.data.captions
         chances, answers = scores.nearest()
-        names, own = pictures.data.captions.everything(), lambda index: pictures.data.captions[index][0]
+        names, own = captions.everything(), lambda index: captions[index][0]
         right = scores.owner[answers] == torch.arange(len(answers))
     else:
         chances, answers = scores.logits.softmax(dim=1).max(dim=1)

@@ -34,7 +34,7 @@ class Speed:
     early: float  # the same while patches are left out
     first: float  # the very first step, which also sets up memory and kernels
     prepare: float  # reading and augmenting the images of a step, in one process
-    judge: float  # reading and judging one image
+    evaluate: float  # reading and evaluating one image
     resize: float  # one image of a set that is resized once and stays in memory
     params: int
     spent: float  # from the start of the command to the end of this measurement
@@ -78,7 +78,7 @@ class SpeedMeter:
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
-            judge=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
+            evaluate=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
             resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import ParamsT
 
 from vitlab.training.recipe import OptimRecipe
 from vitlab.training.sharding import full_tensor, share_like
@@ -81,12 +81,12 @@ class Muon(Optimizer):
     """torch.optim.Muon's update for 2-D weights, in float32 and batched by shape."""
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
+        self, params: ParamsT, lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
     ):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, steps=steps))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,27 +39,28 @@ class Processes:
             return table
         return {key: value for part in self.gather(table) for key, value in part.items()}
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Every process's value, in their order; all must ask together."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
+    def from_first(self, make: Callable[[], T]) -> T:
         """What `make` returns in the first process, in every process; all must call together, and fail together."""
-        value, failed = None, None
+        values: list[T] = []
+        failed = None
         if self.first:
             try:
-                value = make()
+                values = [make()]
             except (ValueError, OSError) as error:
                 failed = error
         if self.any(failed is not None):
             raise failed or ValueError("the first process failed; its message says why.")
-        if self.world == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
+        if self.world > 1:
+            received: list[Any] = values or [None]
+            dist.broadcast_object_list(received, src=0)
+            values = received
         return values[0]
 
     def wait(self) -> None:

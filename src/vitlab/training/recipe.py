@@ -67,7 +67,7 @@ class ModelRecipe(Config):
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
     freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; of a clip, all but the image tower
-    reducer: str | None = None  # fewer tokens, in training and in judging: tome:r=8, evit:keep=0.7
+    reducer: str | None = None  # fewer tokens, in training and in evaluation: tome:r=8, evit:keep=0.7
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
     def __post_init__(self) -> None:

@@ -171,7 +171,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
 # ------------------------------------------------------------------------------------------------------------ as text
 
 
-def shown(key: str, value: Any) -> str:
+def shown(key: str, value: object) -> str:
     """A cell as people read it."""
     if value is None:
         return ""
@@ -211,7 +211,7 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def _in_csv(value: Any) -> Any:
+def _in_csv(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         return json.dumps(value, ensure_ascii=False)
     # A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup is left as it is.

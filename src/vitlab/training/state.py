@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -311,19 +311,19 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: Any) -> bool:
+def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _duration(value: Any) -> bool:
+def _duration(value: object) -> bool:
     return _number(value) and math.isfinite(value) and value >= 0
 
 
-CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "step": (_count, "a whole number from 0"),
     "best_rank": (lambda value: value is None or _number(value), "a number, or null"),
     "best_top1": (lambda value: _number(value) and not value > 1, "a share of one"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
     return f"<figure>{title}{''.join(svg)}<figcaption>{' '.join(legend)}</figcaption></figure>"
 
 
-def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Any) -> str:
+def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Callable[[float], str]) -> str:
     parts = []
     if finite:
         parts.append(f"last {label(finite[-1][1])}")
@@ -156,7 +156,7 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _path(points: Points, at: Any) -> str:
+def _path(points: Points, at: Callable[[float, float], str]) -> str:
     """SVG path; a value that is not finite breaks the line."""
     pieces, pen = [], "M"
     for x, y in points:
