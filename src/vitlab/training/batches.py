@@ -172,7 +172,7 @@ class Pictures:
         return self.normalise(pixels), kept
 
 
-class Steps(Dataset):
+class BatchDataset(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
     def __init__(self, pictures: Pictures, plan: Plan, augment: Augment | MultiCrop):
@@ -227,7 +227,7 @@ class Steps(Dataset):
         return Batch(views[0], labels, numbers, skipped, tuple(views))
 
 
-def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:
+def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[Batch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]

@@ -14,7 +14,7 @@ from vitlab.images.datasets import Data, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.training import processes
-from vitlab.training.batches import Pictures, Plan, Steps
+from vitlab.training.batches import BatchDataset, Pictures, Plan
 from vitlab.training.captions import save_tokenizer
 from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
@@ -39,7 +39,7 @@ class TrainingJob:
     data: Data
     model: Any
     plan: Plan
-    steps: Steps
+    steps: BatchDataset
     val: Pictures
     objective: Objective
     optimisers: Optimisers
@@ -121,7 +121,7 @@ def open_once(recipe: Recipe, who: processes.Processes) -> Data:
     return data or data_of(recipe)
 
 
-def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> Steps:
+def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> BatchDataset:
     """The augmented batches of a run, for one of its processes."""
     plan = Plan(
         n=len(data.train),
@@ -133,7 +133,9 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
         rank=rank,
         world=world,
     )
-    return Steps(Pictures(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre))
+    return BatchDataset(
+        Pictures(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
+    )
 
 
 def prepare(recipe: Recipe, run: Path, data: Data | None = None) -> TrainingJob:

@@ -67,7 +67,7 @@ class Silent:
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """A job as it is run: how far it is, and where it reports to."""
 
     job: TrainingJob
@@ -131,12 +131,12 @@ def fit(
             progress = job.restore(saved, changed) if saved is not None else Progress()
             if job.who.first and (changed or not resume):
                 native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
-            return _run(Session(job, progress, show), notes, since)
+            return _run(TrainingSession(job, progress, show), notes, since)
     finally:
         processes.stop()
 
 
-def _run(session: Session, notes: Sequence[str], since: float) -> dict[str, Any]:
+def _run(session: TrainingSession, notes: Sequence[str], since: float) -> dict[str, Any]:
     job, progress, show = session.job, session.progress, session.show
     if job.who.first:
         track = job.recipe.track
@@ -213,7 +213,7 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
     return saved
 
 
-def train(session: Session, since: float) -> None:
+def train(session: TrainingSession, since: float) -> None:
     """To the last step, or until run.minutes after `since` leave no time for another."""
     job, progress, log, show = session.job, session.progress, session.log, session.show
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
@@ -255,7 +255,7 @@ def train(session: Session, since: float) -> None:
                 return
 
 
-def backward(session: Session, stream: Iterator[Batch], step: int, lr: float) -> tuple[float, dict[str, float]]:
+def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: float) -> tuple[float, dict[str, float]]:
     """Gradients of one step, over its micro-steps; returns the loss and the objective's numbers."""
     job, progress = session.job, session.progress
     recipe, who, objective = job.recipe, job.who, job.objective
@@ -291,7 +291,7 @@ def backward(session: Session, stream: Iterator[Batch], step: int, lr: float) ->
     return total, means
 
 
-def update(session: Session, step: int) -> float:
+def update(session: TrainingSession, step: int) -> float:
     """One step of the optimisers and of the running average; returns the gradient's norm before clipping."""
     job, scaler = session.job, session.scaler
     job.objective.before_update(step)
@@ -309,7 +309,7 @@ def update(session: Session, step: int) -> float:
     return float(full_tensor(norm))
 
 
-def validate(session: Session, epoch: int) -> None:
+def validate(session: TrainingSession, epoch: int) -> None:
     """Evaluate on the validation split, and save the model if it is the best so far."""
     job, progress, log, show = session.job, session.progress, session.log, session.show
     scores = job.objective.evaluate(job.evaluated_model, job.val)

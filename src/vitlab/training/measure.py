@@ -18,7 +18,7 @@ from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
 from vitlab.training.batches import Batch, Pictures
 from vitlab.training.job import prepare
-from vitlab.training.loop import Session, Silent, backward, update
+from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe
 from vitlab.training.state import Progress
 
@@ -61,7 +61,7 @@ class SpeedMeter:
         real = replace(job.plan, n=len(self.data.train))
         timed = partial(median_seconds, patience=1.0 if world == 1 else math.inf)  # processes must count alike
         per_batch = timed(lambda: job.steps[0, 0])
-        stream, session = repeat(_repeated(job.steps[0, 0], real.part)), Session(job, Progress(), Silent())
+        stream, session = repeat(_repeated(job.steps[0, 0], real.part)), TrainingSession(job, Progress(), Silent())
         job.optimisers.set_factor(0.0)  # timing must not change the weights
 
         def step(number: int) -> None:

@@ -23,7 +23,7 @@ from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.images.read import ImageError
-from vitlab.training.batches import Plan, Steps
+from vitlab.training.batches import BatchDataset, Plan
 from vitlab.training.finetune import build_model
 from vitlab.training.job import steps_of
 from vitlab.training.objectives import objective_class
@@ -106,7 +106,7 @@ def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
     return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
 
-def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
+def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
     rows, unreadable = [], []
     pictures, pre = steps.pictures, steps.pictures.preprocess
     for index in _in_order(steps.plan):
@@ -139,7 +139,7 @@ def _in_order(plan: Plan) -> Iterator[int]:
                     yield index
 
 
-def _mixed(steps: Steps, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
+def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
     """One batch of each kind: the first with shares that the eye can tell, or the first."""
     best: dict[str, tuple[int, Mixing]] = {}
     plan, pre = steps.plan, steps.pictures.preprocess

@@ -27,21 +27,14 @@ from vitlab.training.batches import Batch, Pictures
 from vitlab.training.captions import ClassCaptions, make_tokenizer, training_captions, trim_padding
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.finetune import build_pretraining_model, check_channels, resized_notes
+from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import Inputs, MicroStep, Objective, set_patch_dropout
-from vitlab.training.objectives.diagnosis import (
-    ALIKE_STD,
-    ENOUGH,
-    NO_BETTER,
-    Finding,
-    Line,
-    general_findings,
-    mean_of,
-    recent_lines,
-)
+from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import ModelRecipe, Recipe
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
+from vitlab.training.runs import flat
 
 
 class ContrastiveLearning(Objective):
@@ -192,7 +185,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
     if tower.family != "vit":
         raise ValueError(f"{source} is of the family {tower.family}: an image tower is a ViT.")
     _, config = registry.build_config(recipe.name, **{"image": tower.config, **recipe.options})
-    has, wants = _flat(tower.config.to_dict()), _flat(config.image.to_dict())
+    has, wants = flat(tower.config.to_dict()), flat(config.image.to_dict())
     changed = {name: value for name, value in wants.items() if value != has[name]}
     if changed:
         try:
@@ -203,14 +196,6 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
                 f"vitlab train clip_lit model.init_image={source}"
             ) from None
     return tower, [*report.notes, *resized_notes(report), f"the image tower started from {source}."]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"head": {"pooling": "mean"}} -> {"head.pooling": "mean"}."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 # --------------------------------------------------------------------------------------------------------- diagnosis
@@ -240,20 +225,20 @@ def matching_numbers(model: Any, images: Tensor, texts: Tensor, same: Tensor) ->
 
 def findings(lines: Sequence[Line], *, batch: int, settled: int = 0) -> list[Finding]:
     """lines: oldest first, with `matching_numbers`; batch: pairs in one loss."""
-    results = general_findings(lines)
+    results = diagnosis.general_findings(lines)
     if any(finding.name == "not finite" for finding in results):
         return results
-    recent = recent_lines(lines, settled)
-    loss, guessing = mean_of(recent, "loss"), mean_of(recent, "guessing")
-    if len(recent) < ENOUGH or loss is None or guessing is None:
+    recent = diagnosis.recent_lines(lines, settled)
+    loss, guessing = diagnosis.mean_of(recent, "loss"), diagnosis.mean_of(recent, "guessing")
+    if len(recent) < diagnosis.ENOUGH or loss is None or guessing is None:
         return results
-    spread = {"images": mean_of(recent, "image_std"), "texts": mean_of(recent, "text_std")}
-    same = [name for name, std in spread.items() if std is not None and std < ALIKE_STD]
+    spread = {"images": diagnosis.mean_of(recent, "image_std"), "texts": diagnosis.mean_of(recent, "text_std")}
+    same = [name for name, std in spread.items() if std is not None and std < diagnosis.ALIKE_STD]
     if same:
         message = f"all {' and all '.join(same)} get nearly the same embedding: the model has collapsed."
         remedy = "Start again with optim.lr divided by 3 and a longer warm-up (optim.warmup_epochs)."
         results.append(Finding("collapse", message, remedy))
-    elif loss >= NO_BETTER * guessing:
+    elif loss >= diagnosis.NO_BETTER * guessing:
         message = (
             f"the loss is {loss:.4f}, that of guessing among the captions of a batch ({batch} pairs) {guessing:.4f}: "
             "images and captions are not matched yet."

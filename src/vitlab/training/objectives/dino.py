@@ -17,17 +17,9 @@ from vitlab.models import dino
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch
 from vitlab.training.finetune import build_pretraining_model
+from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import Inputs, MicroStep, SelfSupervised
-from vitlab.training.objectives.diagnosis import (
-    ALIKE_RANK,
-    ALIKE_STD,
-    ENOUGH,
-    Finding,
-    Line,
-    general_findings,
-    mean_of,
-    recent_lines,
-)
+from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 
@@ -116,17 +108,21 @@ def findings(lines: Sequence[Line], *, outputs: int, batch: int, settled: int = 
     settled: the step from which a collapse counts, because an untrained network gives all images similar features.
     The loss alone proves nothing: both collapsed solutions have a low or constant one.
     """
-    results = general_findings(lines)
+    results = diagnosis.general_findings(lines)
     if any(finding.name == "not finite" for finding in results):
         return results
     if batch < SMALL_BATCH:
         message = f"{batch} images in a step are few to estimate the teacher's mean output, which centring subtracts."
         more = f"data.batch_size=128, or optim.accumulate={-(-128 // batch)}; or model.centre_momentum=0.99."
         results.append(Finding("small batch", message, f"Use more: {more}"))
-    recent = recent_lines(lines, settled)
-    if len(recent) < ENOUGH:
+    recent = diagnosis.recent_lines(lines, settled)
+    if len(recent) < diagnosis.ENOUGH:
         return results
-    ln_k, loss, entropy = math.log(outputs), mean_of(recent, "loss"), mean_of(recent, "teacher_entropy")
+    ln_k, loss, entropy = (
+        math.log(outputs),
+        diagnosis.mean_of(recent, "loss"),
+        diagnosis.mean_of(recent, "teacher_entropy"),
+    )
     if loss is not None and loss >= UNIFORM * ln_k and (entropy is None or entropy >= UNIFORM * ln_k):
         message = (
             f"the loss stays at {loss:.2f}, and ln K is {ln_k:.2f}: the teacher gives all {outputs} outputs alike, "
@@ -138,7 +134,7 @@ def findings(lines: Sequence[Line], *, outputs: int, batch: int, settled: int = 
             "Or start slower: a longer warm-up (optim.warmup_epochs), a third of optim.lr."
         )
         results.append(Finding("uniform output", message, remedy))
-    used = mean_of(recent, "used_outputs")
+    used = diagnosis.mean_of(recent, "used_outputs")
     if entropy is not None and entropy <= (CERTAIN if used is None else SURE) * ln_k and (used or 0) <= FEW:
         chosen = "" if used is None else f" {used:.1f} of {outputs} outputs are anyone's first choice;"
         message = (
@@ -150,8 +146,8 @@ def findings(lines: Sequence[Line], *, outputs: int, batch: int, settled: int = 
             "model.centre_momentum=0.9, or make the teacher less sure: objective.teacher_temperature=[0.04,0.07]."
         )
         results.append(Finding("one output", message, remedy))
-    spread, rank = mean_of(recent, "teacher_std"), mean_of(recent, "rank")
-    if (spread is not None and spread <= ALIKE_STD) or (rank is not None and rank <= ALIKE_RANK):
+    spread, rank = diagnosis.mean_of(recent, "teacher_std"), diagnosis.mean_of(recent, "rank")
+    if (spread is not None and spread <= diagnosis.ALIKE_STD) or (rank is not None and rank <= diagnosis.ALIKE_RANK):
         seen = [f"spread {spread:.3f} of 1"] if spread is not None else []
         seen += [f"effective rank {rank:.2f}"] if rank is not None else []
         remedy = (

@@ -15,16 +15,9 @@ from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
 from vitlab.training.evaluate import Scores, evaluating
 from vitlab.training.finetune import build_pretraining_model
+from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import Inputs, MicroStep, SelfSupervised
-from vitlab.training.objectives.diagnosis import (
-    ENOUGH,
-    NO_BETTER,
-    Finding,
-    Line,
-    general_findings,
-    mean_of,
-    recent_lines,
-)
+from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.recipe import Recipe
 from vitlab.training.retrieval import Retrieval
 
@@ -95,20 +88,23 @@ def findings(lines: Sequence[Line], *, mask_ratio: float | None = None, settled:
 
     A falling loss alone proves nothing: a model whose mask is inverted learns to copy what it sees.
     """
-    results = general_findings(lines)
+    results = diagnosis.general_findings(lines)
     if any(finding.name == "not finite" for finding in results):
         return results
-    recent = recent_lines(lines, settled)
-    share = mean_of(recent, "hidden_share")
+    recent = diagnosis.recent_lines(lines, settled)
+    share = diagnosis.mean_of(recent, "hidden_share")
     if share is not None and mask_ratio is not None and abs(share - mask_ratio) > 0.1:
         inverted = abs(share - (1 - mask_ratio)) < 0.1
         message = f"the loss counts {share:.0%} of the patches, but {mask_ratio:.0%} are to be hidden"
         message += ": those that are visible. The mask is the wrong way round." if inverted else "."
         results.append(Finding("wrong mask", message, MASK))
-    if len(recent) < ENOUGH:
+    if len(recent) < diagnosis.ENOUGH:
         return results
-    loss, first = mean_of(recent, "loss"), mean_of(recent_lines(lines, 0, early=True), "loss")
-    hidden, visible = mean_of(recent, "hidden_error"), mean_of(recent, "visible_error")
+    loss, first = (
+        diagnosis.mean_of(recent, "loss"),
+        diagnosis.mean_of(diagnosis.recent_lines(lines, 0, early=True), "loss"),
+    )
+    hidden, visible = diagnosis.mean_of(recent, "hidden_error"), diagnosis.mean_of(recent, "visible_error")
     falls = loss is not None and first is not None and loss < 0.9 * first
     if hidden is not None and visible is not None and falls and hidden > 3 * visible:
         message = (
@@ -116,8 +112,8 @@ def findings(lines: Sequence[Line], *, mask_ratio: float | None = None, settled:
             "the loss is counted over the visible."
         )
         results.append(Finding("copies what it sees", message, MASK))
-    baseline = mean_of(recent, "baseline")
-    if loss is not None and baseline is not None and loss >= NO_BETTER * baseline:
+    baseline = diagnosis.mean_of(recent, "baseline")
+    if loss is not None and baseline is not None and loss >= diagnosis.NO_BETTER * baseline:
         message = f"the loss is {loss:.4f}, that of the mean patch everywhere {baseline:.4f}: nothing was learned yet."
         remedy = "Train longer (run.epochs), learn faster (optim.lr times 3), or hide less: model.mask_ratio=0.6."
         results.append(Finding("no better than the mean", message, remedy))
