@@ -1,4 +1,4 @@
-"""One interface, many sources of labelled images, chosen by name or path.
+"""Opens datasets by name or path.
 
 data = open_data("digits")                                    # or fashion-mnist, mnist, cifar10, cifar100
 data = open_data("photos/")                                   # class folders, with or without train/ val/ test/
@@ -60,7 +60,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Data:
-    """A source, opened."""
+    """An open dataset with its splits."""
 
     name: str
     classes: list[str]  # none where the images have captions
@@ -87,12 +87,12 @@ def open_data(
     allow_cut: bool = False,
     allow_outside: bool = False,
 ) -> Data:
-    """Open a source by name (its files at `path`, where they are not found by themselves) or by path.
+    """Open a source by name (`path`: where its files are) or by path.
 
     A missing val is a stratified `val_fraction` of train, by seed; `per_class` or `fraction` then keep part of train.
-    `captions`: where a source may be read either way, its texts are captions, and not the names of classes.
-    `allow_cut`: use what is whole of tar files that are cut off. `allow_outside`: a table may name files outside its
-    own folder. Without them both are errors.
+    `captions`: read texts as captions and not as class names, where a source allows both.
+    `allow_cut`: use the intact part of truncated tar files. `allow_outside`: a table may name files outside its own
+    folder. Without them both are errors.
     """
     _check_numbers(val_fraction, per_class, fraction)
     allow = Allow(cut=allow_cut, outside=allow_outside)
@@ -105,7 +105,7 @@ def open_data(
 def open_splits(
     source: str, *, path: str | None = None, captions: bool = False, download: bool = True, allow: Allow
 ) -> tuple[str, Splits]:
-    """The source's name, and what it holds, before anything is split off or left out."""
+    """The source's name and its splits as published."""
     names = {_normalised_name(name): name for name in SOURCES}
     name = names.get(_normalised_name(source), source) if not _looks_like_path(source) else source
     if name in SOURCES:
@@ -131,7 +131,7 @@ def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
         if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
             return (captioned.open_table if captioned.is_table(path, captions) else open_table)(path, allow)
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            indexed = any(stored_index(path, kind) for kind in (False, True))  # to be shards, so that it is not scanned
+            indexed = any(stored_index(path, kind) for kind in (False, True))  # then it is not scanned
             return (None if indexed else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
         what = (
             "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
@@ -164,7 +164,7 @@ def _open_folder(source: str, path: Path, captions: bool, allow: Allow) -> Split
 def _finish(
     name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
 ) -> Data:
-    """Split off val if there is none, say what is missing, and keep few labels if asked to."""
+    """Split off val if there is none, note missing classes, and keep few labels if set."""
     classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
     if (present := np.unique(train.labels)).size < 2:
         only = f", {classes[present[0]]!r}" if present.size else ""
@@ -190,7 +190,7 @@ def _finish(
 def _finish_captioned(
     name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
 ) -> Data:
-    """The same where there are no classes: images are picked at random."""
+    """As `_finish` for data without classes: images are picked at random."""
     train, val, n = splits.train, splits.val, len(splits.train)
     if per_class is not None:
         raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
@@ -207,16 +207,16 @@ def _finish_captioned(
 
 
 def _check_classes(name: str, splits: Splits) -> None:
-    """What is judged must be what was learned: val names the best model, so it needs every class that train has."""
+    """val and test may have no class that train lacks; val, which selects the best model, needs every class."""
     learned = set(np.unique(splits.train.labels))
     for split, dataset in (("val", splits.val), ("test", splits.test)):
-        judged = learned if dataset is None else set(np.unique(dataset.labels))
-        if unknown := judged - learned:
+        present = learned if dataset is None else set(np.unique(dataset.labels))
+        if unknown := present - learned:
             raise DataError(
                 f"{name}: {split} has pictures of {_first_names(splits.classes, unknown)}, which train has not. "
                 f"Add pictures of that to train, or take it out of {split}."
             )
-        if split == "val" and (missing := learned - judged):
+        if split == "val" and (missing := learned - present):
             raise DataError(
                 f"{name}: val has no pictures of {_first_names(splits.classes, missing)}, which train has: accuracy on "
                 f"val would say nothing of it. Add pictures to val (in a folder: val/{splits.classes[min(missing)]}), "

@@ -1,4 +1,4 @@
-"""Every image of a source in one list, whatever its splits and labels: for what needs no training.
+"""Every image of a source in one list, whatever its splits and labels.
 
 items = open_items("photos/")            # images at any depth; or digits, cifar10, labels.csv, shards
 items.about(0)                           # path, split, label: what is known of them
@@ -28,7 +28,7 @@ class AboutPicture(NamedTuple):
 
 @dataclass(frozen=True)
 class Items:
-    """A source, by its parts: each with the split it is of."""
+    """The images of a source, split by split."""
 
     name: str
     parts: list[tuple[str | None, Dataset]]
@@ -74,7 +74,7 @@ class Items:
 
 
 def open_items(source: str, *, path: str | None = None, allow_cut: bool = False, allow_outside: bool = False) -> Items:
-    """A folder with images in it: all of them, by their paths. Anything else: as `open_data` knows it, all splits."""
+    """All images of a folder, by their paths; or all splits of anything else that `open_data` opens."""
     folder = Path(source).expanduser()
     if path is None and folder.is_dir():
         folder = folder.resolve()

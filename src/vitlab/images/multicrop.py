@@ -1,4 +1,4 @@
-"""MultiCrop: two large views and several small ones of every image, each cut and coloured in its own way, for DINO.
+"""MultiCrop: two large and several small random views of every image, for DINO.
 
     multicrop = MultiCrop(MultiCropOptions(local_views=4, local_size=16), (32, 32), mean, std)
     views = multicrop(images, indices, seed=0, epoch=3)      # [(B, C, 32, 32), (B, C, 32, 32), (B, C, 16, 16), ...]

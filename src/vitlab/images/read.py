@@ -47,7 +47,7 @@ class ImageError(ValueError):
 
 
 class NotAPictureError(ImageError):
-    """The contents are of no kind that is read here."""
+    """Not an image format that is supported."""
 
 
 class TooLargeError(ImageError):
@@ -61,7 +61,7 @@ def read_image(
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = FORMATS,
 ) -> Image.Image:
-    """An upright RGB image. `name` is what messages call the source; a path is called by its path.
+    """An upright RGB image. `name` stands for the source in messages; default: its path.
 
     Its size is known from the file's first bytes, so one that is too large is refused before it is decoded. Threads
     may read at the same time.
@@ -115,13 +115,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 @cache
 def _readable(formats: tuple[str, ...]) -> list[str]:
-    """Those that this Pillow was built with."""
+    """The formats that this Pillow was built with."""
     Image.init()
     return [name for name in formats if name in Image.OPEN]
 
 
 def called(source: Source) -> str:
-    """What messages call an image that was given no name."""
+    """Name of an image in messages, where none was given."""
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     if isinstance(source, Image.Image):

@@ -45,7 +45,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def layers_of(names: list[str]) -> dict[str, int]:
-    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head stand above them all."""
+    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head come last."""
     blocks = [match for name in names if (match := BLOCK.search(name))]
     depths: dict[int, int] = {}  # of each stage
     for match in blocks:
@@ -149,7 +149,7 @@ class Optimisers:
         return max(group["lr"] for group in self.parts[-1].param_groups)
 
     def set_decay(self, weight_decay: float) -> None:
-        """For all that decays."""
+        """For all groups that decay."""
         for part in self.parts:
             for group in part.param_groups:
                 group["weight_decay"] = weight_decay if group["decays"] else 0.0
@@ -159,7 +159,7 @@ class Optimisers:
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State as `name|entry` -> tensor, shared out as the parameters are."""
+        """State as `name|entry` -> tensor, sharded as the parameters are."""
         tensors: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
@@ -169,7 +169,7 @@ class Optimisers:
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """What `tensors` gave, whole."""
+        """Load the full tensors of `tensors`."""
         by_name = {name: parameter for parameter, name in self.names.items()}
         for key, value in tensors.items():
             name, _, entry = key.partition("|")

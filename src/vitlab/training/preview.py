@@ -101,7 +101,7 @@ def _model(recipe: Recipe, data: Data) -> Any:
 
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
-    """(C, H, W) each, normalised -> (H, W, C) uint8; noise beyond black and white is cut there."""
+    """(C, H, W) each, normalised -> (H, W, C) uint8; clipped to 0..255."""
     pixels = [np.asarray(pre.picture(image)) for image in images]
     return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
@@ -140,7 +140,7 @@ def _in_order(plan: Plan) -> Iterator[int]:
 
 
 def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
-    """One batch of each kind: the first with shares that the eye can tell, or the first."""
+    """One batch of each kind: the first that is visibly mixed, or the first."""
     best: dict[str, tuple[int, Mixing]] = {}
     plan, pre = steps.plan, steps.pictures.preprocess
     for step in range(min(plan.total, SEARCHED)):
@@ -161,7 +161,7 @@ def _visible(drawn: Mixing) -> bool:
 
 
 def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
-    """What soft targets (K,) are mixed of: without label smoothing, and without shares that round to 0.00."""
+    """The classes in soft targets (K,), without label smoothing and shares that round to 0.00."""
     parts = ((target - smoothing / len(classes)) / (1 - smoothing)).tolist()
     return sorted(((classes[k], share) for k, share in enumerate(parts) if share >= 0.005), key=lambda part: -part[1])
 
@@ -206,7 +206,7 @@ def describe(data: Data) -> dict[str, Any]:
 
 
 def _captions(split: Captioned) -> dict[str, Any]:
-    """How many there are, of an image and in all; and how many words they have."""
+    """Counts of captions and of their words."""
     counts, lengths = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
     return {
         "captions": int(counts.sum()),
@@ -219,7 +219,7 @@ def _captions(split: Captioned) -> dict[str, Any]:
 
 
 def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
-    """How many images there are of each (H, W), and what is wrong with those that cannot be read."""
+    """Counts of images of each (H, W), and the errors of those that cannot be read."""
     if split.images is not None:
         return Counter({split.images.shape[1:3]: len(split)}), []
     sizes: Counter[tuple[int, int]] = Counter()

@@ -124,7 +124,7 @@ class ObjectiveRecipe(Config):
 
 @dataclass(frozen=True)
 class TextRecipe(Config):
-    """Of the tokenizer, where words are learned from."""
+    """The tokenizer, for objectives that learn from text."""
 
     tokenizer: str | None = None  # a tokenizer.json, or a folder with one; otherwise one is made of train's captions
     vocab: int = 4096  # tokens of one that is made, at most
@@ -231,7 +231,7 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
         raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
     part = getattr(recipe, group)
     if f"{group}.{name}" in keys:
-        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML has no word for it
+        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
             value = None
         try:
             return replace(recipe, **{group: replace(part, **{name: value})})
@@ -296,7 +296,7 @@ def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The whole recipe, every value resolved; None is left out, because TOML has no word for it."""
+    """The whole recipe, every value resolved; None is left out, because TOML cannot express it."""
     lines: list[str] = []
     for group, values in to_tables(recipe).items():
         lines.append(f"[{group}]")
@@ -323,7 +323,7 @@ def _toml(value: Any) -> str:
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
+    """The differences between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
     before, after = to_tables(old), to_tables(new)
     lines = []
     for group in before:

@@ -65,7 +65,7 @@ def table_in(folder: Path) -> Path | None:
 
 
 def holds_captions(path: Path) -> bool:
-    """Whether a path is one of what this file opens; shards are not."""
+    """Whether this module opens a path; shards are opened elsewhere."""
     if path.is_dir():
         return table_in(path) is not None or has_texts(path)
     if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
@@ -117,7 +117,7 @@ def open_table(path: Path, allow: Allow) -> Splits:
 
 
 def open_tar(path: Path, allow: Allow) -> Splits | None:
-    """One tar with images and a table of captions, read where it lies; None where there is no such table in it."""
+    """One tar with images and a table of captions, read without unpacking; None where it has no such table."""
     try:
         with tarfile.open(path, "r:") as tar:
             members, cut = whole_members(tar)
@@ -202,7 +202,7 @@ def single_spaced(caption: str) -> str:
 
 
 def _rows(name: str, data: bytes) -> Iterator[CaptionRow]:
-    """The table, line by line; what cannot be understood is told with its line."""
+    """The table, line by line; an error names its line."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -269,7 +269,7 @@ def _splits(
     find: Callable[[str], str | None],
     dataset: Callable[[list[str]], Dataset],
 ) -> Splits:
-    """Lines of one image come together; `find` says where an image lies, `dataset` makes a split of such places."""
+    """Groups lines by image; `find` gives the place of an image, `dataset` makes a split of such places."""
     if not rows:
         raise DataError(f"{name}: has no lines. {HEADER}; then 1.jpg,train,a dog on a beach")
     texts: dict[str, dict[str, list[str]]] = {}

@@ -51,14 +51,14 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Allow:
-    """What is refused unless a user asks for it: each could make a smaller or another data set without a word."""
+    """What is refused unless allowed, because it could silently change the dataset."""
 
     cut: bool = False  # tar files without their end
     outside: bool = False  # tables that name files outside their own folder
 
 
 def how_to_allow(what: str) -> str:
-    """What to type on each road to the data."""
+    """The options that allow it, for a message."""
     return f"data.allow_{what}=true (vitlab train, data, study), --allow-{what} (vitlab eval, embed)"
 
 
@@ -79,7 +79,7 @@ def is_text(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a source holds, before a missing val is split off train."""
+    """The splits of a source, before a missing val is split off train."""
 
     classes: list[str]
     train: Dataset
@@ -106,7 +106,7 @@ class Strings(Sequence[str]):
 
 
 class ArrayDataset:
-    """A split that lives in memory."""
+    """A split in memory."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, classes: list[str], name: str, ids: np.ndarray | None = None
@@ -131,7 +131,7 @@ class ArrayDataset:
 
 
 class FileDataset:
-    """A split of image files, read when asked for; always RGB."""
+    """A split of image files, read on access; always RGB."""
 
     channels = 3
     images = None
@@ -153,7 +153,7 @@ class FileDataset:
 
 
 class Captions:
-    """What is written about each image, once or several times: captions[3] is a list."""
+    """One or several captions per image: captions[3] is a list."""
 
     def __init__(self, written: Iterable[Sequence[str]]) -> None:
         lists = list(written)
@@ -169,7 +169,7 @@ class Captions:
 
     @property
     def counts(self) -> np.ndarray:
-        """(N,): how many each image has."""
+        """(N,): captions per image."""
         return np.diff(self._starts)
 
     def everything(self) -> list[str]:

@@ -116,7 +116,7 @@ def _loose(folder: Path) -> list[str]:
 
 
 def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
-    """Each way in which a folder cannot be trained on has its own message."""
+    """Refuse folders that cannot be trained on, each with its own message."""
     here = LAYOUT.format(folder)
     if not pictures:
         entries = _scan(folder)
@@ -143,7 +143,7 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
 
 
 def _other_endings(folder: Path) -> str:
-    """What the files there are instead, for the message."""
+    """The endings of the other files, for a message."""
     endings = Counter(Path(name).suffix.lower() for _, _, names in os.walk(folder) for name in names)
     endings.pop("", None)
     if not endings:

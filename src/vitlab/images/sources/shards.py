@@ -58,7 +58,7 @@ SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 @dataclass
 class ShardIndex:
-    """Where each image of a shard lies; column by column."""
+    """Positions of the images in a shard, by column."""
 
     size: int  # of the shard, bytes
     mtime_ns: int
@@ -113,7 +113,7 @@ class ShardDataset:
 def open_shards(source: str, captions: bool, allow: Allow) -> Splits:
     """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names.
 
-    `captions`: a .txt without a .cls is taken as what it says of the image, not as the name of its class.
+    `captions`: a .txt without a .cls is a caption, not a class name.
     """
     shards = _by_split(source, find_shards(source))
     captions = captions and holds_captions(shards["train"][0])
@@ -165,7 +165,7 @@ def holds_captions(shard: Path) -> bool:
 
 
 def find_shards(source: str) -> list[Path]:
-    """The files that a source means, in order."""
+    """The files of a source, in order."""
     shards: list[Path] = []
     for pattern in (p for part in source.split("::") for p in expand(part)):
         path = Path(pattern).expanduser()
@@ -241,7 +241,7 @@ def index_of(shard: Path, captions: bool = False, allow_cut: bool = False) -> Sh
 
 
 def stored_index(shard: Path, captions: bool = False) -> ShardIndex | None:
-    """The index that was made of the shard as it is now, if there is one."""
+    """The stored index of the shard, if it is up to date."""
     status = _status(shard)
     for store in _stores(shard, captions):
         with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew

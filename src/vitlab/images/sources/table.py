@@ -77,7 +77,7 @@ def _read_rows(path: Path) -> dict[str, _Rows]:
 
 
 def _columns(path: Path, header: list[str]) -> dict[str, int]:
-    """Column -> where it stands."""
+    """Column -> its position."""
     names = [name.strip().lower() for name in header]
     columns = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
     for key in ("path", "label"):
@@ -131,7 +131,7 @@ def check_inside(table: Path, pictures: Iterable[tuple[int, str]]) -> None:
 
 
 def _shown(lines: Iterable[tuple[int, str]]) -> str:
-    """The first of some lines of a table, for a message."""
+    """The first few lines, for a message."""
     lines = sorted(lines)
     shown = "\n".join(f"  line {line}: {text}" for line, text in lines[:SHOWN])
     return shown + (f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
