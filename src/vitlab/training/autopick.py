@@ -215,7 +215,7 @@ def too_little_time(
     passes = "one pass" if least == 1 else f"{least} passes"
     return ValueError(
         f"--minutes {minutes:g} is too little: looking at the data and timing this machine took "
-        f"{best.speed.spent:.0f} s, and {which} needs {needs:.0f} s for {passes} over {facts.train:,} pictures, "
+        f"{best.speed.spent:.0f} s, and {which} needs {needs:.0f} s for {passes} over {facts.train:,} images, "
         f"validation and the report. Use --minutes {smallest:g} or more."
     )
 
@@ -228,12 +228,12 @@ def reasons(
     test = f", {facts.test:,} to test" if facts.test else ""
     colours = "grey" if facts.channels == 1 else "colour"
     lines = [
-        f"data: {facts.train:,} {colours} pictures to train on, {facts.val:,} to validate{test}; {facts.classes} "
+        f"data: {facts.train:,} {colours} images to train on, {facts.val:,} to validate{test}; {facts.classes} "
         f"classes; {facts.side} px on the shorter side",
         f"picked model: {describe_model(r.model)} ({speed.params / 1e6:.2f} M parameters), because {why}",
     ]
     early = f" ({1000 * speed.early:.0f} ms while patches are left out)" if a.drop_patches else ""
-    timed = f"a step of {plan.per_step} pictures takes {1000 * speed.step:.0f} ms here{early}, preparing them "
+    timed = f"a step of {plan.per_step} images takes {1000 * speed.step:.0f} ms here{early}, preparing them "
     timed += f"{1000 * speed.prepare:.0f} ms in one process"
     because = f"more would add little; {timed}" if r.run.epochs == most else timed
     epochs = "1 epoch" if r.run.epochs == 1 else f"{r.run.epochs} epochs"
@@ -257,9 +257,9 @@ def reasons(
     if "optim.name" not in keys:
         lines.append(f"picked {_optimiser(r, facts)}")
     if r.data.workers:
-        lines.append(f"picked data.workers={r.data.workers}, because preparing pictures would hold up the steps")
+        lines.append(f"picked data.workers={r.data.workers}, because preparing images would hold up the steps")
     if speed.prepare > speed.step and not facts.in_memory:
-        lines.append("reading the pictures takes longer than learning from them: smaller files would train faster")
+        lines.append("reading the images takes longer than learning from them: smaller files would train faster")
     if settings:
         lines.append(f"as you set: {', '.join(settings)}")
     e = estimate(r, facts, speed)
@@ -272,11 +272,11 @@ def reasons(
 
 
 def _why_this_model(best: Trial, larger: tuple[ModelRecipe, int] | None, enough: int, facts: Facts) -> str:
-    few = f"the {enough} passes that are enough for {facts.train:,} pictures"
+    few = f"the {enough} passes that are enough for {facts.train:,} images"
     if best.epochs < enough and larger is None:
         return f"the time allows no larger one: even this gets only {best.epochs} of {few}"
     if larger is None:
-        return f"it is the largest for such pictures, and gets {few}"
+        return f"it is the largest for such images, and gets {few}"
     return f"it is the largest that gets {few}; the next, {describe_model(larger[0])}, would get about {larger[1]}"
 
 

@@ -79,7 +79,7 @@ class AugmentationLevel:
 
 
 LEVELS = (
-    AugmentationLevel(0, "crops only, for few passes learn most from plain pictures"),
+    AugmentationLevel(0, "crops only, for few passes learn most from plain images"),
     AugmentationLevel(
         20,
         "crops, one RandAugment operation, some erasing, stochastic depth 0.05",

@@ -104,7 +104,7 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
         return [*rows, (False, broke), (None, remedy)]
     log = read_log(run)
     if skipped := [e for e in log if e["kind"] == "skip"]:
-        rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
+        rows.append((False, f"{len(skipped)} images could not be read, e.g. {skipped[0]['message']}"))
     rows += [(False, text) for text in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
     if lines := [e for e in log if e["kind"] == "train"]:
         rows.append(objective_class(_objective_name(run)).describe_loss(lines))

@@ -124,7 +124,7 @@ def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> t
         if len(rows) == images:
             break
     if not rows:
-        raise ImageError(f"none of {len(unreadable)} training pictures can be read, e.g. {unreadable[0]}")
+        raise ImageError(f"none of {len(unreadable)} training images can be read, e.g. {unreadable[0]}")
     return rows, unreadable
 
 

@@ -42,7 +42,7 @@ class Teacher:
         self.notes: list[str] = []
         self.order = self._order()
         if model.preprocess is None:
-            raise ValueError(f"{name} has no preprocess, so it is not known how it sees pictures: load it with one.")
+            raise ValueError(f"{name} has no preprocess, so it is not known how it sees images: load it with one.")
         self.preprocess: Preprocess = model.preprocess
         self._adapt(student)
 
@@ -85,7 +85,7 @@ class Teacher:
         own = self.preprocess
         if len(student.mean) not in (1, len(own.mean)):
             raise ValueError(
-                f"{self.name} sees grey pictures and the student colours: use a teacher of 3 channels, or "
+                f"{self.name} sees grey images and the student colours: use a teacher of 3 channels, or "
                 "model.channels=1."
             )
         m_s, s_s, m_t, s_t = (torch.tensor(v).reshape(-1, 1, 1) for v in (student.mean, student.std, own.mean, own.std))
@@ -138,7 +138,7 @@ class Answers:
         if not torch.isfinite(logits).all():
             bad = indices[~torch.isfinite(logits).all(dim=1).cpu()].tolist()
             raise ValueError(
-                f"{self.folder}: the teacher could not read picture {bad[0]} when it was asked. Delete the folder, and "
+                f"{self.folder}: the teacher could not read image {bad[0]} when it was asked. Delete the folder, and "
                 "it is asked again."
             )
         return logits
@@ -250,7 +250,7 @@ def _check(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> No
     problems = {
         "format": "the answers of another version of vitlab",
         "teacher_fingerprint": f"the answers of another teacher ({stored.get('teacher')}, not {expected['teacher']})",
-        "data_fingerprint": f"answers to other pictures ({stored.get('data')}, {stored.get('pictures')} pictures, not "
+        "data_fingerprint": f"answers to other images ({stored.get('data')}, {stored.get('pictures')} images, not "
         f"{expected['data']}, {expected['pictures']})",
     }
     for key, what in problems.items():
@@ -258,7 +258,7 @@ def _check(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> No
             raise ValueError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
     done = stored.get("done")
     if not isinstance(done, int) or not 0 <= done <= expected["pictures"]:
-        raise ValueError(f"{folder / HEADER}: done={done!r} is not a number of pictures. Delete {folder}.")
+        raise ValueError(f"{folder / HEADER}: done={done!r} is not a number of images. Delete {folder}.")
 
 
 def _write(folder: Path, header: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ def note_skipped(skipped: dict[str, str], progress: Progress, log: RunLog | None
 def check_skipped(skipped: dict[str, str], limit: int, setting: str, remedy: str) -> None:
     """Refuse more of them than the setting allows."""
     if len(skipped) > limit:
-        few = f"{len(skipped)} pictures" if len(skipped) > 1 else "a picture"
+        few = f"{len(skipped)} images" if len(skipped) > 1 else "an image"
         raise TrainingError(
             f"{few} could not be read, more than {setting}={limit} allows:\n{listed(skipped)}\n"
             f"Mend or remove them, or allow more: {remedy}"
@@ -34,8 +34,8 @@ def check_skipped(skipped: dict[str, str], limit: int, setting: str, remedy: str
 
 def none_readable(skipped: dict[str, str]) -> TrainingError:
     return TrainingError(
-        f"none of the {len(skipped)} pictures can be read:\n{listed(skipped)}\n"
-        "Are they pictures at all? Open one in a viewer, or copy them again from where they came."
+        f"none of the {len(skipped)} images can be read:\n{listed(skipped)}\n"
+        "Are they images at all? Open one in a viewer, or copy them again from where they came."
     )
 
 
