@@ -360,8 +360,8 @@ def test_a_limit_that_is_not_reached_changes_nothing(tmp_path):
 def test_the_clock_goes_on_where_a_resumed_run_was_stopped(tmp_path):
     job = prepare(with_settings(Recipe(), ["run.minutes=2", "data.per_class=5"]), tmp_path)
     now = time.perf_counter()
-    assert not TimeLimit(job, now, before=0).near(now, judges=False)
-    assert TimeLimit(job, now, before=119).near(now, judges=False)
+    assert not TimeLimit(job, now, before=0).near(now, evaluates=False)
+    assert TimeLimit(job, now, before=119).near(now, evaluates=False)
 
 
 def test_time_limits_are_checked():
