@@ -26,7 +26,7 @@ from vitlab.text.templates import read_templates
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
-from vitlab.training.objectives import objective_of
+from vitlab.training.objectives import objective_class
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, read_recipe, to_toml, with_value
 from vitlab.training.retrieval import AT, evaluate_retrieval
@@ -98,7 +98,9 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
         found = {"knn_top1": scores.top(1)}
         if model.family == "mae":
             plan = steps_of(recipe, data, model.preprocess).plan
-            _, numbers = objective_of(recipe, model, data, plan, Processes(), run).rank(scores, model, pictures)
+            _, numbers = objective_class(recipe.objective.name)(recipe, model, data, plan, Processes(), run).rank(
+                scores, model, pictures
+            )
             found |= numbers  # the mean squared error over hidden patches
     return {f"{split}_{name}": value for name, value in found.items()}
 

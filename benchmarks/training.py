@@ -34,7 +34,7 @@ from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import DataError, Dataset, open_data
 from vitlab.images.mix import Mix
 from vitlab.images.sources.dataset import ArrayDataset
-from vitlab.training.batches import Pictures, Plan, Steps, batches
+from vitlab.training.batches import BatchDataset, Pictures, Plan, batches
 from vitlab.training.presets import find_recipe
 
 NETWORK = "vit_cifar"
@@ -104,7 +104,7 @@ def training_set(path: str | None) -> tuple[str, Dataset]:
     return "noise", ArrayDataset(noise, rng.integers(0, 10, 50_000), [str(i) for i in range(10)], "noise")
 
 
-def pipeline_time(steps: Steps, mix: Mix, smoothing: float, workers: int, count: int) -> float:
+def pipeline_time(steps: BatchDataset, mix: Mix, smoothing: float, workers: int, count: int) -> float:
     """Seconds per batch, mixed and with its targets, once the first has come."""
     stream = batches(steps, 0, workers)
     next(stream)
@@ -125,7 +125,7 @@ def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: floa
     name, train = training_set(path)
     plan = Plan(len(train), batch, epochs=1, seed=0, repeats=recipe.data.repeats)
     count = min(count, plan.total - 1)
-    steps = Steps(Pictures(train, pre), plan, augment)
+    steps = BatchDataset(Pictures(train, pre), plan, augment)
     mix = Mix(a.mixup, a.cutmix, probability=a.mix_probability)
     measure = partial(pipeline_time, steps, mix, a.smoothing, count=count)
     found: dict[int, list[float]] = {workers: [] for workers in dict.fromkeys((recipe.data.workers, 0))}

@@ -30,8 +30,8 @@ from vitlab.study.families import SMALL
 from vitlab.study.grid import read_grid
 from vitlab.study.named import read_models, read_numbers
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.checks import check_objective, check_patches, check_reducer
 from vitlab.training.finetune import build_model
+from vitlab.training.objectives import objective_class
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import Recipe, with_settings
 
@@ -113,7 +113,8 @@ class Reader:
 
     def build(self, recipe: Recipe) -> None:
         """The model as training would build it, on no device unless it starts from weights."""
-        check_objective(recipe)
+        method = objective_class(recipe.objective.name)
+        method.check(recipe)
         start = {
             key: self.weights(source, recipe.objective.name if key == "init_from" else "")
             for key in ("init_from", "init_image")
@@ -122,9 +123,8 @@ class Reader:
         words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
         classes = [str(number) for number in range(10)]
         with nullcontext() if start else torch.device("meta"):
-            model, _ = build_model(replace(recipe.model, **start), classes, 3, recipe.objective, words)
-        check_patches(recipe, model)
-        check_reducer(recipe, model)
+            model, _ = build_model(replace(recipe, model=replace(recipe.model, **start)), classes, 3, words)
+        method.check_model(recipe, model)
 
     def weights(self, source: str, objective: str) -> str:
         """A checkpoint of the package; one like that of a run of this page; for any other a small ViT or CLIP."""

@@ -25,10 +25,9 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitlab.images import datasets
 from vitlab.images.datasets import SOURCES, Data, open_data, stratified_split, subset
 from vitlab.images.read import ImageError
-from vitlab.images.sources import cifar, download, idx
+from vitlab.images.sources import cifar, digits, download, idx
 from vitlab.images.sources.dataset import DataError, FileDataset, Strings
 from vitlab.images.sources.download import Remote
 from vitlab.images.sources.splits import few_labels
@@ -143,17 +142,19 @@ def test_digits_are_sklearns():
 
 def test_digits_are_read_without_scipy():
     """Which takes longer to import than torch."""
-    code = "import sys; from vitlab.images.datasets import open_digits; open_digits(); print('scipy' in sys.modules)"
+    code = (
+        "import sys; from vitlab.images.datasets import open_data; open_data('digits'); print('scipy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_digits_that_were_moved_or_are_not_installed(tmp_path, monkeypatch):
-    usual = datasets._digits_table()
+    usual = digits._digits_table()
     moved = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(datasets, "find_spec", lambda name: moved)
-    np.testing.assert_array_equal(datasets._digits_table(), usual)
-    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    monkeypatch.setattr(digits, "find_spec", lambda name: moved)
+    np.testing.assert_array_equal(digits._digits_table(), usual)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     assert "pip install scikit-learn" in error("digits")
 
 

@@ -45,7 +45,7 @@ def machine(slowness: float = 1.0, spent: float = 5.0):
             early=0.6 * step if a.drop_patches else step,
             first=2 * step,
             prepare=slowness * B * (1e-4 + 1e-4 * a.randaugment),
-            judge=slowness * 2e-11 * effort + 1e-5,
+            evaluate=slowness * 2e-11 * effort + 1e-5,
             resize=slowness * 1e-5,
             params=500_000,
             spent=spent,
@@ -66,9 +66,9 @@ def simulated(recipe: Recipe, facts: Facts, speed: Speed) -> float:
         clock += speed.prepare / max(1, min(recipe.data.workers, facts.cpus))
         epoch, ended = step // per_epoch + 1, (step + 1) % per_epoch == 0
         if ended and (epoch % recipe.run.eval_every == 0 or epoch == recipe.run.epochs):
-            clock += facts.val * speed.judge
+            clock += facts.val * speed.evaluate
     resizing = (facts.train + facts.val + facts.test) * speed.resize if facts.in_memory else 0
-    return clock + resizing + (facts.test or facts.val) * speed.judge + wrap_up_seconds(speed.params)
+    return clock + resizing + (facts.test or facts.val) * speed.evaluate + wrap_up_seconds(speed.params)
 
 
 @pytest.mark.parametrize("facts", [PHOTOS, CIFAR, DIGITS], ids=lambda facts: facts.source)
@@ -187,7 +187,7 @@ def test_settings_win_and_are_measured():
     recipe, reasons = choose(PHOTOS, 30, given_settings, measure)
     assert all(with_settings(r, given_settings) == r for r in [*seen, recipe])
     assert not any("mirror" in reason for reason in reasons)
-    assert any(reason.startswith("as told: run.seed=7") for reason in reasons)
+    assert any(reason.startswith("as you set: run.seed=7") for reason in reasons)
     named, reasons = choose(PHOTOS, 600, ["model.name=vit_tiny"], machine())
     assert named.model.name == "vit_tiny" and config_of(named.model).image_size == (224, 224)
     assert "you named it" in reasons[1]
@@ -309,7 +309,7 @@ def test_a_folder_in_eighteen_seconds(tmp_path, monkeypatch, capsys, clock):
     seconds, said = time.perf_counter() - began, capsys.readouterr()
     assert not ended.value.code, said.err
     assert seconds <= 18, said.out
-    assert "picked model" in said.out and "because" in said.out and "as told: run.dir" in said.out
+    assert "picked model" in said.out and "because" in said.out and "as you set: run.dir" in said.out
     recipe, result = read_recipe(run / "recipe.toml"), json.loads((run / "result.json").read_text())
     assert (recipe.run.minutes, recipe.run.seed, recipe.data.source) == (0.3, 3, str(source))
     assert result["top1"] > 0.9 and result["steps"] >= 20
@@ -360,8 +360,8 @@ def test_a_limit_that_is_not_reached_changes_nothing(tmp_path):
 def test_the_clock_goes_on_where_a_resumed_run_was_stopped(tmp_path):
     job = prepare(with_settings(Recipe(), ["run.minutes=2", "data.per_class=5"]), tmp_path)
     now = time.perf_counter()
-    assert not TimeLimit(job, now, before=0).near(now, judges=False)
-    assert TimeLimit(job, now, before=119).near(now, judges=False)
+    assert not TimeLimit(job, now, before=0).near(now, evaluates=False)
+    assert TimeLimit(job, now, before=119).near(now, evaluates=False)
 
 
 def test_time_limits_are_checked():

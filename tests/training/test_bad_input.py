@@ -403,7 +403,7 @@ def test_grey_digits_through_a_colour_checkpoint(tmp_path, command):
 
 
 WHOLE = {
-    "resnet_cifar10 data.source=digits": "a resnet reads its pictures whole",
+    "resnet_cifar10 data.source=digits": "a resnet needs all patches",
     "digits model.positions=relative": "the whole grid",
     "mae_digits": "objective.name=mae decides itself",
 }

@@ -22,7 +22,7 @@ from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
-from vitlab.training.objectives import At
+from vitlab.training.objectives.base import MicroStep
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -185,7 +185,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], settings), tmp_path)
     batch = job.steps[3, 0]
     job.objective.begin_step(3, job.optimisers)
-    inputs = job.objective.inputs(batch, At(0, 3))
+    inputs = job.objective.inputs(batch, MicroStep(0, 3))
     with torch.no_grad():
         found, _ = job.objective.loss(job.forward, inputs)
         images, texts = job.forward(inputs["images"], inputs["ids"])
@@ -211,7 +211,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
 
 def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], TINY), tmp_path)
-    words, indices = job.objective.words, np.array([5, 900, 5])
+    words, indices = job.objective.captions, np.array([5, 900, 5])
     drawn = words.draw(indices, seed=0, epoch=4)
     assert drawn == words.draw(indices, seed=0, epoch=4) and drawn[0] == drawn[2]
     over = {words.draw(np.array([5]), seed=0, epoch=epoch)[0] for epoch in range(300)}
@@ -219,7 +219,7 @@ def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     assert over == {fill(template, name) for template in LISTS["train"]}
     per_epoch = job.plan.steps_per_epoch
     batch = job.steps[per_epoch, 0]
-    ids = job.objective.inputs(batch, At(0, per_epoch))["ids"]
+    ids = job.objective.inputs(batch, MicroStep(0, per_epoch))["ids"]
     expected = job.model.tokenizer(words.draw(batch.indices.numpy(), seed=0, epoch=1))
     assert torch.equal(ids, expected[:, : ids.shape[1]]) and (expected[:, ids.shape[1] :] == expected[0, -1]).all()
 
@@ -319,9 +319,9 @@ def said_by_the_doctor(settings: list[str], run: Path) -> list[str]:
 
 def test_the_doctor_sees_a_loss_that_stays_at_ln_b_and_a_collapse(tmp_path, monkeypatch):
     said = said_by_the_doctor(["optim.lr=1e-6", "optim.muon_lr=1e-6"], tmp_path / "slow")
-    assert any("have not found each other" in words for words in said), said
+    assert any("are not matched yet" in words for words in said), said
     said = said_by_the_doctor(["objective.loss=sigmoid", "optim.lr=1e-9", "optim.muon_lr=1e-9"], tmp_path / "sigmoid")
-    assert any("have not found each other" in words for words in said), said
+    assert any("are not matched yet" in words for words in said), said
     from vitlab.models.clip import CLIP
 
     plain = CLIP.encode_text

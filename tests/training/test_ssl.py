@@ -51,7 +51,7 @@ def test_dino_finds_the_digits_and_does_not_collapse(learned, tmp_path):
     run, result = learned["dino"]
     assert result["judged_by"] == "k-NN top-1" and result["top1"] > 0.6  # chance: 0.1
     job = prepare(read_recipe(run / "recipe.toml"), tmp_path)
-    untrained = job.objective.scores(job.model, Pictures(job.data.test, job.model.preprocess), whole=True)
+    untrained = job.objective.evaluate(job.model, Pictures(job.data.test, job.model.preprocess), final=True)
     assert result["top1"] > untrained.top(1) + 0.01  # even random convolutions tell digits apart, but less well
     last = [event for event in read_log(run) if event["kind"] == "train"][-1]
     assert last["rank"] > 5 and last["teacher_std"] > 0.1 and 0 < last["teacher_entropy"] < math.log(256)
@@ -133,15 +133,15 @@ def test_the_doctor_sees_a_mask_that_is_the_wrong_way_round(tmp_path, monkeypatc
 
 def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
     from vitlab.training.doctor import TrainingError
-    from vitlab.training.objectives import Reconstruct
+    from vitlab.training.objectives.mae import MaskedReconstruction
 
-    plain = Reconstruct.inputs
+    plain = MaskedReconstruction.inputs
 
     def broken(self, batch, at):
         inputs = plain(self, batch, at)
         return {k: v * float("nan") if at.step == 5 else v for k, v in inputs.items()}
 
-    monkeypatch.setattr(Reconstruct, "inputs", broken)
+    monkeypatch.setattr(MaskedReconstruction, "inputs", broken)
     with pytest.raises(TrainingError, match=r"step 5 .*the images of the batch hold NaN"):
         run_with("mae", [], tmp_path / "run")
 

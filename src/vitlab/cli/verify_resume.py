@@ -10,7 +10,7 @@ from vitlab.cli.progress import following_downloads
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import with_settings
 from vitlab.training.runlog import to_json
-from vitlab.training.verify import Verdict, verify_resume
+from vitlab.training.verify import ResumeReport, verify_resume
 
 NAMED = 5  # tensors that differ
 
@@ -29,7 +29,7 @@ def run(what: str, settings: list[str], kills: int, steps: int, json: bool) -> N
         raise SystemExit(1)
 
 
-def _show(verdict: Verdict) -> None:
+def _show(verdict: ResumeReport) -> None:
     from rich.table import Table
 
     console = out(markup=False)

@@ -159,9 +159,9 @@ class Augment:
 
     def _check(self, images: Tensor, indices: np.ndarray, *, resizes: bool) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
-            found = f"{tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}"
+            actual = f"{tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}"
             raise ValueError(
-                f"found images {found}, expected (B, {len(self.mean)}, H, W) uint8: "
+                f"found images {actual}, expected (B, {len(self.mean)}, H, W) uint8: "
                 "augmentation works on 8-bit pixels and normalises last."
             )
         if np.shape(indices) != (len(images),):

@@ -34,7 +34,7 @@ def smooth_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tens
 
 @dataclass(frozen=True)
 class Mixing:
-    """What was drawn for one batch."""
+    """The random choices for one batch."""
 
     how: Literal["mixup", "cutmix"]
     lam: float  # lambda: the part of the image that stays its own
@@ -71,7 +71,7 @@ class Mix:
         rank: int = 0,
         micro: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are left as they are."""
+        """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are not changed."""
         targets = smooth_targets(labels, classes, smoothing)
         H, W = images.shape[2:]
         drawn = self.draw(len(images), (H, W), seed=seed, step=step, rank=rank, micro=micro)

@@ -1,4 +1,4 @@
-"""SOURCE#N: picture number N of a data source's test split (val where there is none), wherever a picture is asked for.
+"""SOURCE#N: image number N of a data source's test split (val where there is none), wherever an image is expected.
 
 vitlab predict bundled:digits digits#3
 """
@@ -41,5 +41,5 @@ def open_sample(text: str) -> Sample:
 
 @lru_cache(maxsize=2)
 def _opened(source: str) -> Data:
-    """Several samples of one source open it once."""
+    """Cached, so that several samples of one source open it once."""
     return open_data(source)

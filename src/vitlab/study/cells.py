@@ -13,11 +13,10 @@ import torch
 
 from vitlab.checkpoints.native import on_meta
 from vitlab.study.grid import Cell
-from vitlab.training.checks import check_objective, check_reducer
 from vitlab.training.finetune import build_model
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, fit
-from vitlab.training.objectives import mix_of
+from vitlab.training.objectives import objective_class
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
@@ -48,8 +47,7 @@ def check_cells(cells: list[Cell], folder: Path) -> list[str]:
             continue
         try:
             pick_device(cell.recipe.run.device)
-            mix_of(cell.recipe)
-            check_objective(cell.recipe)
+            objective_class(cell.recipe.objective.name).check(cell.recipe)
             if data not in opened:
                 source = data_of(cell.recipe)
                 opened[data] = source.classes, source.train.channels
@@ -121,8 +119,8 @@ def _build(recipe: Recipe, classes: list[str], channels: int) -> list[str]:
     notes: list[str] = []
 
     def build() -> Any:
-        model, told = build_model(recipe.model, classes, channels, recipe.objective)
-        check_reducer(recipe, model)
+        model, told = build_model(recipe, classes, channels)
+        objective_class(recipe.objective.name).check_model(recipe, model)
         notes.extend(told)
         return model
 

@@ -31,7 +31,7 @@ from vitlab.reduce import r_for, reducer_of
 from vitlab.study.folder import PLOT, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import file_safe
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluating, look_at_all
+from vitlab.training.evaluate import evaluating, forward_all
 from vitlab.training.labels import class_order
 from vitlab.training.runs import to_csv, to_markdown
 
@@ -146,7 +146,7 @@ def _judge(
     for name, reducer in reducers.items():
         look = partial(model, reducer=reducer)
         with nullcontext() if watch is None else watch(name, len(pictures)) as progress:
-            logits, read, _ = look_at_all(model, look, model.config.classes, pictures, progress=progress)
+            logits, read, _ = forward_all(model, look, model.config.classes, pictures, progress=progress)
         answers[name] = logits[read][:, order].argmax(dim=1)
         top1 = float((answers[name] == pictures.labels[read]).float().mean())
         agreement = float((answers[name] == answers[ALL]).float().mean())

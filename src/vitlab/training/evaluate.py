@@ -1,6 +1,6 @@
-"""How good is a model? Top-1 and top-5, per class, confusion, calibration; each image is counted once.
+"""Evaluation: top-1 and top-5, per class, confusion, calibration; each image is counted once.
 
-The scores may come from a classifier, from neighbours of the features, or from words (zero-shot).
+Scores come from a classifier, from nearest neighbours of the features, or from text (zero-shot).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from vitlab.training.unreadable import none_readable
 
 @dataclass
 class Scores:
-    """Logits of a whole data set beside its labels, and what follows from them."""
+    """Logits and labels of a dataset, and the metrics computed from them."""
 
     logits: Tensor  # (N, K)
     labels: Tensor  # (N,)
-    read: Tensor  # (N,), False where a picture could not be read
+    read: Tensor  # (N,), False where an image could not be read
     seconds: float
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
 
     @property
     def predicted(self) -> Tensor:
@@ -47,22 +47,22 @@ class Scores:
         return float(F.cross_entropy(self.logits[self.read], self.labels[self.read]))
 
     def confusion(self) -> np.ndarray:
-        """(K, K) counts: row = truth, column = answer."""
+        """(K, K) counts: row = truth, column = prediction."""
         K = self.logits.shape[1]
         pairs = (self.labels * K + self.predicted)[self.read]
         return torch.bincount(pairs, minlength=K * K).reshape(K, K).numpy()
 
     def per_class(self) -> list[float | None]:
-        """Accuracy on each class; None where there is no picture of it."""
+        """Accuracy on each class; None where there is no image of it."""
         counts = self.confusion()
         return [float(row[i] / row.sum()) if row.sum() else None for i, row in enumerate(counts)]
 
     def confused(self) -> list[tuple[int, int, int]]:
-        """(truth, answer, how often) of every mistake that was made, the most frequent first."""
+        """(truth, prediction, count) of every kind of mistake, the most frequent first."""
         counts = self.confusion()
         np.fill_diagonal(counts, 0)
-        found = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
-        return sorted(found, key=lambda pair: -pair[2])
+        pairs = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
+        return sorted(pairs, key=lambda pair: -pair[2])
 
     def calibration_error(self, bins: int = 15) -> float:
         """ECE, eq. 3 of arXiv:1706.04599: |accuracy - confidence| of each bin ((m-1)/M, m/M], weighed by its size."""
@@ -99,20 +99,20 @@ def evaluate(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
-    """Run the whole set through the model. `flip` averages the scores of each picture and its mirror image.
+    """Run the whole set through the model. `flip` averages the scores of each image and its mirror image.
 
-    `order`: for each class of the data the model's output, where the two count them differently. `reducer`: with fewer
-    tokens. `progress` is called with the number of pictures done, after each batch.
+    `order`: for each class of the data the model's output, where their order differs. `reducer`: with fewer tokens.
+    `progress` is called with the number of images done, after each batch.
     """
     start = time.perf_counter()
-    look = partial(model, **fewer(reducer))
+    look = partial(model, **reducer_kwargs(reducer))
 
     def scores(images: Tensor) -> Tensor:
         out = look(images)
         return (out + look(images.flip(-1))) / 2 if flip else out
 
     classes = model.config.classes
-    logits, read, skipped = look_at_all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits, read, skipped = forward_all(model, scores, classes, pictures, processes, batch_size, progress)
     logits = logits if order is None else logits[:, order]
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
@@ -130,15 +130,15 @@ def features(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Features:
-    """What the classifier reads of every readable picture, (N, D) of unit length, and its labels.
+    """Unit-length features (N, D) of every readable image, and its labels.
 
-    `skipped` is filled with the pictures that could not be read.
+    `skipped` is filled with the images that could not be read.
     """
-    look = features_of(model, **fewer(reducer))
-    found, read, bad = look_at_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
+    look = features_of(model, **reducer_kwargs(reducer))
+    vectors, read, bad = forward_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
     if skipped is not None:
         skipped |= bad
-    return F.normalize(found[read], dim=1), pictures.labels[read]
+    return F.normalize(vectors[read], dim=1), pictures.labels[read]
 
 
 def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
@@ -146,13 +146,13 @@ def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> T
 
     The shares of the votes, as logarithms: (N, classes).
     """
-    (bank, labels), found = train, []
+    (bank, labels), scores = train, []
     for part in queries.split(1024):
         similarity, nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1)
         votes = similarity.new_zeros(len(nearest), classes)
         votes.scatter_add_(1, labels[nearest], (similarity / 0.07).softmax(dim=1))
-        found.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
-    return torch.cat(found)
+        scores.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
+    return torch.cat(scores)
 
 
 def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
@@ -163,11 +163,11 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 def evaluate_knn(
     encoder: Any, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
 ) -> Scores:
-    """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
+    """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
-    known = features(encoder, bank, processes=processes)
-    found, read, skipped = look_at_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
-    votes = knn_scores(known, F.normalize(found, dim=1), classes)
+    train = features(encoder, bank, processes=processes)
+    queries, read, skipped = forward_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
+    votes = knn_scores(train, F.normalize(queries, dim=1), classes)
     return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
@@ -183,19 +183,19 @@ def evaluate_zeroshot(
     reducer: Reducer | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Scores:
-    """Judge a CLIP by words: each class is the mean of its sentences, and the nearest one is the answer."""
+    """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
         weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    found, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
-    logits = model.scale.item() * found @ weights.T  # (N, K)
+    embeddings, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
+    logits = model.scale.item() * embeddings @ weights.T  # (N, K)
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
 def image_embedding(model: Any, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
     """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
-    look = features_of(model, **fewer(reducer))
+    look = features_of(model, **reducer_kwargs(reducer))
     return look if not flip else lambda images: F.normalize(look(images) + look(images.flip(-1)), dim=1)
 
 
@@ -207,50 +207,50 @@ def probe_accuracy(train: Features, test: Features) -> float:
     return float(fitted.score(test[0].numpy(), test[1].numpy()))
 
 
-def look_at_all(
+def forward_all(
     model: Any,
-    look: Callable[[Tensor], Tensor],
+    function: Callable[[Tensor], Tensor],
     width: int,
     pictures: Pictures,
     processes: Processes | None = None,
     batch_size: int = 256,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """`look` at every picture once, shared out over the processes: (N, width), which could be read, and the others."""
+    """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors."""
     who = processes or Processes(device=next(model.parameters()).device)
     n = len(pictures)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
-    found, read = torch.zeros(places, width), torch.zeros(places)
+    outputs, read = torch.zeros(places, width), torch.zeros(places)
     skipped: dict[str, str] = {}
     with evaluating(model):
         for first in range(0, len(mine), batch_size):
             part = mine[first : first + batch_size]
             pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
             skipped |= bad
-            blank = torch.zeros(1, *pixels.shape[1:])  # where no picture of the batch can be read, for the same reason
+            blank = torch.zeros(1, *pixels.shape[1:])  # where no image of the batch can be read, for the same reason
             images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
-            found[part[kept]], read[part[kept]] = look(images)[: len(kept)].float().cpu(), 1.0
+            outputs[part[kept]], read[part[kept]] = function(images)[: len(kept)].float().cpu(), 1.0
             if progress is not None:
                 progress(len(part))
-    found, read, skipped = who.sum(found)[:n], who.sum(read)[:n] > 0, who.join(skipped)
+    outputs, read, skipped = who.sum(outputs)[:n], who.sum(read)[:n] > 0, who.join(skipped)
     if not read.any():
         raise none_readable(skipped)
-    return found, read, skipped
+    return outputs, read, skipped
 
 
-def fewer(reducer: Reducer | None) -> dict[str, Any]:
-    """For a forward pass; one with all tokens is called as ever, for not all that is judged is a network of ours."""
+def reducer_kwargs(reducer: Reducer | None) -> dict[str, Any]:
+    """Arguments of a forward pass; empty without a reducer, because not every model takes one."""
     return {} if reducer is None else {"reducer": reducer}
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """No gradients, evaluation mode; afterwards every module is as it was."""
+    """No gradients, evaluation mode; every module's mode is restored afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad():  # inference mode would not let shares of a model come together
+        with torch.no_grad():  # inference mode does not work with sharded models
             yield
     finally:
         for module, training in modes.items():

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import ParamsT
 
 from vitlab.training.recipe import OptimRecipe
-from vitlab.training.sharding import share_like, whole
+from vitlab.training.sharding import full_tensor, share_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
@@ -45,7 +45,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def layers_of(names: list[str]) -> dict[str, int]:
-    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head stand above them all."""
+    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head come last."""
     blocks = [match for name in names if (match := BLOCK.search(name))]
     depths: dict[int, int] = {}  # of each stage
     for match in blocks:
@@ -81,12 +81,12 @@ class Muon(Optimizer):
     """torch.optim.Muon's update for 2-D weights, in float32 and batched by shape."""
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
+        self, params: ParamsT, lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
     ):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, steps=steps))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -107,7 +107,7 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return whole(parameter.grad.lerp(state["momentum"], momentum))
+        return full_tensor(parameter.grad.lerp(state["momentum"], momentum))
 
 
 class Optimisers:
@@ -149,7 +149,7 @@ class Optimisers:
         return max(group["lr"] for group in self.parts[-1].param_groups)
 
     def set_decay(self, weight_decay: float) -> None:
-        """For all that decays."""
+        """For all groups that decay."""
         for part in self.parts:
             for group in part.param_groups:
                 group["weight_decay"] = weight_decay if group["decays"] else 0.0
@@ -159,17 +159,17 @@ class Optimisers:
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State as `name|entry` -> tensor, shared out as the parameters are."""
-        found: dict[str, Tensor] = {}
+        """State as `name|entry` -> tensor, sharded as the parameters are."""
+        tensors: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
                 for entry, value in state.items():
                     value = value if isinstance(value, Tensor) else torch.tensor(float(value))
-                    found[f"{self.names[parameter]}|{entry}"] = value
-        return found
+                    tensors[f"{self.names[parameter]}|{entry}"] = value
+        return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """What `tensors` gave, whole."""
+        """Load the full tensors of `tensors`."""
         by_name = {name: parameter for parameter, name in self.names.items()}
         for key, value in tensors.items():
             name, _, entry = key.partition("|")

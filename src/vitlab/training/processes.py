@@ -1,4 +1,4 @@
-"""One process or many: who am I, on which device, and how results come together. torchrun's environment tells."""
+"""Rank, device and collectives of one process or many, from torchrun's environment."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,32 +34,33 @@ class Processes:
         return tensor
 
     def join(self, table: dict[str, str]) -> dict[str, str]:
-        """Every process's table in one; all must ask together."""
+        """The tables of all processes merged; all must call this together."""
         if not self.any(bool(table)) or self.world == 1:
             return table
         return {key: value for part in self.gather(table) for key, value in part.items()}
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order; all must ask together."""
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in their order; all must call this together."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns in the first process, in every process; all must call together, and fail together."""
-        value, failed = None, None
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The first process's `make()`, in every process; all must call this together, and fail together."""
+        values: list[T] = []
+        failed = None
         if self.first:
             try:
-                value = make()
+                values = [make()]
             except (ValueError, OSError) as error:
                 failed = error
         if self.any(failed is not None):
             raise failed or ValueError("the first process failed; its message says why.")
-        if self.world == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
+        if self.world > 1:
+            received: list[Any] = values or [None]
+            dist.broadcast_object_list(received, src=0)
+            values = received
         return values[0]
 
     def wait(self) -> None:
@@ -65,11 +68,11 @@ class Processes:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process; all must ask together."""
+        """Whether the flag is set in any process; all must call this together."""
         return self.first_with(flag) is not None
 
     def first_with(self, flag: bool) -> int | None:
-        """The first process whose flag is up, if there is one; all must ask together."""
+        """The first process whose flag is set, if any; all must call this together."""
         up = self.sum(torch.tensor([float(flag and rank == self.rank) for rank in range(self.world)]))
         return int(up.argmax()) if up.any() else None
 
@@ -92,7 +95,7 @@ def stop() -> None:
 
 
 def pick_device(device: str, local_rank: int = 0) -> torch.device:
-    """CUDA, then MPS, then CPU, unless one is named."""
+    """CUDA, then MPS, then CPU, unless one is given."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)

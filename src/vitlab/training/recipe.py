@@ -20,6 +20,7 @@ from typing import Any, Literal
 from vitlab.models.config import Config, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
+from vitlab.training.objectives import OBJECTIVES
 
 Value = str | int | float | bool | list[Any]
 
@@ -34,7 +35,7 @@ class DataRecipe(Config):
     per_class: int | None = None  # few labels: so many of each class
     fraction: float | None = None  # few labels: this share
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
-    max_unreadable: int = 20  # pictures that may be skipped before the run stops
+    max_unreadable: int = 20  # images that may be skipped before the run stops
     allow_cut: bool = False  # use what is whole of tar shards that are cut off, instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
 
@@ -57,7 +58,7 @@ class AugmentRecipe(Config):
     smoothing: float = 0.0  # of labels
     drop_patches: float = 0.0  # share of patches left out ...
     drop_patches_until: float = 1.0  # ... in this first part of the run
-    flip_at_test: bool = False  # average the scores of a picture and its mirror image
+    flip_at_test: bool = False  # average the scores of an image and its mirror image
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ModelRecipe(Config):
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
     freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; of a clip, all but the image tower
-    reducer: str | None = None  # fewer tokens, in training and in judging: tome:r=8, evit:keep=0.7
+    reducer: str | None = None  # fewer tokens, in training and in evaluation: tome:r=8, evit:keep=0.7
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
     def __post_init__(self) -> None:
@@ -82,17 +83,17 @@ class ModelRecipe(Config):
 
 @dataclass(frozen=True)
 class ObjectiveRecipe(Config):
-    """What is learned. Below `name` each line says which of the methods reads it."""
+    """What is learned. Below `name` each line says which objective reads it."""
 
-    name: Literal["supervised", "distill", "mae", "dino", "clip"] = "supervised"
+    name: str = "supervised"  # one of training/objectives
     teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
     distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
     teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
     temperature: float = 3.0  # distill, soft: of student and teacher
-    cache: bool = False  # distill: ask the teacher once for each picture as it is, not for each augmented view
+    cache: bool = False  # distill: ask the teacher once for each image as it is, not for each augmented view
     local_views: int = 8  # dino: small crops beside the two large ones
     local_size: int = 0  # dino: their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
-    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the picture's area
+    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the image's area
     global_scale: tuple[float, float] = (0.4, 1.0)
     momentum: float = 0.996  # dino: of the teacher at the start; it rises to 1
     teacher_temperature: tuple[float, float] = (0.04, 0.07)  # dino: at the start, and after the warm-up
@@ -101,12 +102,29 @@ class ObjectiveRecipe(Config):
     final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
     loss: Literal["softmax", "sigmoid"] = "softmax"  # clip: one of many (CLIP), or each pair by itself (SigLIP)
     templates: str = "train"  # clip, of classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
-    eval_templates: str = "held_out"  # clip, of classes: the sentences it is judged by
+    eval_templates: str = "held_out"  # clip, of classes: the sentences it is evaluated with
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in OBJECTIVES:
+            raise ValueError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must be at least 0 and below 1.")
+        if not 0 <= self.teacher_share <= 1:
+            raise ValueError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
+        if min(self.temperature, *self.teacher_temperature) <= 0:
+            raise ValueError("temperature and teacher_temperature must be above 0.")
+        for name, value in (("local_views", self.local_views), ("local_size", self.local_size)):
+            if value < 0:
+                raise ValueError(f"{name}={value} must be 0 or more.")
+        for name, (low, high) in (("local_scale", self.local_scale), ("global_scale", self.global_scale)):
+            if not 0 < low <= high <= 1:
+                raise ValueError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 @dataclass(frozen=True)
 class TextRecipe(Config):
-    """Of the tokenizer, where words are learned from."""
+    """The tokenizer, for objectives that learn from text."""
 
     tokenizer: str | None = None  # a tokenizer.json, or a folder with one; otherwise one is made of train's captions
     vocab: int = 4096  # tokens of one that is made, at most
@@ -176,7 +194,7 @@ class Recipe(Config):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}={value} must lie between 0 and 1.")
         below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
-        below_one |= {"augment.drop_patches": self.augment.drop_patches, "objective.momentum": self.objective.momentum}
+        below_one |= {"augment.drop_patches": self.augment.drop_patches}
         for name, value in below_one.items():
             if not 0 <= value < 1:
                 raise ValueError(f"{name}={value} must be at least 0 and below 1.")
@@ -184,24 +202,11 @@ class Recipe(Config):
             raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
         not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
         not_negative |= {"run.keep": self.run.keep}
-        not_negative |= {f"objective.{n}": getattr(self.objective, n) for n in ("local_views", "local_size")}
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
                 raise ValueError(f"{name}={value} must be 0 or more.")
         if self.run.keep > 9:
             raise ValueError(f"run.keep={self.run.keep} must be 9 at most.")
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        o = self.objective
-        if not 0 <= o.teacher_share <= 1:
-            raise ValueError(f"objective.teacher_share={o.teacher_share} must lie between 0 and 1.")
-        if min(o.temperature, *o.teacher_temperature) <= 0:
-            raise ValueError("objective.temperature and objective.teacher_temperature must be above 0.")
-        for name in ("local_scale", "global_scale"):
-            low, high = getattr(o, name)
-            if not 0 < low <= high <= 1:
-                raise ValueError(f"objective.{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
@@ -223,12 +228,12 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
 def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     """One value changed, by its dotted name."""
     group, _, name = key.partition(".")
-    known = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
+    keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
     if group not in GROUPS or not name:
-        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
     part = getattr(recipe, group)
-    if f"{group}.{name}" in known:
-        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML has no word for it
+    if f"{group}.{name}" in keys:
+        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
             value = None
         try:
             return replace(recipe, **{group: replace(part, **{name: value})})
@@ -237,7 +242,7 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
             raise ValueError(text if text.startswith(group + ".") else f"{group}.{text}") from None
     if group == "model":  # an option of the model itself; its own config checks it
         return replace(recipe, model=replace(part, options={**part.options, name: value}))
-    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
 
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
@@ -293,7 +298,7 @@ def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The whole recipe, every value resolved; None is left out, because TOML has no word for it."""
+    """The whole recipe, every value resolved; None is left out, because TOML cannot express it."""
     lines: list[str] = []
     for group, values in to_tables(recipe).items():
         lines.append(f"[{group}]")
@@ -320,7 +325,7 @@ def _toml(value: Any) -> str:
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
+    """The differences between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
     before, after = to_tables(old), to_tables(new)
     lines = []
     for group in before:

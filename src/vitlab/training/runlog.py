@@ -53,7 +53,7 @@ class RunLog:
     def write(self, kind: str, step: int, **numbers: Any) -> None:
         """One line. Tensors and arrays become plain numbers; NaN and infinity texts that `read_log` turns back."""
         assert "time" not in numbers, "the log keeps the time itself"
-        numbers = {key: _plain(value) for key, value in numbers.items()}
+        numbers = {key: _plain_value(value) for key, value in numbers.items()}
         if kind != "note" and (kind, step) in self._known:  # the step a resumed run starts from was logged before
             return
         line = {"kind": kind, "step": step, "time": round(time.time(), 3), **spell_not_finite(numbers)}
@@ -125,12 +125,12 @@ def _parse_or_none(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Tensors, arrays and numpy's numbers -> Python's own; the rest stays."""
     if isinstance(value, dict):
-        return {str(key): _plain(v) for key, v in value.items()}
+        return {str(key): _plain_value(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_plain_value(v) for v in value]
     return value.tolist() if hasattr(value, "tolist") else str(value) if isinstance(value, Path) else value
 
 
@@ -144,7 +144,7 @@ def _read_back(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """Any result as strict JSON, readable, NaN and infinity as texts."""
-    return json.dumps(spell_not_finite(_plain(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(spell_not_finite(_plain_value(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str | bytes) -> Any:
@@ -194,7 +194,7 @@ def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | N
             project="vitlab",
             name=name,
             id=run_id,
-            config=_plain(config),
+            config=_plain_value(config),
             resume="allow" if goes_on and mode == "online" else None,
             settings=wandb.Settings(silent=True, console="off"),  # the console is the run's own
         )

@@ -83,12 +83,12 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunList:
     runs: list[Run]
     skipped: list[str]  # what else lies there, and why it is no run
 
 
-def list_runs(folder: Path) -> Found:
+def list_runs(folder: Path) -> RunList:
     """Every run in a folder, newest first; a folder that is itself a run counts as one."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder.")
@@ -100,7 +100,7 @@ def list_runs(folder: Path) -> Found:
             runs.append(read_run(place))
         except (ValueError, OSError) as error:
             skipped.append(str(error) if str(place) in str(error) else f"{place}: {error}")
-    return Found(sorted(runs, key=lambda run: -run.started), skipped)
+    return RunList(sorted(runs, key=lambda run: -run.started), skipped)
 
 
 def read_run(folder: Path) -> Run:
@@ -139,8 +139,8 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(runs: list[Run]) -> list[str]:
     """The recipe keys that are not the same in all runs, without those that have a column anyway."""
-    known = sorted({key for run in runs for key in run.recipe} - SHOWN_AS_COLUMN - ALWAYS_DIFFER)
-    return [key for key in known if any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs)]
+    keys = sorted({key for run in runs for key in run.recipe} - SHOWN_AS_COLUMN - ALWAYS_DIFFER)
+    return [key for key in keys if any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs)]
 
 
 def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
@@ -157,9 +157,9 @@ def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
 def _sorted(runs: list[Run], sort: str) -> list[Run]:
     key = sort.removeprefix("-")
     values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
-    known = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
-    if key not in known:
-        raise ValueError(f"--sort {sort}: no run has {key!r}.{nearest(key, known)} Columns: {', '.join(COLUMNS)}.")
+    columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
+    if key not in columns:
+        raise ValueError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
     numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
     numeric = any(numbers)
     has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]
@@ -171,7 +171,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
 # ------------------------------------------------------------------------------------------------------------ as text
 
 
-def shown(key: str, value: Any) -> str:
+def shown(key: str, value: object) -> str:
     """A cell as people read it."""
     if value is None:
         return ""
@@ -211,7 +211,7 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def _in_csv(value: Any) -> Any:
+def _in_csv(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         return json.dumps(value, ensure_ascii=False)
     # A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup is left as it is.

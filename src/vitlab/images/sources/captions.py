@@ -1,10 +1,10 @@
-"""Pictures with captions: a table of them beside the pictures or inside one tar, or a text beside each picture.
+"""Images with captions: a table of them beside the images or inside one tar, or a text beside each image.
 
-    photos/captions.csv      image,split,caption     one caption a line; a picture may stand on several
+    photos/captions.csv      image,split,caption     one caption a line; an image may stand on several
     photos/captions.jsonl    {"image": "1.jpg", "split": "train", "captions": ["a dog", "a brown dog"]}
     photos/1.jpg, 1.txt      one caption a line; with or without train/, val/ and test/ above them
 
-Pictures are named relative to the table, or to a folder images/ beside it. Without a split, all are of train.
+Images are named relative to the table, or to a folder images/ beside it. Without a split, all are of train.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vitlab.images.sources.dataset import (
     refuse_special,
 )
 from vitlab.images.sources.folder import is_picture, split_folders
-from vitlab.images.sources.shards import Index, ShardDataset, cut_off, whole_members
+from vitlab.images.sources.shards import ShardDataset, ShardIndex, cut_off, whole_members
 from vitlab.images.sources.table import check_inside
 from vitlab.parsing import parse_json
 
@@ -48,7 +48,7 @@ HEADER = "Begin with a header line: image,split,caption"
 SHOWN = 5  # missing files that a message lists
 
 
-class Row(NamedTuple):
+class CaptionRow(NamedTuple):
     line: int
     image: str
     split: str
@@ -65,7 +65,7 @@ def table_in(folder: Path) -> Path | None:
 
 
 def holds_captions(path: Path) -> bool:
-    """Whether a path is one of what this file opens; shards are not."""
+    """Whether this module opens a path; shards are opened elsewhere."""
     if path.is_dir():
         return table_in(path) is not None or has_texts(path)
     if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
@@ -87,10 +87,10 @@ def is_table(path: Path, preferred: bool = False) -> bool:
         return False
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            words = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
+            columns = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
     except OSError:
         return False  # whoever opens it next says what is wrong
-    return not words.isdisjoint(WORDS["caption"]) and (preferred or words.isdisjoint(("label", "class")))
+    return not columns.isdisjoint(WORDS["caption"]) and (preferred or columns.isdisjoint(("label", "class")))
 
 
 def open_table(path: Path, allow: Allow) -> Splits:
@@ -117,7 +117,7 @@ def open_table(path: Path, allow: Allow) -> Splits:
 
 
 def open_tar(path: Path, allow: Allow) -> Splits | None:
-    """One tar with pictures and a table of captions, read where it lies; None where there is no such table in it."""
+    """One tar with images and a table of captions, read without unpacking; None where it has no such table."""
     try:
         with tarfile.open(path, "r:") as tar:
             members, cut = whole_members(tar)
@@ -141,7 +141,7 @@ def open_tar(path: Path, allow: Allow) -> Splits | None:
 
     def dataset(places: list[str]) -> Dataset:
         held = [inside[place] for place in places]
-        index = Index(
+        index = ShardIndex(
             status.st_size,
             status.st_mtime_ns,
             names=places,
@@ -160,7 +160,7 @@ def open_tar(path: Path, allow: Allow) -> Splits | None:
 
 
 def has_texts(folder: Path) -> bool:
-    """Whether pictures lie directly in the folder, or in its train/, with texts of the same name beside them."""
+    """Whether images lie directly in the folder, or in its train/, with texts of the same name beside them."""
     for place in (folder, *(folder / name for name in os.listdir(folder) if SPLIT_NAMES.get(name.lower()) == "train")):  # noqa: PTH208
         if place.is_dir() and any(is_picture(p.name) and p.with_suffix(".txt").is_file() for p in place.iterdir()):
             return True
@@ -168,8 +168,8 @@ def has_texts(folder: Path) -> bool:
 
 
 def open_texts(folder: Path) -> Splits:
-    """A .txt beside each picture, which holds its captions, one a line."""
-    found: dict[str, Dataset] = {}
+    """A .txt beside each image, which holds its captions, one a line."""
+    splits: dict[str, Dataset] = {}
     for split, place in split_folders(folder).items():
         pictures = sorted(path for path in place.iterdir() if is_picture(path.name))
         if not pictures and split == "train":
@@ -182,13 +182,13 @@ def open_texts(folder: Path) -> Splits:
             )
         texts = [_text(path.with_suffix(".txt")) for path in pictures]
         if pictures:
-            found[split] = Captioned(FileDataset(pictures, np.zeros(len(pictures), np.int64), []), Captions(texts))
-    return Splits([], found["train"], found.get("val"), found.get("test"))
+            splits[split] = Captioned(FileDataset(pictures, np.zeros(len(pictures), np.int64), []), Captions(texts))
+    return Splits([], splits["train"], splits.get("val"), splits.get("test"))
 
 
 def _text(path: Path) -> list[str]:
     try:
-        lines = [plain(line) for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [single_spaced(line) for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8 text. Save it as UTF-8.") from None
     if not any(lines):
@@ -196,13 +196,13 @@ def _text(path: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def plain(caption: str) -> str:
+def single_spaced(caption: str) -> str:
     """White space, line ends included, as single spaces."""
     return " ".join(caption.split())
 
 
-def _rows(name: str, data: bytes) -> Iterator[Row]:
-    """The table, line by line; what cannot be understood is told with its line."""
+def _rows(name: str, data: bytes) -> Iterator[CaptionRow]:
+    """The table, line by line; an error names its line."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -214,15 +214,15 @@ def _rows(name: str, data: bytes) -> Iterator[Row]:
             raise DataError(f"{name}, line {line}: image and caption must be texts, found {image!r} and {captions!r}.")
         if not image.strip():
             raise DataError(f"{name}, line {line}: the image is empty. Fill it in, or remove the line.")
-        captions = [plain(caption) for caption in captions]
+        captions = [single_spaced(caption) for caption in captions]
         if not captions or not all(captions):
             raise DataError(f"{name}, line {line}: the caption is empty. Write one, or remove the line.")
         if not all(map(is_text, captions)):
             raise DataError(f"{name}, line {line}: the caption holds half a character (a lone surrogate). Correct it.")
-        known = SPLIT_NAMES.get(str(split).strip().lower())
-        if known is None:
+        split_name = SPLIT_NAMES.get(str(split).strip().lower())
+        if split_name is None:
             raise DataError(f"{name}, line {line}: split is {split!r}; write train, val or test.")
-        yield Row(line, image.strip(), known, captions)
+        yield CaptionRow(line, image.strip(), split_name, captions)
 
 
 def _of_csv(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -255,25 +255,25 @@ def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(values, dict):
             expected = '{"image": ..., "caption": ...}'
             raise DataError(f"{name}, line {line}: expected {expected}, found {written[:60]!r}{why}.")
-        found = {key: values[word] for key, words in WORDS.items() for word in reversed(words) if word in values}
+        fields = {key: values[word] for key, words in WORDS.items() for word in reversed(words) if word in values}
         for key in ("image", "caption"):
-            if key not in found:
+            if key not in fields:
                 raise DataError(f"{name}, line {line}: no {key!r} in it, only {', '.join(values)}.")
-        yield line, found
+        yield line, fields
 
 
 def _splits(
     name: str,
     folder: str,
-    rows: list[Row],
+    rows: list[CaptionRow],
     find: Callable[[str], str | None],
     dataset: Callable[[list[str]], Dataset],
 ) -> Splits:
-    """Lines of one picture come together; `find` says where a picture lies, `dataset` makes a split of such places."""
+    """Groups lines by image; `find` gives the place of an image, `dataset` makes a split of such places."""
     if not rows:
         raise DataError(f"{name}: has no lines. {HEADER}; then 1.jpg,train,a dog on a beach")
     texts: dict[str, dict[str, list[str]]] = {}
-    of: dict[str, Row] = {}
+    of: dict[str, CaptionRow] = {}
     for row in rows:
         first = of.setdefault(row.image, row)
         if first.split != row.split:
@@ -292,8 +292,8 @@ def _splits(
         )
     if "train" not in texts:
         raise DataError(f"{name}: its column split never says train, only {', '.join(texts)}.")
-    found = {
+    splits = {
         split: Captioned(dataset([str(places[image]) for image in by_image]), Captions(by_image.values()))
         for split, by_image in texts.items()
     }
-    return Splits([], found["train"], found.get("val"), found.get("test"))
+    return Splits([], splits["train"], splits.get("val"), splits.get("test"))

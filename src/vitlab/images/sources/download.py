@@ -1,4 +1,4 @@
-"""Where the named sets are published, and a download that leaves a whole, checked file or none.
+"""Downloads of the named datasets; a file is complete and checked, or absent.
 
 with watching(lambda url, done, total: ...):    # bytes so far, bytes in all (None: the server does not say)
     open_data("cifar10")
@@ -65,12 +65,12 @@ REMOTES = {
 
 
 class _MirrorError(Exception):
-    """This mirror did not deliver; another may."""
+    """This mirror failed; another may work."""
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """While inside, every download says how far it is."""
+    """While entered, every download reports its progress."""
     before = _watch.set(watch)
     try:
         yield
@@ -109,7 +109,7 @@ def fetch(source: str, file: str) -> Path:
 
 
 def again(source: str, path: Path, file: str | None = None) -> str:
-    """What to do about a damaged file of a named set."""
+    """How to replace a damaged file, for a message."""
     if path.is_relative_to(cache_dir()):
         return f"Delete {path} and run again: it will be downloaded anew."
     mirrors = REMOTES[source].mirrors
@@ -148,7 +148,7 @@ def _download(url: str, target: Path, md5: str) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left of this file."""
+    """Remove partial files of killed processes."""
     for partial in target.parent.glob(f".{target.name}.*.part"):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime > STALE:

@@ -56,14 +56,14 @@ def open_idx(source: str, path: Path | None, download: bool) -> Splits:
 
 def folder_files(source: str, folder: Path) -> dict[str, Path]:
     """Those of the four files that lie in the folder, or where torchvision would put them below it."""
-    found = {}
+    files = {}
     for place in (folder, folder / "raw", folder / TORCHVISION[source]):
         for name in (name for names in FILES.values() for name in names):
             for spelling in (name, name.replace("-idx", ".idx")):
                 for file in (place / f"{spelling}.gz", place / spelling):
-                    if name not in found and file.is_file():
-                        found[name] = file
-    return found
+                    if name not in files and file.is_file():
+                        files[name] = file
+    return files
 
 
 def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
@@ -72,22 +72,22 @@ def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
         if not path.is_dir():
             what = "is a file" if path.exists() else "no such folder"
             raise DataError(f"{path}: {what}. Pass the folder that holds {', '.join(wanted)} (or the same with .gz).")
-        found = folder_files(source, path)
-        if missing := [name for name in wanted if name not in found]:
+        files = folder_files(source, path)
+        if missing := [name for name in wanted if name not in files]:
             raise DataError(
                 f"{path}: {', '.join(missing)} missing there, with or without .gz. Put all four files in it."
             )
-        return found
+        return files
     looked = [*places(source)[:-1], *([DEBIAN[source]] if source in DEBIAN else []), places(source)[-1]]
     for folder in looked:
-        found = folder_files(source, folder)
-        if len(found) == len(wanted):
-            return found
+        files = folder_files(source, folder)
+        if len(files) == len(wanted):
+            return files
     if not download:
         raise not_found(source, looked)
-    found = folder_files(source, looked[-1])  # what an earlier, interrupted download left whole
+    files = folder_files(source, looked[-1])  # what an earlier, interrupted download left whole
     assert set(REMOTES[source].files) == {f"{name}.gz" for name in wanted}
-    return {name: found.get(name) or fetch(source, f"{name}.gz") for name in wanted}
+    return {name: files.get(name) or fetch(source, f"{name}.gz") for name in wanted}
 
 
 def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -> ArrayDataset:
@@ -115,11 +115,11 @@ def read_idx(source: str, path: Path, magic: int) -> np.ndarray:
             header = file.read(4 + 4 * dims)
             if len(header) < 4 + 4 * dims:
                 raise DataError(f"{path}: only {len(header)} bytes, too short for an IDX file. {remedy}")
-            found, *shape = struct.unpack(f">{1 + dims}I", header)
-            if found != magic:
+            actual, *shape = struct.unpack(f">{1 + dims}I", header)
+            if actual != magic:
                 raise DataError(
                     f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'pictures'} should: "
-                    f"magic number {found:#010x}, expected {magic:#010x}. {remedy}"
+                    f"magic number {actual:#010x}, expected {magic:#010x}. {remedy}"
                 )
             size = math.prod(shape)
             if not 0 < size <= MOST:

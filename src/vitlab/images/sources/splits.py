@@ -1,4 +1,4 @@
-"""Which samples: a stratified split, and few-label subsets. Each choice is a function of (seed, class, sample)."""
+"""Stratified splits and few-label subsets. Each choice is a function of (seed, class, sample)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CSV of paths and labels: a header, then one picture a line; an optional column `split` says train, val or test."""
+"""A CSV of paths and labels: a header, then one image a line; an optional column `split` says train, val or test."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def _read_rows(path: Path) -> dict[str, _Rows]:
 
 
 def _columns(path: Path, header: list[str]) -> dict[str, int]:
-    """Column -> where it stands."""
+    """Column -> its position."""
     names = [name.strip().lower() for name in header]
-    found = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
+    columns = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
     for key in ("path", "label"):
-        if key not in found:
+        if key not in columns:
             seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
             raise DataError(
                 f"{path}: no column {' or '.join(COLUMNS[key])} ({seen}). Begin with a header line: path,label"
             )
-    return found
+    return columns
 
 
 def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
@@ -131,7 +131,7 @@ def check_inside(table: Path, pictures: Iterable[tuple[int, str]]) -> None:
 
 
 def _shown(lines: Iterable[tuple[int, str]]) -> str:
-    """The first of some lines of a table, for a message."""
+    """The first few lines, for a message."""
     lines = sorted(lines)
     shown = "\n".join(f"  line {line}: {text}" for line, text in lines[:SHOWN])
     return shown + (f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")

@@ -33,10 +33,10 @@ def picture_kind(path: Path, option: str) -> str:
     return kind
 
 
-def _able_to_draw(words: str) -> Any:
+def _able_to_draw(texts: str) -> Any:
     from matplotlib import rc_context
 
-    return rc_context({"font.family": families(words), "text.usetex": False, "svg.fonttype": "none"})
+    return rc_context({"font.family": families(texts), "text.usetex": False, "svg.fonttype": "none"})
 
 
 def _save(figure: Any, path: Path, kind: str) -> None:
@@ -103,8 +103,8 @@ def draw_preview(preview: Preview, path: Path) -> None:
     about = [preview.about, *textwrap.wrap("  ".join(preview.settings), (width - 2 * MARGIN) // 10)]
     top = MARGIN + 76 + 24 * len(about)
     height = top + sum(h + GAP + 26 * _lines(texts) for *_, texts in rows) + (44 if preview.mixed else 0) + MARGIN - GAP
-    words = [title, *about, *(text for label, remark, _, texts in rows for text in (label, remark, *texts))]
-    with _able_to_draw("".join(words)):
+    all_texts = [title, *about, *(text for label, remark, _, texts in rows for text in (label, remark, *texts))]
+    with _able_to_draw("".join(all_texts)):
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), autoscale_on=False)  # in pixels
         axes.set_axis_off()
@@ -155,9 +155,9 @@ def _cut(text: str, most: float) -> str:
 def _captions(labels: list[Parts]) -> list[str]:
     """cat 0.70 + dog 0.30; on two lines for all if one is too long for its picture."""
     most = 15  # what fits below a picture
-    whole = [" + ".join(_share(part, parts) for part in parts) for parts in labels]
-    if all(ems(text) <= most for text in whole):
-        return whole
+    captions = [" + ".join(_share(part, parts) for part in parts) for parts in labels]
+    if all(ems(text) <= most for text in captions):
+        return captions
     return ["\n+ ".join(_share(part, parts, most - 4) for part in parts) for parts in labels]
 
 

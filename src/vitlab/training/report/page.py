@@ -6,6 +6,7 @@ Curves and tables are SVG and HTML text, so the reader's own fonts draw every la
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from vitlab.parsing import parse_toml
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
-from vitlab.training.report.pictures import Mistake, gallery
-from vitlab.training.report.text import escaped, named, number, section, table_of
+from vitlab.training.report.pictures import GalleryItem, gallery
+from vitlab.training.report.text import escaped, name_html, number, section, table_of
 from vitlab.training.runs import flat
 from vitlab.version import __version__
 
@@ -31,24 +32,29 @@ TILES = {  # key of result.json -> what it is called
 }
 
 
-def write_report(
-    folder: Path,
-    *,
-    log: list[dict[str, Any]],
-    recipe_text: str,
-    result: dict[str, Any],
-    classes: list[str],
-    confusion: np.ndarray | None,
-    mistakes: list[Mistake],
-    samples: list[Mistake],
-    environment: dict[str, Any],
-) -> Path:
-    """Write folder/report.html. `confusion` is (K, K), rows = truth; accuracies are shares of one."""
+@dataclass(frozen=True)
+class RunReport:
+    """The contents of report.html."""
+
+    log: list[dict[str, Any]]
+    recipe_text: str
+    result: dict[str, Any]  # accuracies are shares of one
+    classes: list[str]
+    confusion: np.ndarray | None  # (K, K), rows = truth
+    mistakes: list[GalleryItem]
+    samples: list[GalleryItem]
+    environment: dict[str, Any]
+
+
+def write_report(folder: Path, report: RunReport) -> Path:
+    """Write folder/report.html."""
     from vitlab.checkpoints.native import write_whole
 
     folder = Path(folder)
+    log, recipe_text, result, classes = report.log, report.recipe_text, report.result, report.classes
+    confusion = report.confusion
     assert confusion is None or confusion.shape == (len(classes), len(classes)), (np.shape(confusion), len(classes))
-    worst = sorted(mistakes, key=lambda m: -m.confidence)
+    worst = sorted(report.mistakes, key=lambda m: -m.confidence)
     body = "\n".join(
         [
             _header(folder.resolve().name, log, recipe_text, result, len(classes)),
@@ -56,10 +62,12 @@ def write_report(
             section("Events", "事件", _events(log)),
             "" if confusion is None or not confusion.any() else class_tables(confusion, classes),
             section("Worst mistakes", "最严重的错误", gallery(worst, "Wrong, and most sure of it, first.")),
-            section("Sample predictions", "预测示例", gallery(samples, "Pictures the model was not trained on.")),
+            section(
+                "Sample predictions", "预测示例", gallery(report.samples, "Pictures the model was not trained on.")
+            ),
             section("All numbers", "全部数值", table_of(result)),
             section("Recipe", "配方", f"<pre>{escaped(recipe_text.strip())}</pre>" if recipe_text.strip() else ""),
-            section("Environment", "环境", table_of(environment)),
+            section("Environment", "环境", table_of(report.environment)),
         ]
     )
     page = PAGE.format(title=escaped(folder.resolve().name), style=STYLE, body=body, version=escaped(__version__))
@@ -73,7 +81,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         recipe = flat(parse_toml(recipe_text))
     except ValueError:
         recipe = {}
-    about = [" on ".join(named(recipe[key]) for key in ("model.name", "data.source") if recipe.get(key))]
+    about = [" on ".join(name_html(recipe[key]) for key in ("model.name", "data.source") if recipe.get(key))]
     if "seed" in result:
         about.append(f"seed {number('seed', result['seed'])}")
     if log and log[-1].get("time"):
@@ -89,19 +97,19 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         for key, (title, chinese) in names.items()
         if key in result and not (key == "top5" and classes <= 10)  # five guesses of ten say little
     ]
-    return f'<header>\n<h1>{named(name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
+    return f'<header>\n<h1>{name_html(name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
 
 
 def _events(log: list[dict[str, Any]], most: int = 40) -> str:
-    """What is neither a curve nor a start: notes, skipped pictures, resumes."""
+    """What is neither a curve nor a start: notes, skipped images, resumes."""
     events = [e for e in log if e["kind"] not in ("train", "val", "test", "start", "result")]
     rows = []
     for event in events[:most]:
         rest = {k: v for k, v in event.items() if k not in ("kind", "step", "time", "text", "message")}
-        words = [str(event[key]) for key in ("text", "message") if key in event]
-        words += [f"{key}: {value}" for key, value in flat(rest).items()]
+        parts = [str(event[key]) for key in ("text", "message") if key in event]
+        parts += [f"{key}: {value}" for key, value in flat(rest).items()]
         kind, step = escaped(event["kind"]), event["step"]
-        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{escaped("; ".join(words))}</td></tr>')
+        rows.append(f'<tr><td>{step}</td><td>{kind}</td><td class="name">{escaped("; ".join(parts))}</td></tr>')
     if len(events) > most:
         rows.append(f"<tr><td></td><td></td><td>and {len(events) - most} more, in log.jsonl</td></tr>")
     head = "<tr><th>step</th><th>kind</th><th>what</th></tr>"

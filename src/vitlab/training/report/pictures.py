@@ -1,4 +1,4 @@
-"""Pictures and what the model took them for, inside the page."""
+"""Images and what the model took them for, inside the page."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.training.report.text import escaped, named, percent
+from vitlab.training.report.text import escaped, name_html, percent
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A picture and what the model took it for (rightly or not)."""
+class GalleryItem:
+    """An image and what the model took it for (rightly or not)."""
 
     image: np.ndarray  # (H, W, C) or (H, W), uint8
     truth: str
     predicted: str
     confidence: float  # probability of `predicted`
-    name: str  # where the picture comes from
+    name: str  # where the image comes from
 
 
-def gallery(pictures: list[Mistake], caption: str) -> str:
+def gallery(pictures: list[GalleryItem], caption: str) -> str:
     figures = []
     for p in pictures:
         right = p.truth == p.predicted
-        verdict = named(p.predicted) if right else f"{named(p.truth)} → <b>{named(p.predicted)}</b>"
+        verdict = name_html(p.predicted) if right else f"{name_html(p.truth)} → <b>{name_html(p.predicted)}</b>"
         mark = '<span class="yes">✓</span>' if right else '<span class="no">✗</span>'
         alt = escaped(f"{p.name}: {p.truth}, predicted {p.predicted}")
         small = ' class="pixels"' if max(p.image.shape[:2]) <= 96 else ""
         figures.append(
             f'<figure><img{small} alt="{alt}" src="{data_url(p.image)}" /><figcaption>{mark} {verdict} · '
             f'<data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
-            f'<small title="{escaped(p.name)}">{named(p.name)}</small></figcaption></figure>'
+            f'<small title="{escaped(p.name)}">{name_html(p.name)}</small></figcaption></figure>'
         )
     return f'<p>{caption}</p><div class="pictures">{"".join(figures)}</div>' if figures else ""
 

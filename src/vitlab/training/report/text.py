@@ -21,11 +21,11 @@ def escaped(value: object) -> str:
     return html.escape(printable(value), quote=True)
 
 
-def named(value: object) -> str:
+def name_html(value: object) -> str:
     return f'<bdi class="name">{escaped(value)}</bdi>'  # bdi: a right-to-left name does not turn its neighbours
 
 
-def number(key: str, value: Any) -> str:
+def number(key: str, value: object) -> str:
     """As people read it; the exact value stays in the markup."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return escaped("–" if value is None else value)

@@ -1,4 +1,4 @@
-"""The end of a run: the best model is judged on the test split, once; result.json and report.html are written."""
+"""The end of a run: the best model is evaluated on the test split, once; result.json and report.html are written."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ import torch
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import Card
+from vitlab.images.datasets import Captioned
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores
-from vitlab.training.job import Job
+from vitlab.training.job import TrainingJob
 from vitlab.training.recipe import to_toml
-from vitlab.training.report import Mistake, write_report
+from vitlab.training.report import GalleryItem, RunReport, write_report
 from vitlab.training.retrieval import Retrieval
 from vitlab.training.runlog import RunLog, read_log, to_json
-from vitlab.training.state import Progress, explaining_failed_save, save_best
+from vitlab.training.state import Progress, explain_failed_save, save_best
 from vitlab.training.unreadable import note_skipped
 from vitlab.version import __version__
 
 
-def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
-    """Judge the best model on the test split, once; write result.json and the report."""
+def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+    """Evaluate the best model on the test split, once; write result.json and the report."""
     job.who.wait()
     best = load(job.run / "best").to(job.who.device)
     split = "test" if job.data.test is not None else "val"
     pictures = Pictures(job.data.test or job.data.val, best.preprocess)
-    scores = job.objective.scores(best, pictures, whole=True)
+    scores = job.objective.evaluate(best, pictures, final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
         "objective": job.recipe.objective.name,
-        "judged_by": job.objective.judged_by,
+        "judged_by": job.objective.metric,
         **job.objective.results(scores),
         "val_top1": progress.best_top1,
         "best_epoch": progress.best_epoch + 1,
@@ -50,13 +51,13 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
         "unreadable": len(progress.skipped),
     }
     if job.who.first:
-        measured = f"{split}_{job.objective.judged_by.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
+        measured = f"{split}_{job.objective.metric.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
         fewer = job.recipe.model.reducer
         source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
         best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
         save_best(job.run, best)
         write_text = partial(_write_text, to_json(result))
-        with explaining_failed_save(job.run):
+        with explain_failed_save(job.run):
             native.write_whole(job.run / "result.json", write_text)
         if log is not None:
             log.write("result", progress.step, **result)
@@ -66,11 +67,13 @@ def finish(job: Job, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     return result
 
 
-def write_run_report(job: Job, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
-    """report.html, with the mistakes the model was surest of and the first pictures as samples."""
+def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
+    """report.html, with the mistakes the model was surest of and the first images as samples."""
     if isinstance(scores, Retrieval):
+        assert isinstance(pictures.data, Captioned)
+        captions = pictures.data.captions
         chances, answers = scores.nearest()
-        names, own = pictures.data.captions.everything(), lambda index: pictures.data.captions[index][0]
+        names, own = captions.everything(), lambda index: captions[index][0]
         right = scores.owner[answers] == torch.arange(len(answers))
     else:
         chances, answers = scores.logits.softmax(dim=1).max(dim=1)
@@ -79,20 +82,19 @@ def write_run_report(job: Job, scores: Scores | Retrieval, pictures: Pictures, r
     wrong = (~right & scores.read).nonzero()[:, 0]
     worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
 
-    def shown(index: int) -> Mistake:
+    def shown(index: int) -> GalleryItem:
         pixels, _, _ = pictures.take(np.array([index]))
         taken_for = names[int(answers[index])]
-        return Mistake(
+        return GalleryItem(
             image=pixels[0].permute(1, 2, 0).numpy(),
-            truth=taken_for if right[index] else own(index),  # of a picture's captions any is right
+            truth=taken_for if right[index] else own(index),  # of an image's captions any is right
             predicted=taken_for,
             confidence=float(chances[index]),
             name=pictures.data.name_of(index),
         )
 
     samples = scores.read.nonzero()[:24, 0].tolist()
-    write_report(
-        job.run,
+    report = RunReport(
         log=read_log(job.run),
         recipe_text=to_toml(job.recipe),
         result=result,
@@ -102,6 +104,7 @@ def write_run_report(job: Job, scores: Scores | Retrieval, pictures: Pictures, r
         samples=[shown(i) for i in samples],
         environment=environment(),
     )
+    write_report(job.run, report)
 
 
 def environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Which words go with which pictures of a run, and the tokenizer that reads them.
+"""The captions of a run's images, and the tokenizer that reads them.
 
-Captions are those of the data. Classes are put into sentences ("a photo of a {}"), one of which is drawn each time.
+Captions come from the data. A class becomes a caption by a template ("a photo of a {}") that is drawn each time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, difference, read_recipe
 
 
-class Sentences:
-    """Classes in sentences: what `Captions` are where the data have none."""
+class ClassCaptions:
+    """Captions made of class names, where the data have no `Captions`."""
 
     def __init__(self, labels: np.ndarray, classes: list[str], templates: list[str]):
         self.labels, self.classes, self.templates = labels, classes, templates
@@ -31,42 +31,42 @@ class Sentences:
         return [fill(template, name) for template in self.templates for name in self.classes]
 
     def draw(self, indices: np.ndarray, *, seed: int, epoch: int) -> list[str]:
-        """One sentence for each picture, another in another epoch."""
+        """One caption for each image, another in another epoch."""
         chance = uniform(seed, CAPTION, epoch, indices, count=1)[:, 0]
         picked = (chance * len(self.templates)).astype(np.int64)
         return [fill(self.templates[i], self.classes[k]) for i, k in zip(picked, self.labels[indices], strict=True)]
 
     def kinds(self, indices: np.ndarray) -> Tensor:
-        """(B, 1): rows that are equal say the same of their pictures, be it in other words."""
+        """(B, 1): equal where the captions mean the same, even if worded differently."""
         return torch.from_numpy(self.labels[indices])[:, None]
 
 
-def trimmed(ids: Tensor, end_id: int) -> Tensor:
+def trim_padding(ids: Tensor, end_id: int) -> Tensor:
     """(B, N) without the columns that are padding in every row: no token sees what comes after it."""
     last = int((ids == end_id).int().argmax(dim=1).max())  # the first end of a row counts
     return ids[:, : last + 1]
 
 
-def words_of(recipe: Recipe, data: Data) -> Captions | Sentences:
+def training_captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
     if isinstance(data.train, Captioned):
         return data.train.captions
-    return Sentences(data.train.labels, data.classes, read_templates(recipe.objective.templates))
+    return ClassCaptions(data.train.labels, data.classes, read_templates(recipe.objective.templates))
 
 
-def tokenizer_of(recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None) -> Tokenizer:
-    """The run's own where it is resumed; the one that is named; or byte pairs of the captions of train.
+def make_tokenizer(recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None) -> Tokenizer:
+    """The run's own where it is resumed; otherwise text.tokenizer, or byte pairs trained on the training captions.
 
-    `saved`: the save that the run goes on from. The first process reads or trains it and hands it to the others.
+    `saved`: the save that the run continues from. The first process reads or trains it and sends it to the others.
     """
 
-    def in_json() -> str:
-        return _kept_tokenizer(recipe, run, saved) or _new_tokenizer(recipe, data).to_json()
+    def as_json() -> str:
+        return _saved_tokenizer(recipe, run, saved) or _new_tokenizer(recipe, data).to_json()
 
-    return Tokenizer.from_json(who.from_first(in_json))
+    return Tokenizer.from_json(who.from_first(as_json))
 
 
-def keep_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
-    """Write it into the run folder, so that a run killed before its first save goes on with the same."""
+def save_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
+    """Write it into the run folder, so that a run killed before its first save resumes with the same."""
     run.mkdir(parents=True, exist_ok=True)
     native.write_whole(run / FILE, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
 
@@ -86,13 +86,13 @@ def _new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     t = recipe.text
     if t.tokenizer is not None:
         return Tokenizer.read(t.tokenizer, context=t.context)
-    return Tokenizer.train(words_of(recipe, data).everything(), vocab=t.vocab, context=t.context)
+    return Tokenizer.train(training_captions(recipe, data).everything(), vocab=t.vocab, context=t.context)
 
 
-def _kept_tokenizer(recipe: Recipe, run: Path, saved: Path | None) -> str | None:
-    """The tokenizer of a run that is resumed, as JSON; None for a new run, whatever else lies in its folder.
+def _saved_tokenizer(recipe: Recipe, run: Path, saved: Path | None) -> str | None:
+    """The tokenizer of a run that is resumed, as JSON; None for a new run, whatever else its folder holds.
 
-    A new run has no recipe.toml yet: a tokenizer.json there was left by a run that was killed before it began.
+    A new run has no recipe.toml yet: a tokenizer.json there is left from a run that was killed before it began.
     """
     if not (run / "recipe.toml").is_file():
         return None
