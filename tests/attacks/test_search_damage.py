@@ -1,4 +1,4 @@
-"""An index whose files are damaged: the graph is rebuilt, a ledger is refused in words, and no hit is ever another."""
+"""An index whose files are damaged: the graph is rebuilt, a database is refused, and no hit is ever another."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitlab.search import Index, SearchError, graph, ledger
-from vitlab.search.ledger import Entry, Ledger
+from vitlab.search import Index, SearchError, database, graph
+from vitlab.search.database import ImageDatabase, ImageRecord
 
 COUNT, WIDTH = 40, 16
 ABOUT = {"folder": "/photos", "made_by": {"checkpoint": "m", "fingerprint": "f00d", "reads_text": False}}
@@ -25,10 +25,10 @@ QUERY = VECTORS[:8].sum(axis=0)
 def whole(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("index") / "ix"
     place.mkdir()
-    Ledger.create(place / ledger.FILE, ABOUT).rows.close()
-    with Ledger(place / ledger.FILE) as rows:
-        rows.put(Entry(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in enumerate(VECTORS))
-        graph.bring_up_to_date(rows, place / graph.FILE)
+    ImageDatabase.create(place / database.FILE, ABOUT).rows.close()
+    with ImageDatabase(place / database.FILE) as rows:
+        rows.put(ImageRecord(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in enumerate(VECTORS))
+        graph.update_graph(rows, place / graph.FILE)
     return place
 
 
@@ -95,8 +95,8 @@ def test_a_graph_that_cannot_be_rebuilt_here_is_not_needed(place, right, monkeyp
 
 
 def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
-    with Ledger(place / ledger.FILE) as rows:
-        rows.tell("graph", None)
+    with ImageDatabase(place / database.FILE) as rows:
+        rows.set_about("graph", None)
     (place / graph.FILE).unlink()
     with Index(place) as index:
         assert index.graph is None and not index.notes
@@ -105,7 +105,7 @@ def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_ledger_is_an_error_in_words(damage, place, right, command):
-    DAMAGE[damage](place / ledger.FILE)
+    DAMAGE[damage](place / database.FILE)
     if damage in ("a bit inside", "last bit"):  # it may be one that nothing is stored in
         try:
             assert hits(place) == right
@@ -118,7 +118,7 @@ def test_a_damaged_ledger_is_an_error_in_words(damage, place, right, command):
 
 
 def test_no_flipped_bit_of_the_ledger_gives_other_hits(place, right):
-    file = place / ledger.FILE
+    file = place / database.FILE
     usual, caught = file.read_bytes(), 0
     for bit in np.random.default_rng(1).choice(8 * len(usual), 300, replace=False):
         file.write_bytes(usual)
@@ -150,7 +150,7 @@ def test_no_flipped_bit_of_the_ledger_gives_other_hits(place, right):
     ],
 )
 def test_hostile_values_in_a_ledger_are_an_error_in_words(command, place):
-    rows = sqlite3.connect(place / ledger.FILE)
+    rows = sqlite3.connect(place / database.FILE)
     rows.execute(command)
     rows.commit()
     rows.close()
@@ -159,13 +159,13 @@ def test_hostile_values_in_a_ledger_are_an_error_in_words(command, place):
 
 
 def test_an_index_of_before_has_no_digests_and_gets_them(place, right):
-    rows = sqlite3.connect(place / ledger.FILE)
+    rows = sqlite3.connect(place / database.FILE)
     rows.executescript("DROP TABLE checks; DELETE FROM about WHERE key IN ('digest', 'graph')")
     rows.close()
     assert hits(place) == right
-    with Ledger(place / ledger.FILE) as held:
+    with ImageDatabase(place / database.FILE) as held:
         held.add_checks()
-        assert not graph.bring_up_to_date(held, place / graph.FILE)
+        assert not graph.update_graph(held, place / graph.FILE)
     assert hits(place) == right
     flip(place / graph.FILE, 4000)
     with Index(place) as index:

@@ -25,10 +25,10 @@ from vitlab.checkpoints.load import is_checkpoint
 from vitlab.cli.main import app
 from vitlab.images.datasets import SOURCES
 from vitlab.models.registry import MODELS, build_config, find
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce.parse import reducer_of
 from vitlab.study.families import SMALL
 from vitlab.study.grid import read_grid
-from vitlab.study.named import read_models, read_numbers
+from vitlab.study.model_spec import read_models, read_numbers
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.checks import check_objective, check_patches, check_reducer
 from vitlab.training.finetune import build_model

@@ -13,7 +13,7 @@ import torch
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
 from vitlab.learn.exercises import EXERCISES
-from vitlab.learn.judge import judge
+from vitlab.learn.grade import judge
 from vitlab.learn.mistakes import known, suspects
 from vitlab.learn.steps import close, distance, lettered
 

@@ -11,10 +11,10 @@ from vitlab.cli.language import language
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
 from vitlab.learn.exercises import EXERCISES, HERE, find
-from vitlab.learn.judge import judge
+from vitlab.learn.grade import judge
+from vitlab.learn.messages import _table
 from vitlab.learn.mistakes import known
 from vitlab.learn.progress import NOTES, remember, states
-from vitlab.learn.words import _table
 
 
 def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:

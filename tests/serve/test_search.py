@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import vitlab
 from vitlab.inference import encoder_of, fingerprint, reads_text
 from vitlab.search import Index, SearchError, update
-from vitlab.search.ledger import FILE, Ledger
+from vitlab.search.database import FILE, ImageDatabase
 from vitlab.serve.app import create_app
 from vitlab.serve.settings import Settings
 from vitlab.serve.shelf import open_index
@@ -111,9 +111,9 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
     for wrong in ("0", "-1", "1e3", "1.5", str(2**63), "９９x", "1;2"):
         check(client.get(f"/search/pictures/{wrong}"), 422, "number")
     check(client.get("/search/pictures/9999"), 404, "has no picture 9999")
-    with Ledger(tmp_path / "ix" / FILE) as ledger:
+    with ImageDatabase(tmp_path / "ix" / FILE) as database:
         for path, name in ((b"../secret.png", "plain.png"), (os.fsencode(tmp_path / "secret.png"), "wide.png")):
-            ledger.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, hits[name]))
+            database.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, hits[name]))
             check(client.get(f"/search/pictures/{hits[name]}"), 404, "has no picture")
 
 

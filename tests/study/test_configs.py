@@ -24,11 +24,11 @@ from safetensors.torch import load_file
 import vitlab.cli.main
 from vitlab.cli import study as verb
 from vitlab.cli.study import OneBar
-from vitlab.study import cells as cells_module
-from vitlab.study.cells import Outcome
+from vitlab.study import runner as runner_module
 from vitlab.study.configs import study_configs
 from vitlab.study.grid import Cell, file_safe, read_grid, split_values
 from vitlab.study.plot import draw
+from vitlab.study.runner import Outcome
 from vitlab.study.table import Group, for_people, group, rows
 from vitlab.training.doctor import TrainingError
 from vitlab.training.loop import Silent, Stopped, fit
@@ -82,7 +82,7 @@ def pretend(monkeypatch):
         (run / "result.json").write_text(json.dumps(result))
         return result
 
-    monkeypatch.setattr(cells_module, "fit", fake)
+    monkeypatch.setattr(runner_module, "fit", fake)
     return asked
 
 
@@ -231,7 +231,7 @@ def test_stopped_while_it_grows_the_table_keeps_what_was_there(tmp_path, pretend
     def stop(*args, **more):
         raise Stopped("saved")
 
-    monkeypatch.setattr(cells_module, "fit", stop)
+    monkeypatch.setattr(runner_module, "fit", stop)
     with pytest.raises(Stopped):
         study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2,4"], tmp_path / "s")
     with (tmp_path / "s" / "results.csv").open() as file:
@@ -438,7 +438,7 @@ def test_stopped_it_says_how_to_go_on(run, monkeypatch):
     def stop(*args, **more):
         raise Stopped("saved")
 
-    monkeypatch.setattr(cells_module, "fit", stop)
+    monkeypatch.setattr(runner_module, "fit", stop)
     found = run("study", "configs", "digits", "model.depth=1,2", "--dir", "my study", code=130)
     assert "goes on: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
 

@@ -13,8 +13,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitlab.cli.main import app
-from vitlab.study.named import read_models, read_numbers
-from vitlab.study.peak import peak_of
+from vitlab.study.memory import peak_of
+from vitlab.study.model_spec import read_models, read_numbers
 from vitlab.study.scaling import Point, exponent, growth_of, study_scaling
 
 SMALL = "vit_cifar:depth=1:width=32:heads=2"

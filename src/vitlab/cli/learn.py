@@ -10,8 +10,8 @@ from vitlab.cli.console import out, print_json
 from vitlab.cli.language import Language, language
 from vitlab.learn.check import check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
+from vitlab.learn.messages import words
 from vitlab.learn.progress import State, remember, states
-from vitlab.learn.words import words
 
 
 def run(

@@ -14,7 +14,7 @@ from vitlab.checkpoints.native import write_whole
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import Meter
 from vitlab.explain import draw
-from vitlab.export.opened import is_export, open_export
+from vitlab.export.loader import is_export, open_export
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text

@@ -17,7 +17,7 @@ from vitlab.study.data_efficiency import study_data_efficiency
 from vitlab.study.data_efficiency import table_for_people as efficiency_table
 from vitlab.study.folder import PLOT
 from vitlab.study.grid import short_keys
-from vitlab.study.named import read_numbers
+from vitlab.study.model_spec import read_numbers
 from vitlab.study.scaling import for_people as scaling_for_people
 from vitlab.study.scaling import growth_for_people, study_scaling, words
 from vitlab.study.ssl import SSLStudy, study_ssl

@@ -7,6 +7,6 @@ vitlab learn attention attention.py    checks it against ours, with copied weigh
 
 from vitlab.learn.check import Checked, check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
-from vitlab.learn.judge import Verdict
+from vitlab.learn.grade import Verdict
 
 __all__ = ["EXERCISES", "Checked", "Exercise", "Verdict", "check", "find"]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.learn.exercises import Exercise, probe
-from vitlab.learn.judge import Verdict, judge
+from vitlab.learn.grade import Verdict, judge
 
 SECONDS = 20.0  # the learner's own time; torch's import does not count
 START_UP = 120.0  # and is not allowed to take for ever

@@ -27,7 +27,7 @@ MOST_STEPS, MOST_VALUES = 3000, 100_000
 
 
 class LearnerError(Exception):
-    """What is wrong with the file, by a key of words.toml and what it says."""
+    """What is wrong with the file, by a key of messages.toml and what it says."""
 
     def __init__(self, key: str, **said: Any):
         super().__init__(key)

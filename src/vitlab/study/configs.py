@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.study.cells import Outcome, check_cells, run_cells
 from vitlab.study.folder import ABOUT, PLOT, read_about, without_matplotlib, write_about
 from vitlab.study.grid import Grid, as_typed, file_safe, read_grid
+from vitlab.study.runner import Outcome, check_cells, run_cells
 from vitlab.study.table import group, rows, write_tables
 from vitlab.training.loop import Show, Silent
 from vitlab.training.recipe import Recipe, difference, from_tables, to_tables

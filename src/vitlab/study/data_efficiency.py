@@ -23,11 +23,11 @@ from typing import Any
 
 from vitlab.images.datasets import Data
 from vitlab.images.sources.splits import few_labels
-from vitlab.study.cells import Outcome, check_cells, run_cells
 from vitlab.study.families import Network, resolve
 from vitlab.study.folder import PLOT, read_about, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import Cell, file_safe
-from vitlab.study.named import Named, read_models
+from vitlab.study.model_spec import Named, read_models
+from vitlab.study.runner import Outcome, check_cells, run_cells
 from vitlab.study.ssl import OF_FOLDERS, PLAIN
 from vitlab.study.table import SEED, Group, group
 from vitlab.training.batches import Plan

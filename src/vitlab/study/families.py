@@ -11,7 +11,7 @@ from typing import Any
 
 from vitlab.models.config import nearest
 from vitlab.models.registry import MODELS, find
-from vitlab.study.named import Named
+from vitlab.study.model_spec import Named
 
 SMALL_SIDE = 64  # pixels; up to here a network for small images is meant
 SMALL: dict[str, Named] = {  # 0.6 to 0.9 M parameters, 32 to 68 M MACs at 32 px

@@ -4,7 +4,7 @@
     studies/scaling/{study.json, measured.json, results.csv, table.md, plot.png}
 
 One forward pass of every model at every size is timed in turns, round after round in one process, so that whatever else
-the machine does meets all alike. Memory is what the pass holds at once (study/peak.py). The formula is the number of
+the machine does meets all alike. Memory is what the pass holds at once (study/memory.py). The formula is the number of
 MACs that `vitlab inspect` counts, and of them those of softmax(q k^T) v, which in a ViT grow with the square of the
 pixels. The exponent k of cost ~ pixels^k is the slope of a straight line through the logarithms. Tokens are as many as
 pixels divided by the patch's, so k is the same for both.
@@ -34,8 +34,8 @@ from vitlab.explain.inspect import inspect
 from vitlab.export.timing import alternate, summary
 from vitlab.models.registry import find
 from vitlab.study.folder import ANOTHER, PLOT, read_about, without_matplotlib, write_about, write_texts
-from vitlab.study.named import Named, read_models
-from vitlab.study.peak import peaks
+from vitlab.study.memory import peaks
+from vitlab.study.model_spec import Named, read_models
 from vitlab.training.runs import to_csv, to_markdown
 
 MODELS = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18"

@@ -31,10 +31,10 @@ from vitlab.images.datasets import Data
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest
 from vitlab.models.registry import find
-from vitlab.study.cells import Outcome, check_cells, run_cells
 from vitlab.study.encoders import Encoder, encoder_of, read_encoders
 from vitlab.study.folder import ANOTHER, PLOT, read_about, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import Cell, file_safe
+from vitlab.study.runner import Outcome, check_cells, run_cells
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
 from vitlab.training.job import data_of

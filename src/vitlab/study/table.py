@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from vitlab.checkpoints.native import write_together
-from vitlab.study.cells import Outcome
 from vitlab.study.grid import as_typed, label
+from vitlab.study.runner import Outcome
 from vitlab.training.runs import shown, to_csv, to_markdown
 
 SEED = "run.seed"

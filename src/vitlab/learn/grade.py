@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from vitlab.learn.exercises import Case, Exercise, Sizes
+from vitlab.learn.messages import step_name, words
 from vitlab.learn.mistakes import Mistake, suspects
 from vitlab.learn.steps import TOLERANCE, axes_order, close, distance, lettered, part, same_numbers, times
-from vitlab.learn.words import step_name, words
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One sentence, by its key in words.toml; steps and hints get their words in the reader's language."""
+    """One sentence, by its key in messages.toml; steps and hints get their words in the reader's language."""
 
     key: str
     said: dict[str, Any] = field(default_factory=dict)

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from vitlab.study.named import Named
+from vitlab.study.model_spec import Named
 
 
 def peaks(asked: dict[str, tuple[Named, int]], batch: int) -> dict[str, int]:
     """Bytes for each model and image size; those that the process did not live to measure are left out."""
     lines = json.dumps([[name, *named, size, batch] for name, (named, size) in asked.items()])
-    command = [sys.executable, "-m", "vitlab.study.peak"]
+    command = [sys.executable, "-m", "vitlab.study.memory"]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

@@ -1,4 +1,4 @@
-"""words.toml: what the check says, by key and language."""
+"""messages.toml: what the check says, by key and language."""
 
 from __future__ import annotations
 
