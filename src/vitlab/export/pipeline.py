@@ -17,7 +17,7 @@ from vitlab.export.metadata import OutputKind, model_metadata
 from vitlab.export.onnx import external_data_path, save_onnx, set_metadata
 from vitlab.export.program import save_program, to_program
 from vitlab.export.quantize import MODES, to_int8
-from vitlab.export.samples import preprocess_batch, sample_images
+from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import Comparison, Verification, verify
 from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_input, output_kind
 
@@ -71,14 +71,12 @@ def export_model(
         if int8 is not None:
             calibration = None
             if int8 == "static":
-                chosen = dict(source=compare.source, path=compare.path, calibrate=True)
-                calibration = preprocess_batch(
-                    model.preprocess, sample_images(CALIBRATION, channels=channels, **chosen)
-                )
+                calibrated_on = replace(compare, images=CALIBRATION).sample(channels, calibrate=True)
+                calibration = preprocess_batch(model.preprocess, calibrated_on)
             to_int8(float32, written, int8, calibration)
             set_metadata(written, replace(metadata, int8=int8))
-        limits = dict(tolerance=compare.tolerance, agreement=compare.agreement)
-        result = verify(model, open_export(written), images, **limits)
+        exported = open_export(written)
+        result = verify(model, exported, images, tolerance=compare.tolerance, agreement=compare.agreement)
         if result.problems and not force:
             raise ExportMismatchError(path, result)
         external_data_path(path).unlink(missing_ok=True)

@@ -8,10 +8,19 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 PAUSE = 0.1  # seconds between two runs: spinning threads of the last run keep a core busy for a while
 BRIEF = 0.02  # seconds: a shorter run is timed again right away, with its threads awake
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a model is timed."""
+
+    batch: int = 8
+    rounds: int = 15
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, list[float]]:
