@@ -42,7 +42,7 @@ WRONG = {
     "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
     "a reducer to draw that is none": (
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
-        ["'nope' is no way to have fewer tokens.", "tome:r=13"],
+        ["unknown reducer 'nope'.", "tome:r=13"],
     ),
     "an address of another machine": (["serve", "bundled:digits", "--host", "192.0.2.1"], ["--host is an address"]),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),

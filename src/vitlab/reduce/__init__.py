@@ -1,4 +1,4 @@
-"""Fewer tokens: one paper, one file, each a Reducer (layers/reducer.py) for any ViT of ours.
+"""Token reduction: one paper, one file, each a Reducer (layers/reducer.py) for any ViT of vitlab.
 
 model(images, reducer=reducer_of("tome:r=13"))
 """

@@ -6,7 +6,7 @@
 
 Equal for all: every run takes as many optimiser steps as run.epochs over the largest fraction, with the same batch
 size, augmentation and schedule. With equal epochs instead, a small fraction would also be trained less. The price is
-that few images are seen often. Smaller fractions are subsets of larger ones; a seed decides them and the initial weights.
+that few images are seen often. Smaller fractions are subsets of larger ones; a seed sets them and the initial weights.
 The last model is evaluated: choosing one by validation would use labels that a small fraction does not have.
 
 Different: the optimiser is the usual one of each kind, AdamW or, for a CNN, SGD. The teacher of a DeiT is the ResNet of
