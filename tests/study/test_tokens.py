@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import vitlab
 from vitlab.cli.main import app
-from vitlab.export.timing import Timing
+from vitlab.export.timing import TimingOptions
 from vitlab.images.datasets import open_data
 from vitlab.study.tokens import ALL, default_ways, study_tokens
 from vitlab.training.batches import Pictures
@@ -24,7 +24,11 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     ways = ["tome:r=0", *WAYS, *(f"random:like={way}" for way in WAYS)]
     return study_tokens(
-        "bundled:digits", DataRecipe("digits"), ways=ways, timing=Timing(batch=4, rounds=3), folder=folder / "study"
+        "bundled:digits",
+        DataRecipe("digits"),
+        ways=ways,
+        timing=TimingOptions(batch=4, rounds=3),
+        folder=folder / "study",
     )
 
 

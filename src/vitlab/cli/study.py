@@ -12,7 +12,7 @@ from vitlab.cli.console import out, print_json_text, print_plain, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Beside
-from vitlab.export.timing import Timing
+from vitlab.export.timing import TimingOptions
 from vitlab.study.configs import Study, study_configs
 from vitlab.study.data_efficiency import display_table as efficiency_table
 from vitlab.study.data_efficiency import study_data_efficiency
@@ -94,7 +94,7 @@ def tokens(
     json: bool,
 ) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
-    data, timing = DataRecipe(source, path), Timing(batch, rounds)
+    data, timing = DataRecipe(source, path), TimingOptions(batch, rounds)
     with following_downloads():
         study = study_tokens(
             *(checkpoint, data), ways=ways, timing=timing, images=images, folder=folder, command=command, watch=counting

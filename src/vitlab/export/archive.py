@@ -108,7 +108,7 @@ def _check_payloads(config: Any, prefix: str) -> None:
         _check_text(name, "parameter_name")
 
 
-def _checked_graph(graph: Any, key: str = "") -> Any:
+def _checked_graph(graph: object, key: str = "") -> Any:
     """The graph without notes on source lines, with every evaluated text checked.
 
     `key`: name of this part, which selects the allowed texts.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import Any
 
 MAX_LENGTH = 2**14  # characters; our own files have hundreds
 MAX_NESTING = 100
@@ -76,7 +75,7 @@ def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
     return nodes
 
 
-def _check_constant(value: Any) -> None:
+def _check_constant(value: object) -> None:
     if isinstance(value, str):  # name of a symbol, or digits of Float('0.5')
         try:
             value = float(value)
@@ -88,7 +87,7 @@ def _check_constant(value: Any) -> None:
         raise ValueError("a number too large for a size")
 
 
-def check_growth(nodes: Any) -> None:
+def check_growth(nodes: object) -> None:
     """Raise ValueError if integers in a graph grow without bound, as by repeated products."""
     bits: dict[str, int] = {}
     for node in nodes if isinstance(nodes, list) else ():
@@ -102,7 +101,7 @@ def check_growth(nodes: Any) -> None:
         bits |= dict.fromkeys((leaf for leaf in _leaves(node.get("outputs")) if isinstance(leaf, str)), result)
 
 
-def _leaves(part: Any) -> list[str | int]:
+def _leaves(part: object) -> list[str | int]:
     """Names and bit lengths of the values in an argument."""
     if isinstance(part, dict):
         leaves: list[str | int] = [part["as_name"]] if isinstance(part.get("as_name"), str) else []

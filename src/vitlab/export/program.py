@@ -23,7 +23,7 @@ NAME = f"{KEY}.json"
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """Hides what exporters log, warn metadata and print. Errors still come through."""
+    """Hides what exporters log, warn about and print. Errors still come through."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

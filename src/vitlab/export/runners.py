@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from vitlab.export.quantize import to_int8
 from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
 
 EXACT = ("eager", "folded", "compiled", "onnx")
+T = TypeVar("T")
 BACKENDS = (*EXACT, "int8", "int8_static")
 LIBRARIES = ("transformers", "onnxruntime")
 
@@ -120,7 +121,7 @@ class RunnerFactory:
     def _path(self) -> Path:
         return Path(self._folder.name) / f"{len(self._cache)}.onnx"
 
-    def _once(self, name: str, reducer: str | None, make: Callable[[], Any]) -> Any:
+    def _once(self, name: str, reducer: str | None, make: Callable[[], T]) -> T:
         if (name, reducer) not in self._cache:
             value = make()  # which may fill the cache itself
             self._cache[name, reducer] = value

@@ -16,7 +16,7 @@ BRIEF = 0.02  # seconds: a shorter run is timed again right away, with its threa
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingOptions:
     """How a model is timed."""
 
     batch: int = 8

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +154,7 @@ class ImageDatabase:
             _write_seal(self.rows)
         self.has_checks = True
 
-    def _select(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    def _select(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self.rows.execute(query, values)
         except sqlite3.Error as error:
@@ -162,10 +162,10 @@ class ImageDatabase:
                 raise SearchError(f"{self.file}: another process is writing it. Try again when it is done.") from None
             raise damaged(self.file, error) from None
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _all(self, query: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         return list(self._select(query, values))
 
-    def _checked_rows(self, where: str, values: tuple[Any, ...]) -> Iterator[VectorRow]:
+    def _checked_rows(self, where: str, values: tuple[object, ...]) -> Iterator[VectorRow]:
         """Selected rows, each compared with its digest."""
         digest, joined = ("digest", " LEFT JOIN checks USING (id)") if self.has_checks else ("NULL", "")
         query = (
@@ -188,7 +188,7 @@ class ImageDatabase:
         return self._all("SELECT count(*) FROM vectors")[0][0]
 
     @classmethod
-    def create(cls, file: Path, about: dict[str, Any]) -> ImageDatabase:
+    def create(cls, file: Path, about: Mapping[str, object]) -> ImageDatabase:
         rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         written = [("format", json.dumps(FORMAT)), *((key, json.dumps(value)) for key, value in about.items())]
         rows.execute("PRAGMA page_size = 16384")  # a vector of 512 numbers would waste half of SQLite's default of 4096
@@ -213,7 +213,7 @@ class ImageDatabase:
         finally:
             rows.close()
 
-    def set_about(self, key: str, value: Any) -> None:
+    def set_about(self, key: str, value: object) -> None:
         """Set an entry of the description; None deletes it."""
         with _transaction(self.rows, self.file):
             self.rows.execute("DELETE FROM about WHERE key = ?", (key,))
@@ -304,7 +304,7 @@ class ImageDatabase:
         listed = json.dumps(numbers.tolist())  # as one value, because SQLite limits their number
         return self._checked_rows("id IN (SELECT value FROM json_each(?))", (listed,))
 
-    def _path(self, stored: Any) -> str:
+    def _path(self, stored: object) -> str:
         if not isinstance(stored, bytes):
             raise damaged(self.file, f"a path in it is {stored!r:.40}")
         return os.fsdecode(stored)
@@ -327,7 +327,7 @@ def _transaction(rows: sqlite3.Connection, file: Path) -> Iterator[None]:
         ) from None
 
 
-def _seal(about: Iterable[tuple[Any, Any]]) -> str:
+def _seal(about: Iterable[tuple[object, ...]]) -> str:
     """A digest of the description of an index."""
     rows = sorted((str(key), str(value)) for key, value in about if key != SEAL)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()

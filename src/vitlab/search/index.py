@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from vitlab.search.database import FILE, FileState, ImageDatabase, ImageRecord, 
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
 
+T = TypeVar("T")
 PART = "part-*.sqlite"  # one per process; the next run takes over those of a killed run
 
 
@@ -39,7 +40,7 @@ class ProcessGroup(Protocol):
     @property
     def world(self) -> int: ...
     def wait(self) -> None: ...
-    def gather(self, value: Any) -> list[Any]: ...
+    def gather(self, value: T) -> list[T]: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SingleProcess:
 
     def wait(self) -> None: ...
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         return [value]
 
 

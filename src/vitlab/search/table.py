@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,7 +89,7 @@ def write_table(
     return summary
 
 
-def _prepare(parts: Path, about: dict[str, Any]) -> None:
+def _prepare(parts: Path, about: Mapping[str, object]) -> None:
     from vitlab.checkpoints.native import write_whole
 
     parts.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def _rows(
     return rows
 
 
-def _write(file: Path, rows: list[dict[str, Any]], width: int, about: dict[str, Any]) -> None:
+def _write(file: Path, rows: list[dict[str, Any]], width: int, about: Mapping[str, object]) -> None:
     from vitlab.checkpoints.native import write_whole
 
     pa, pq = _arrow()

@@ -15,6 +15,7 @@ this study that was trained on the same images, so that it sees no other labels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ class Design:
         return GridCell(_name(network, fraction, seed), _with(recipe, decided), values)
 
 
-def _with(recipe: Recipe, values: dict[str, Any]) -> Recipe:
+def _with(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
     for key, value in values.items():
         recipe = with_value(recipe, key, value)
     return recipe

@@ -6,6 +6,7 @@ encoder.network({"pooling": "mean"})             # recipe of the same ViT withou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class Encoder:
     checkpoint: str | None = None  # None: this study trains it
     source: str = ""  # from its card
 
-    def network(self, head: dict[str, Any]) -> ModelRecipe:
+    def network(self, head: Mapping[str, object]) -> ModelRecipe:
         """Recipe of the same ViT, so that fine-tuned and from scratch differ only in their initial weights."""
         entry = _closest_entry(self)
         options: dict[str, Any] = {}
@@ -114,5 +115,5 @@ def _closest_entry(encoder: Encoder) -> Entry:
     return next((entry for entry in candidates if _preprocess_for(entry, encoder.config) == encoder.preprocess), first)
 
 
-def _preprocess_for(entry: Entry, config: Any) -> Preprocess | None:
+def _preprocess_for(entry: Entry, config: ViTConfig) -> Preprocess | None:
     return fitting_preprocess(entry.preprocess, entry.config.image_size, config)

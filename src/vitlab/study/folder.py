@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def read_study_json(folder: Path, kind: str) -> dict[str, Any]:
     return old
 
 
-def write_study_json(folder: Path, kind: str, about: dict[str, Any], command: str) -> None:
+def write_study_json(folder: Path, kind: str, about: Mapping[str, object], command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     contents = {"study": kind, "command": command, "vitlab": __version__, **about}
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"

@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +88,14 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """A value as typed on the command line."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def label(values: dict[str, Any], between: str = ",") -> str:
+def label(values: Mapping[str, object], between: str = ",") -> str:
     """depth=4,positions=learned"""
     short = short_keys(values)
     return between.join(f"{short[key]}={format_value(value)}" for key, value in values.items())

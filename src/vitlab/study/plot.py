@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator, PercentFormatter
 from matplotlib.transforms import ScaledTranslation
@@ -161,7 +162,7 @@ def draw_scaling(study: ScalingStudy, path: Path) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Any, groups: list[Group], keys: list[str]) -> None:
+def _draw_lines(axes: Axes, groups: list[Group], keys: list[str]) -> None:
     """A line for each value of the second key; a numeric key is preferred for the x axis."""
     along = next((key for key in keys if _is_numeric(groups, key)), keys[0])
     others = [key for key in keys if key != along]
@@ -197,7 +198,7 @@ def _draw_lines(axes: Any, groups: list[Group], keys: list[str]) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _draw_series(axes: Any, spots: list[Any], members: list[Group], name: str, style: dict[str, Any]) -> list[Any]:
+def _draw_series(axes: Axes, spots: list[float], members: list[Group], name: str, style: dict[str, Any]) -> list[Any]:
     means, below, above = _spread(members)
     several = any(len(g.numbers("top1")) > 1 for g in members)
     bars = dict(yerr=[below, above], capsize=3, elinewidth=1.1) if several else {}
@@ -211,7 +212,7 @@ def _draw_series(axes: Any, spots: list[Any], members: list[Group], name: str, s
     return drawn
 
 
-def _draw_dots(axes: Any, groups: list[Group], best_first: bool) -> None:
+def _draw_dots(axes: Axes, groups: list[Group], best_first: bool) -> None:
     """A label and a dot for each group, from top to bottom."""
     if best_first:
         groups = sorted(groups, key=lambda g: -(g.mean("top1") or 0.0))

@@ -10,7 +10,7 @@ timed interleaved with the full model in one process. The speed-up is a ratio of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.export.timing import Timing, alternate, summary
+from vitlab.export.timing import TimingOptions, alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
@@ -89,7 +89,7 @@ def study_tokens(
     data: DataRecipe,
     *,
     ways: list[str] | None = None,
-    timing: Timing | None = None,
+    timing: TimingOptions | None = None,
     images: int | None = None,
     folder: Path | None = None,
     command: str = "",
@@ -99,7 +99,7 @@ def study_tokens(
     model, report = load_with_report(checkpoint)
     if not isinstance(model, VisionTransformer) or not model.config.classes:
         raise ValueError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
-    timing = timing or Timing()
+    timing = timing or TimingOptions()
     if timing.batch < 1 or timing.rounds < 2:
         raise ValueError(f"batch={timing.batch} must be at least 1 and rounds={timing.rounds} at least 2.")
     reducers = {name: reducer_of(name) for name in ways or default_ways(model)}
@@ -173,7 +173,7 @@ def _time(
         way.speedup = full / summary(way.seconds)["median"]
 
 
-def _write(study: TokenStudy, about: dict[str, Any], command: str) -> None:
+def _write(study: TokenStudy, about: Mapping[str, object], command: str) -> None:
     write_study_json(study.folder, "tokens", {"batch": study.batch, **about}, command)
     table = to_markdown([display_row(row) for row in study.rows])
     write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
