@@ -130,23 +130,23 @@ def _vit(s: Sizes) -> VisionTransformer:
     return VisionTransformer(config)
 
 
-def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
     return variants.patch_embed(w, x, s["P"], variants.PatchEmbedVariant(**options), note)
 
 
-def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
     return variants.attention(w, x, s["h"], variants.AttentionVariant(**options), note)
 
 
-def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
     return variants.mlp(w, x, variants.MLPVariant(**options), note)
 
 
-def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
     return variants.block(w, x, s["h"], variants.BlockVariant(**options), note)
 
 
-def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
+def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
     return variants.vit(w, x, s["P"], s["h"], s["L"], variants.ViTVariant(**options), note)
 
 

@@ -20,11 +20,11 @@ Weights = dict[str, Tensor]
 Note = Callable[[str, Tensor], Tensor]  # records a step by name and returns it
 
 
-def silent(name: str, value: Tensor) -> Tensor:
+def no_record(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def inside(w: Weights, prefix: str) -> Weights:
+def with_prefix(w: Weights, prefix: str) -> Weights:
     return {key.removeprefix(prefix): value for key, value in w.items() if key.startswith(prefix)}
 
 
@@ -47,7 +47,9 @@ class PatchEmbedVariant:
     layout: str = "B, N, D"
 
 
-def patch_embed(w: Weights, images: Tensor, patch_size: int, variant: PatchEmbedVariant, note: Note = silent) -> Tensor:
+def patch_embed(
+    w: Weights, images: Tensor, patch_size: int, variant: PatchEmbedVariant, note: Note = no_record
+) -> Tensor:
     (B, C, H, W), P = images.shape, patch_size
     N = (H // P) * (W // P)
     if variant.cut == "patches":
@@ -99,7 +101,7 @@ class AttentionVariant:
     residual: bool = False
 
 
-def attention(w: Weights, x: Tensor, heads: int, variant: AttentionVariant, note: Note = silent) -> Tensor:
+def attention(w: Weights, x: Tensor, heads: int, variant: AttentionVariant, note: Note = no_record) -> Tensor:
     B, N, D = x.shape
     if variant.over == "batch":  # as a layer that expects (N, B, D)
         same = dict(scale=variant.scale, softmax=variant.softmax, merge=variant.merge)
@@ -158,7 +160,7 @@ class MLPVariant:
     residual: bool = False
 
 
-def mlp(w: Weights, x: Tensor, variant: MLPVariant, note: Note = silent) -> Tensor:
+def mlp(w: Weights, x: Tensor, variant: MLPVariant, note: Note = no_record) -> Tensor:
     act = {**ACTIVATIONS, **MORE_ACTIVATIONS}[variant.activation]
     y = note("fc1", linear(w, "fc1", act(x) if variant.place == "before" else x))  # (B, N, hidden)
     y = note("activation", act(y) if variant.place in ("between", "twice") else y)
@@ -175,12 +177,12 @@ class BlockVariant:
     eps: float = 1e-6
 
 
-def block(w: Weights, z: Tensor, heads: int, variant: BlockVariant, note: Note = silent) -> Tensor:
+def block(w: Weights, z: Tensor, heads: int, variant: BlockVariant, note: Note = no_record) -> Tensor:
     def attend(x: Tensor) -> Tensor:
-        return note("attention", attention(inside(w, "attention."), x, heads, AttentionVariant()))
+        return note("attention", attention(with_prefix(w, "attention."), x, heads, AttentionVariant()))
 
     def feed(x: Tensor) -> Tensor:
-        return note("mlp", mlp(inside(w, "mlp."), x, MLPVariant()))
+        return note("mlp", mlp(with_prefix(w, "mlp."), x, MLPVariant()))
 
     def normed(number: int, x: Tensor) -> Tensor:
         number = {"first twice": 1, "swapped": 3 - number}.get(variant.norm, number)
@@ -227,11 +229,11 @@ class ViTVariant:
 
 
 def vit(
-    w: Weights, images: Tensor, patch_size: int, heads: int, depth: int, variant: ViTVariant, note: Note = silent
+    w: Weights, images: Tensor, patch_size: int, heads: int, depth: int, variant: ViTVariant, note: Note = no_record
 ) -> Tensor:
     table = w["positions.table"]  # (1, N + 1, D)
     z = note(
-        "patch_embed", patch_embed(inside(w, "patch_embed."), images, patch_size, PatchEmbedVariant())
+        "patch_embed", patch_embed(with_prefix(w, "patch_embed."), images, patch_size, PatchEmbedVariant())
     )  # (B, N, D)
     if variant.positions in ("patches", "shifted"):
         z = z + (table[:, 1:] if variant.positions == "patches" else table[:, :-1])
@@ -249,7 +251,7 @@ def vit(
     for layer, following in pairwise((*_order(variant.blocks, depth), -1)):
         if variant.positions == "every block":
             z = z + table
-        z = note(f"block {layer}", block(inside(w, f"blocks.{layer}."), z, heads, BlockVariant()))
+        z = note(f"block {layer}", block(with_prefix(w, f"blocks.{layer}."), z, heads, BlockVariant()))
         if variant.norm == "every block" and following >= 0:
             z = layer_norm(w, "norm", z)
     if variant.norm in ("final", "every block"):

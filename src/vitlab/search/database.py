@@ -38,7 +38,7 @@ CREATE INDEX by_hash ON pictures (hash);
 CREATE TABLE vectors (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, vector BLOB NOT NULL);
 """
 CHECKS = "CREATE TABLE checks (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, digest BLOB NOT NULL)"
-SEAL = "digest"  # key in `about` of a digest of its other rows
+DIGEST_KEY = "digest"  # key in `about` of a digest of its other rows
 _checked: dict[Path, tuple[int, int, int]] = {}  # intact files -> inode, size, time
 
 
@@ -50,7 +50,7 @@ class WriteError(SearchError):
     """An index that cannot be written."""
 
 
-def damaged(file: Path, why: object) -> SearchError:
+def damaged_error(file: Path, why: object) -> SearchError:
     """The error for a damaged database. It cannot be restored from anything else."""
     folder = file.parent
     return SearchError(
@@ -117,7 +117,7 @@ class ImageDatabase:
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         if _checked.get(self.file) != stamp:
             if (rows := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
-                raise damaged(self.file, rows[0][0] if rows else "nothing can be read")
+                raise damaged_error(self.file, rows[0][0] if rows else "nothing can be read")
             _checked[self.file] = stamp
 
     def read_about(self) -> None:
@@ -128,10 +128,10 @@ class ImageDatabase:
             try:
                 about[key] = parse_json(value)
             except (ValueError, TypeError) as error:
-                raise damaged(self.file, f"{key!r:.40} in it: {error}") from None
-        seal = about.pop(SEAL, None)
-        if (seal is not None) != self.has_checks or seal not in (None, _seal(rows)):
-            raise damaged(self.file, "its description has changed")
+                raise damaged_error(self.file, f"{key!r:.40} in it: {error}") from None
+        stored = about.pop(DIGEST_KEY, None)
+        if (stored is not None) != self.has_checks or stored not in (None, _about_digest(rows)):
+            raise damaged_error(self.file, "its description has changed")
         self.about = about
 
     def check_about(self) -> None:
@@ -141,7 +141,7 @@ class ImageDatabase:
         texts += [made_by.get(key) for key in ("checkpoint", "fingerprint")] if isinstance(made_by, dict) else [None]
         graphs = self.about.get("graph", [])
         if not all(isinstance(text, str) for text in texts) or not isinstance(graphs, list):
-            raise damaged(self.file, "it does not name its images and its model")
+            raise damaged_error(self.file, "it does not name its images and its model")
 
     def add_checks(self) -> None:
         """Add digests to the rows of an index of an older version."""
@@ -151,7 +151,7 @@ class ImageDatabase:
             self.rows.execute(CHECKS)
             rows = self.rows.execute("SELECT id, path, hash, vector FROM pictures LEFT JOIN vectors USING (id)")
             self.rows.executemany("INSERT INTO checks VALUES (?, ?)", ((row[0], row_digest(*row)) for row in rows))
-            _write_seal(self.rows)
+            _write_about_digest(self.rows)
         self.has_checks = True
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -160,7 +160,7 @@ class ImageDatabase:
         except sqlite3.Error as error:
             if "locked" in str(error):
                 raise SearchError(f"{self.file}: another process is writing it. Try again when it is done.") from None
-            raise damaged(self.file, error) from None
+            raise damaged_error(self.file, error) from None
 
     def _all(self, query: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         return list(self._select(query, values))
@@ -174,7 +174,7 @@ class ImageDatabase:
         for number, path, hash, vector, stored in self._select(query, values):
             typed = isinstance(path, bytes) and isinstance(hash, bytes | None) and isinstance(vector, bytes | None)
             if not typed or (self.has_checks and row_digest(number, path, hash, vector) != stored):
-                raise damaged(self.file, f"the row of image {number} has changed")
+                raise damaged_error(self.file, f"the row of image {number} has changed")
             yield VectorRow(number, path, hash, vector)
 
     def __enter__(self) -> ImageDatabase:
@@ -196,7 +196,7 @@ class ImageDatabase:
             for command in (*SCHEMA.split(";"), CHECKS):
                 rows.execute(command)
             rows.executemany("INSERT INTO about VALUES (?, ?)", written)
-            _write_seal(rows)
+            _write_about_digest(rows)
         rows.close()
         return cls(file)
 
@@ -220,7 +220,7 @@ class ImageDatabase:
             if value is not None:
                 self.rows.execute("INSERT INTO about VALUES (?, ?)", (key, json.dumps(value)))
             if self.has_checks:
-                _write_seal(self.rows)
+                _write_about_digest(self.rows)
         self.about.pop(key, None)
         self.about |= {} if value is None else {key: value}
 
@@ -291,10 +291,10 @@ class ImageDatabase:
             rows = [(n, v) for n, _, _, v in self._select_rows(numbers[start : start + CHUNK]) if v is not None]
             if rows:
                 if len({len(v) for _, v in rows}) > 1 or len(rows[0][1]) % 4 or not rows[0][1]:
-                    raise damaged(self.file, "its vectors differ in length")
+                    raise damaged_error(self.file, "its vectors differ in length")
                 vectors = np.frombuffer(b"".join(v for _, v in rows), dtype=np.float32).reshape(len(rows), -1)
                 if not np.isfinite(vectors).all():
-                    raise damaged(self.file, "a vector holds NaN or infinity")
+                    raise damaged_error(self.file, "a vector holds NaN or infinity")
                 yield np.array([number for number, _ in rows], dtype=np.int64), vectors
 
     def paths(self, numbers: np.ndarray) -> dict[int, str]:
@@ -306,7 +306,7 @@ class ImageDatabase:
 
     def _path(self, stored: object) -> str:
         if not isinstance(stored, bytes):
-            raise damaged(self.file, f"a path in it is {stored!r:.40}")
+            raise damaged_error(self.file, f"a path in it is {stored!r:.40}")
         return os.fsdecode(stored)
 
 
@@ -327,15 +327,15 @@ def _transaction(rows: sqlite3.Connection, file: Path) -> Iterator[None]:
         ) from None
 
 
-def _seal(about: Iterable[tuple[object, ...]]) -> str:
+def _about_digest(about: Iterable[tuple[object, ...]]) -> str:
     """A digest of the description of an index."""
-    rows = sorted((str(key), str(value)) for key, value in about if key != SEAL)
+    rows = sorted((str(key), str(value)) for key, value in about if key != DIGEST_KEY)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
 
 
-def _write_seal(rows: sqlite3.Connection) -> None:
-    seal = _seal(rows.execute("SELECT key, value FROM about").fetchall())
-    rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (SEAL, json.dumps(seal)))
+def _write_about_digest(rows: sqlite3.Connection) -> None:
+    stored = _about_digest(rows.execute("SELECT key, value FROM about").fetchall())
+    rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (DIGEST_KEY, json.dumps(stored)))
 
 
 def row_digest(number: int, path: bytes, hash: bytes | None, vector: bytes | None) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from vitlab.search import graph
-from vitlab.search.database import FILE, FileState, ImageDatabase, ImageRecord, SearchError, damaged
+from vitlab.search.database import FILE, FileState, ImageDatabase, ImageRecord, SearchError, damaged_error
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
 
@@ -121,7 +121,7 @@ def check(index: Path, made_by: dict[str, Any], folder: Path | None = None, move
         raise SearchError(f"{index}: is a file. An index is a folder: name another place.")
     if not ImageDatabase.exists(index / FILE):
         if (index / graph.FILE).exists():
-            raise damaged(index / FILE, "it is empty or missing")
+            raise damaged_error(index / FILE, "it is empty or missing")
         if any(path.name != FILE and not path.name.startswith(f"{FILE}-") for path in index.iterdir()):
             raise SearchError(f"{index}: is a folder that is not empty and not an index. Name another place.")
         return

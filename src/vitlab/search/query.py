@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.search import graph
-from vitlab.search.database import FILE, ImageDatabase, SearchError, WriteError, damaged
+from vitlab.search.database import FILE, ImageDatabase, SearchError, WriteError, damaged_error
 from vitlab.search.graph import DamagedGraphError, Graph, Progress, is_intact, update_graph
 
 SPARE = 4  # candidates per result: the graph holds rounded vectors, the database ranks by exact ones
@@ -31,7 +31,7 @@ class Index:
         self.notes: list[str] = []
         if not ImageDatabase.exists(self.path / FILE):
             if (self.path / graph.FILE).exists():
-                raise damaged(self.path / FILE, "it is empty or missing")
+                raise damaged_error(self.path / FILE, "it is empty or missing")
             problem = "no index in it" if self.path.exists() else "no such index"
             raise SearchError(
                 f"{self.path}: {problem}. Make one: vitlab index FOLDER -o {self.path} --model CHECKPOINT"
@@ -101,7 +101,7 @@ class Index:
         best = sorted(scores, key=lambda number: -scores[number])[:top]
         paths = self.database.paths(np.array(best, dtype=np.int64))
         if outside := [path for path in paths.values() if _escapes_folder(path)]:
-            raise damaged(self.path / FILE, f"{outside[0]!r:.60} is outside the folder")
+            raise damaged_error(self.path / FILE, f"{outside[0]!r:.60} is outside the folder")
         hits = [Hit(self.folder / path, scores[number], number) for number, path in paths.items()]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
