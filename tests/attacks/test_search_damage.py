@@ -90,7 +90,7 @@ def test_a_graph_that_cannot_be_rebuilt_here_is_not_needed(place, right, monkeyp
 
     monkeypatch.setattr("vitlab.checkpoints.native.write_whole", refuse)
     with Index(place) as index:
-        assert index.graph is None and "Every vector is compared" in index.notes[0]
+        assert index.graph is None and "All vectors are compared" in index.notes[0]
         assert [str(hit.path) for hit in index.search(QUERY, 10)] == [path for path, _ in right]
 
 

@@ -123,7 +123,7 @@ def test_wrong_names_and_files_are_refused(monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "atention")
     assert code == 2 and "Did you mean attention?" in err
     code, _, err = run(monkeypatch, capsys, "mlp", "nowhere.py")
-    assert code == 2 and "vitlab learn mlp writes a file" in err
+    assert code == 2 and "vitlab learn mlp writes a starter file" in err
     code, _, err = run(monkeypatch, capsys, "--lang", "fr")
     assert code == 2 and "use en or zh" in err
     assert find("patch_embed") is find("PATCH-EMBED")

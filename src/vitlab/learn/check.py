@@ -32,7 +32,7 @@ class CheckResult:
 
 def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResult:
     if not file.is_file():
-        raise ValueError(f"{file}: no such file. Write a starter file with: vitlab learn {exercise.name}")
+        raise ValueError(f"{file}: no such file. vitlab learn {exercise.name} writes a starter file.")
     if seconds <= 0:
         raise ValueError(f"--seconds {seconds:g} must be more than 0.")
     with tempfile.TemporaryDirectory(prefix="vitlab-learn-") as name:
