@@ -107,7 +107,7 @@ def test_on_the_command_line(study):
         ("vit_tiny", [64, 100], "vit_tiny at 100 px: "),
         ("vit_tiny:dept=3", [64, 96], "Did you mean 'depth'"),
         ("mae_tiny", [64, 96], "name the encoder"),
-        ("vit_tiny", [64], "two sizes at least"),
+        ("vit_tiny", [64], "at least two sizes"),
         ("vit_tiny,,", [64, 96], "has an empty name"),
         ("vit_tiny,vit_tiny", [64, 96], "twice"),
     ],

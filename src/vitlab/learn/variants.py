@@ -104,8 +104,8 @@ class AttentionVariant:
 def attention(w: Weights, x: Tensor, heads: int, variant: AttentionVariant, note: Note = no_record) -> Tensor:
     B, N, D = x.shape
     if variant.over == "batch":  # as a layer that expects (N, B, D)
-        same = dict(scale=variant.scale, softmax=variant.softmax, merge=variant.merge)
-        y = attention(w, x.transpose(0, 1), heads, AttentionVariant(**same, proj=variant.proj))
+        kept = AttentionVariant(scale=variant.scale, softmax=variant.softmax, merge=variant.merge, proj=variant.proj)
+        y = attention(w, x.transpose(0, 1), heads, kept)
         return y.transpose(0, 1)
     h = 1 if variant.split == "one head" else heads
     d = D // h

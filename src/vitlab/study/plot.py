@@ -7,6 +7,7 @@ give a list of dots.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,9 @@ def _draw_lines(axes: Axes, groups: list[Group], keys: list[str]) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def _draw_series(axes: Axes, spots: list[float], members: list[Group], name: str, style: dict[str, Any]) -> list[Any]:
+def _draw_series(
+    axes: Axes, spots: Sequence[float], members: list[Group], name: str, style: dict[str, Any]
+) -> list[Any]:
     means, below, above = _spread(members)
     several = any(len(g.numbers("top1")) > 1 for g in members)
     bars = dict(yerr=[below, above], capsize=3, elinewidth=1.1) if several else {}
@@ -219,7 +222,7 @@ def _draw_dots(axes: Axes, groups: list[Group], best_first: bool) -> None:
     rows = range(len(groups))
     means, below, above = _spread(groups)
     axes.errorbar(means, rows, xerr=[below, above], fmt="o", color="C0", markersize=6, elinewidth=1.4)
-    beside = dict(xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, color="0.3")
+    beside: dict[str, Any] = dict(xytext=(8, 0), textcoords="offset points", va="center", fontsize=8.5, color="0.3")
     for row, g in enumerate(groups):
         tops = g.numbers("top1")
         axes.plot(tops, [row] * len(tops), "o", color="C0", markersize=3, alpha=0.4)  # every seed
