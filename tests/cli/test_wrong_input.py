@@ -28,7 +28,7 @@ WRONG = {
         ["convert", "bundled:digits", "text.txt/out"],
         ["Name another place"],
     ),
-    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["'fast' is no way", "use eager"]),
+    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["unknown backend 'fast'", "use eager"]),
     "a reducer that is none": (["bench", "bundled:digits", "--reducer", "tom:r=2"], ["Did you mean 'tome'?"]),
     "a library that is none": (["bench", "bundled:digits", "--against", "tim"], ["Use transformers, onnxruntime."]),
     "changed, but not resumed": (["train", "digits", "--changed"], ["add --resume RUN, or leave it out"]),
