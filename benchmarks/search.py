@@ -29,7 +29,7 @@ import vitlab
 from vitlab.export.timing import alternate, summary
 from vitlab.inference import embed, fingerprint
 from vitlab.search import Counts, Index, graph, update
-from vitlab.search.ledger import Entry, Ledger
+from vitlab.search.database import ImageDatabase, ImageRecord
 
 MODEL = "bundled:cifar10"
 BATCH = 64
@@ -124,17 +124,17 @@ def killed(model: Any, here: Path, count: int) -> None:
 
 
 def held(index: Path) -> int:
-    if not Ledger.is_there(index / "pictures.sqlite"):
+    if not ImageDatabase.exists(index / "pictures.sqlite"):
         return 0
-    with Ledger(index / "pictures.sqlite") as ledger:
-        return len(ledger)
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        return len(database)
 
 
 def everything(index: Path) -> dict[str, np.ndarray]:
-    with Ledger(index / "pictures.sqlite") as ledger:
-        numbers = ledger.numbers()
-        paths = ledger.paths(numbers)
-        parts = [zip(part.tolist(), found, strict=True) for part, found in ledger.vectors(numbers)]
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        numbers = database.numbers()
+        paths = database.paths(numbers)
+        parts = [zip(part.tolist(), found, strict=True) for part, found in database.vectors(numbers)]
         return {paths[number]: vector for part in parts for number, vector in part}
 
 
@@ -147,12 +147,12 @@ def vectors(here: Path, count: int, queries: int) -> None:
     index = here / "vectors"
     index.mkdir()
     about = {"checkpoint": "made up", "fingerprint": "", "reads_text": True}
-    with Ledger.create(index / "pictures.sqlite", {"folder": "/photos", "made_by": about}) as ledger:
+    with ImageDatabase.create(index / "pictures.sqlite", {"folder": "/photos", "made_by": about}) as database:
         for start in range(0, count, 1000):
             part = enumerate(known[start : start + 1000], start)
-            ledger.put(Entry(f"{number}.jpg", 1, 1, b"%d" % number, vector) for number, vector in part)
+            database.put(ImageRecord(f"{number}.jpg", 1, 1, b"%d" % number, vector) for number, vector in part)
         start = time.perf_counter()
-        graph.bring_up_to_date(ledger, index / graph.FILE)
+        graph.update_graph(database, index / graph.FILE)
         print(f"graph of {count:,} vectors made in {duration(time.perf_counter() - start)}", end="; ")
     size = sum(path.stat().st_size for path in index.iterdir())
     print(f"index {size / 1e6:.0f} MB, vectors alone {known.nbytes / 1e6:.0f} MB\n")

@@ -28,7 +28,7 @@ WRONG = {
         ["convert", "bundled:digits", "text.txt/out"],
         ["Name another place"],
     ),
-    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["'fast' is no way", "use eager"]),
+    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["unknown backend 'fast'", "use eager"]),
     "a reducer that is none": (["bench", "bundled:digits", "--reducer", "tom:r=2"], ["Did you mean 'tome'?"]),
     "a library that is none": (["bench", "bundled:digits", "--against", "tim"], ["Use transformers, onnxruntime."]),
     "changed, but not resumed": (["train", "digits", "--changed"], ["add --resume RUN, or leave it out"]),
@@ -42,7 +42,7 @@ WRONG = {
     "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
     "a reducer to draw that is none": (
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
-        ["'nope' is no way to have fewer tokens.", "tome:r=13"],
+        ["unknown reducer 'nope'.", "tome:r=13"],
     ),
     "an address of another machine": (["serve", "bundled:digits", "--host", "192.0.2.1"], ["--host is an address"]),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),

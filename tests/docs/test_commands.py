@@ -25,10 +25,10 @@ from vitlab.checkpoints.load import is_checkpoint
 from vitlab.cli.main import app
 from vitlab.images.datasets import SOURCES
 from vitlab.models.registry import MODELS, build_config, find
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce.parse import reducer_of
 from vitlab.study.families import SMALL
 from vitlab.study.grid import read_grid
-from vitlab.study.named import read_models, read_numbers
+from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.finetune import build_model
 from vitlab.training.objectives import objective_class
@@ -146,13 +146,13 @@ class Reader:
             for cell in grid.cells:
                 self.build(cell.recipe)
         elif verb[1] in ("scaling", "data-efficiency"):
-            for name, options in read_models(asked["models"]).values():
+            for name, options in parse_models(asked["models"]).values():
                 small, usual = SMALL.get(name, (name, {}))
                 build_config(small, **{**usual, **options})
             with_settings(Recipe(), [re.sub(r"^\w+:", "", setting) for setting in settings])
             for option, kind in (("sizes", int), ("fractions", float)):
                 if asked.get(option):
-                    read_numbers(option, asked[option], kind)
+                    parse_numbers(option, asked[option], kind)
         elif verb[1] == "ssl":
             with_settings(Recipe(), [*(asked["pretrain"] or []), *(asked["few"] or [])])
         self.other(verb, asked, 1)

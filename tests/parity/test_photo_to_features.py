@@ -283,16 +283,16 @@ def folders_for(to: str, dinov2: Path, tmp_path: Path) -> Path:
 
 def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, photos):
     from vitlab.explain.attention_maps import attention_maps
-    from vitlab.export.about import about_model
-    from vitlab.export.tower import example
+    from vitlab.export.metadata import model_metadata
+    from vitlab.export.wrapper import example_input
     from vitlab.serve.looking import about
 
     model = vitlab.load(dinov2)
     assert attention_maps(model, photos[0]).shape[-2:] == (16, 16)
     assert vitlab.inspect(dinov2).image_size == vitlab.inspect(model).image_size == (224, 224)
     assert vitlab.inspect(dinov2, image_size=518).image_size == (518, 518)
-    assert about_model(model, "features").image_size == (224, 224)
-    assert tuple(example(model, "features").shape[-2:]) == (224, 224)
+    assert model_metadata(model, "features").image_size == (224, 224)
+    assert tuple(example_input(model, "features").shape[-2:]) == (224, 224)
     assert (about(model)["grid"], about(model)["size"]) == ([16, 16], [224, 224])
 
 

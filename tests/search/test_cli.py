@@ -16,7 +16,7 @@ from PIL import Image
 import vitlab
 import vitlab.cli.main
 from vitlab.images.samples import open_sample
-from vitlab.search.ledger import Ledger
+from vitlab.search.database import ImageDatabase
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -214,11 +214,11 @@ def test_a_picture_of_a_data_source(command, tmp_path):
 
 
 def rows(index: Path) -> dict[str, tuple]:
-    with Ledger(index / "pictures.sqlite") as ledger:
-        numbers, paths = ledger.numbers(), ledger.paths(ledger.numbers())
-        parts = [zip(part.tolist(), found, strict=True) for part, found in ledger.vectors(numbers)]
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        numbers, paths = database.numbers(), database.paths(database.numbers())
+        parts = [zip(part.tolist(), found, strict=True) for part, found in database.vectors(numbers)]
         vectors = {paths[number]: vector for part in parts for number, vector in part}
-        return {path: (known, vectors.get(path)) for path, known in ledger.known().items()}
+        return {path: (known, vectors.get(path)) for path, known in database.file_states().items()}
 
 
 def test_two_processes_make_the_index_that_one_makes(command_in_two, command, checkpoint, photos, tmp_path, draw):

@@ -12,7 +12,7 @@ import torch
 from vitlab import explain
 from vitlab.explain.sentences import ask
 from vitlab.inference import predict
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce.parse import reducer_of
 from vitlab.serve import glassbox, looking
 
 from .conftest import picture

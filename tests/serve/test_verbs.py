@@ -231,9 +231,9 @@ def test_an_exported_file(picture, ask, models, tmp_path):
     from starlette.testclient import TestClient
 
     from vitlab.cli.predict import open_any
-    from vitlab.export.ship import export_model
+    from vitlab.export import Comparison, export_model
 
-    export_model(models["small"], tmp_path / "small.onnx", images=8)
+    export_model(models["small"], tmp_path / "small.onnx", compare=Comparison(images=8))
     served = open_models([str(tmp_path / "small.onnx")], lambda source: open_any(source, None, None))
     assert [(one.name, one.verbs) for one in served] == [("small", ["predict"])]
     with TestClient(create_app(served), "http://127.0.0.1") as client:

@@ -13,8 +13,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitlab.cli.main import app
-from vitlab.study.named import read_models, read_numbers
-from vitlab.study.peak import peak_of
+from vitlab.study.memory import peak_bytes
+from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.study.scaling import Point, exponent, growth_of, study_scaling
 
 SMALL = "vit_cifar:depth=1:width=32:heads=2"
@@ -58,7 +58,7 @@ def test_memory_is_what_is_alive_at_once():
         del kept
         torch.empty(megabyte // 2, dtype=torch.uint8)
 
-    assert [peak_of(lambda n=n: hold(n)) for n in (1, 3)] == [megabyte, 3 * megabyte]
+    assert [peak_bytes(lambda n=n: hold(n)) for n in (1, 3)] == [megabyte, 3 * megabyte]
 
 
 def test_stored_weights_cost_memory_and_fused_ones_do_not(study):
@@ -107,8 +107,8 @@ def test_on_the_command_line(study):
         ("vit_tiny", [64, 100], "vit_tiny at 100 px: "),
         ("vit_tiny:dept=3", [64, 96], "Did you mean 'depth'"),
         ("mae_tiny", [64, 96], "name the encoder"),
-        ("vit_tiny", [64], "two sizes at least"),
-        ("vit_tiny,,", [64, 96], "leaves a name empty"),
+        ("vit_tiny", [64], "at least two sizes"),
+        ("vit_tiny,,", [64, 96], "has an empty name"),
         ("vit_tiny,vit_tiny", [64, 96], "twice"),
     ],
 )
@@ -119,7 +119,7 @@ def test_bad_input(models, sizes, words, tmp_path):
 
 
 def test_names_and_numbers_as_typed():
-    assert read_models("a:depths=[2,2],b") == {"a:depths=[2,2]": ("a", {"depths": [2, 2]}), "b": ("b", {})}
-    assert read_numbers("--fractions", "1,0.1,0.1", float) == [0.1, 1.0]
+    assert parse_models("a:depths=[2,2],b") == {"a:depths=[2,2]": ("a", {"depths": [2, 2]}), "b": ("b", {})}
+    assert parse_numbers("--fractions", "1,0.1,0.1", float) == [0.1, 1.0]
     with pytest.raises(ValueError, match="--sizes 'big' is not a list of numbers"):
-        read_numbers("--sizes", "big")
+        parse_numbers("--sizes", "big")

@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 
 import vitlab
 from vitlab.cli.main import app
+from vitlab.export.timing import TimingOptions
 from vitlab.images.datasets import open_data
 from vitlab.study.tokens import ALL, default_ways, study_tokens
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate
+from vitlab.training.recipe import DataRecipe
 
 WAYS = ["tome:r=3", "evit:keep=0.5"]
 
@@ -21,7 +23,13 @@ WAYS = ["tome:r=3", "evit:keep=0.5"]
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     ways = ["tome:r=0", *WAYS, *(f"random:like={way}" for way in WAYS)]
-    return study_tokens("bundled:digits", "digits", ways=ways, rounds=3, batch=4, folder=folder / "study")
+    return study_tokens(
+        "bundled:digits",
+        DataRecipe("digits"),
+        ways=ways,
+        timing=TimingOptions(batch=4, rounds=3),
+        folder=folder / "study",
+    )
 
 
 def test_accuracy_is_that_of_evaluation(study):
@@ -82,5 +90,5 @@ def test_on_the_command_line(tmp_path):
 )
 def test_bad_input(checkpoint, source, ways, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        study_tokens(checkpoint, source, ways=ways, folder=tmp_path / "s")
+        study_tokens(checkpoint, DataRecipe(source), ways=ways, folder=tmp_path / "s")
     assert not (tmp_path / "s").exists()

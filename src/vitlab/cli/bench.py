@@ -9,7 +9,8 @@ from vitlab.checkpoints.load import create, is_checkpoint
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.cli.predict import open_model
 from vitlab.cli.progress import following_downloads
-from vitlab.export.bench import USUAL, Bench, run_bench
+from vitlab.export.bench import DEFAULT_BACKENDS, Bench, run_bench
+from vitlab.export.verify import Comparison
 
 
 def run(
@@ -18,7 +19,8 @@ def run(
     ways: str | None,
     reducers: list[str] | None,
     against: str | None,
-    asked: dict[str, Any],
+    timing: dict[str, Any],
+    compare: dict[str, Any],
     json: bool,
 ) -> None:
     if is_checkpoint(what):
@@ -28,14 +30,16 @@ def run(
         model = create(what, **options).eval()
         say(f"note: {what} is a new, untrained model: its times are right, its agreement says little.")
     if reducers is not None:
-        asked["reducers"] = [text for text in reducers if text != "none"]
+        reducers = [text for text in reducers if text != "none"]
     with following_downloads():
         bench = run_bench(
             model,
-            ways=_names(ways) or USUAL,
+            backends=_names(ways) or DEFAULT_BACKENDS,
+            reducers=reducers,
             against=_names(against),
             progress=(lambda name: say(f"making {name}")) if sys.stderr.isatty() else None,
-            **asked,
+            compare=Comparison(**compare),
+            **timing,
         )
     for note in bench.notes:
         say(f"note: {note}")
@@ -71,8 +75,8 @@ def _show(bench: Bench) -> None:
         )
     console.print(table)
     if bench.picked is None:
-        console.print(f"none agrees on {bench.asked:.0%} of the pictures")
+        console.print(f"none agrees on {bench.agreement:.0%} of the pictures")
     else:
         console.print(
-            f"* the fastest that agrees on {bench.asked:.0%} of {bench.images} pictures: {bench.picked.title}"
+            f"* the fastest that agrees on {bench.agreement:.0%} of {bench.images} pictures: {bench.picked.title}"
         )

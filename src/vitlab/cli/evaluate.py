@@ -13,7 +13,7 @@ from vitlab.cli.console import out, print_json_text, say
 from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
 from vitlab.cli.predict import INSIDE, place
 from vitlab.cli.progress import counting, following_downloads
-from vitlab.export.opened import Exported, is_export, open_export
+from vitlab.export.loader import Exported, is_export, open_export
 from vitlab.images.datasets import Data, open_data
 from vitlab.layers.reducer import Reducer
 from vitlab.printable import one_line
@@ -129,7 +129,7 @@ def _loaded(checkpoint: str, encoder: bool) -> Any:
 def _exported(path: str, more: bool) -> Exported:
     """`more`: something else than its classes is asked for."""
     model = open_export(path)
-    if model.about.gives != "logits":
+    if model.metadata.gives != "logits":
         raise ValueError(
             f"{path} was exported to give features and no classes: judge the checkpoint that it is made of."
         )

@@ -8,18 +8,20 @@ from typing import Any
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.predict import open_model
 from vitlab.cli.progress import following_downloads
-from vitlab.export.ship import RefusedError, export_model
-from vitlab.export.verify import Verdict
+from vitlab.export.pipeline import ExportMismatchError, export_model
+from vitlab.export.verify import Comparison, Verification
 
 
-def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], json: bool) -> None:
+def run(
+    checkpoint: str, target: Path, size: str | None, options: dict[str, Any], compare: dict[str, Any], json: bool
+) -> None:
     model = open_model(checkpoint, size)
     with following_downloads():
         try:
-            verdict = export_model(model, target, **asked)
+            verdict = export_model(model, target, **options, compare=Comparison(**compare))
             refused = None
-        except RefusedError as error:
-            verdict, refused = error.verdict, str(error)
+        except ExportMismatchError as error:
+            verdict, refused = error.result, str(error)
     kept = str(target) if refused is None else None
     print_json({"written": kept, **verdict.to_dict()}) if json else _show(verdict, kept)
     for note in verdict.notes:
@@ -31,7 +33,7 @@ def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], 
         say(f"note: kept by --force: {problem}.")
 
 
-def _show(verdict: Verdict, kept: str | None) -> None:
+def _show(verdict: Verification, kept: str | None) -> None:
     console = out(markup=False)
     ms, size = verdict.milliseconds, verdict.bytes
     classes = "" if verdict.answers is None else f", to which the model gives {verdict.answers} different classes"

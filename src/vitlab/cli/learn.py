@@ -10,8 +10,8 @@ from vitlab.cli.console import out, print_json
 from vitlab.cli.language import Language, language
 from vitlab.learn.check import check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
+from vitlab.learn.messages import message
 from vitlab.learn.progress import State, remember, states
-from vitlab.learn.words import words
 
 
 def run(
@@ -46,12 +46,12 @@ def _list(spoken: Language, json: bool) -> None:
         print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in found.items()])
         return
     console = out(markup=False)
-    console.print(words("list", spoken))
+    console.print(message("list", spoken))
     table = Table(box=None, pad_edge=False, show_header=False)
     for number, (name, (_, state)) in enumerate(found.items(), 1):
         style = {"done": "green", "changed": "yellow"}.get(state)
         title = EXERCISES[name].titles[spoken]
-        table.add_row(str(number), name, title, words(state, spoken), style=style)
+        table.add_row(str(number), name, title, message(state, spoken), style=style)
     console.print(table)
     console.print(_following(found, spoken))
 
@@ -59,9 +59,9 @@ def _list(spoken: Language, json: bool) -> None:
 def _following(found: dict[str, tuple[str, State]], spoken: Language) -> str:
     first = next((name for name, (_, state) in found.items() if state != "done"), None)
     if first is None:
-        return words("all done", spoken)
+        return message("all done", spoken)
     file, state = found[first]
-    return words("next", spoken, command=_command(first, None if state == "open" else file))
+    return message("next", spoken, command=_command(first, None if state == "open" else file))
 
 
 def _start(exercise: Exercise, spoken: Language) -> None:
@@ -69,14 +69,14 @@ def _start(exercise: Exercise, spoken: Language) -> None:
     key = "already there" if file.exists() else "written"
     if key == "written":
         file.write_text(exercise.starter(spoken), encoding="utf-8")
-    out(markup=False).print(words(key, spoken, file=file, command=_command(exercise.name, exercise.file)))
+    out(markup=False).print(message(key, spoken, file=file, command=_command(exercise.name, exercise.file)))
 
 
 def _check(exercise: Exercise, file: Path, spoken: Language, seconds: float, json: bool) -> None:
     checked = check(exercise, file, seconds)
     if checked.printed.strip():
         print(checked.printed.rstrip(), file=sys.stderr)
-    verdict = checked.verdict
+    verdict = checked.grade
     if verdict.passed:
         remember(exercise, file)
     if json:

@@ -197,9 +197,10 @@ def export(
     """
     from vitlab.cli import export as verb
 
-    asked = dict(int8=int8, source=data, data_path=path, images=images, dynamic_size=dynamic_size, reducer=reducer)
-    asked |= dict(features=features, text=text, tolerance=tolerance, agreement=agreement, force=force)
-    verb.run(checkpoint, out, image_size, asked, json)
+    gives = "text" if text else "features" if features else None
+    options = dict(gives=gives, int8=int8, dynamic_size=dynamic_size, reducer=reducer, force=force)
+    compare = dict(source=data, path=path, images=images, tolerance=tolerance, agreement=agreement)
+    verb.run(checkpoint, out, image_size, options, compare, json)
 
 
 @app.command()
@@ -230,8 +231,8 @@ def bench(
     """
     from vitlab.cli import bench as verb
 
-    asked = dict(batch=batch, rounds=rounds, agreement=agreement, source=data, path=path, images=images)
-    verb.run(what, image_size, ways, reducer, against, asked, json)
+    compare = dict(agreement=agreement, source=data, path=path, images=images)
+    verb.run(what, image_size, ways, reducer, against, dict(batch=batch, rounds=rounds), compare, json)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
-from vitlab.export.opened import Exported, is_export, open_export
+from vitlab.export.loader import Exported, is_export, open_export
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
 from vitlab.printable import one_line

@@ -14,13 +14,13 @@ from vitlab.checkpoints.native import write_whole
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import Meter
 from vitlab.explain import draw
-from vitlab.export.opened import is_export, open_export
+from vitlab.export.loader import is_export, open_export
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.features import features_of
 from vitlab.printable import one_line
-from vitlab.search import Counts, Hit, Index, check, open_ledger, update
+from vitlab.search import Counts, Hit, Index, check, open_database, update
 from vitlab.training.processes import start, stop
 
 PATIENCE = timedelta(days=30)  # one process may be done long before another; torchrun ends all if one fails
@@ -34,8 +34,8 @@ def index(
     if checkpoint is None:
         if not place.exists():
             raise ValueError(f"{place} is a new index: which model makes it? Add --model CHECKPOINT.")
-        with open_ledger(place) as ledger:  # not its graph: `update` rebuilds that and says so
-            checkpoint = str(ledger.about["made_by"]["checkpoint"])
+        with open_database(place) as database:  # not its graph: `update` rebuilds that and says so
+            checkpoint = str(database.about["made_by"]["checkpoint"])
     who = start(device, patience=PATIENCE)
     try:
         model, made_by = open_encoder(checkpoint, quiet=not who.first)

@@ -12,20 +12,22 @@ from vitlab.cli.console import out, print_json_text, print_plain, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Beside
+from vitlab.export.timing import TimingOptions
 from vitlab.study.configs import Study, study_configs
+from vitlab.study.data_efficiency import display_table as efficiency_table
 from vitlab.study.data_efficiency import study_data_efficiency
-from vitlab.study.data_efficiency import table_for_people as efficiency_table
 from vitlab.study.folder import PLOT
 from vitlab.study.grid import short_keys
-from vitlab.study.named import read_numbers
-from vitlab.study.scaling import for_people as scaling_for_people
-from vitlab.study.scaling import growth_for_people, study_scaling, words
+from vitlab.study.model_spec import parse_numbers
+from vitlab.study.scaling import caption, display_growth, study_scaling
+from vitlab.study.scaling import display_row as scaling_row
 from vitlab.study.ssl import SSLStudy, study_ssl
-from vitlab.study.table import BEST, for_people
-from vitlab.study.tokens import for_people as tokens_for_people
+from vitlab.study.table import BEST, display_rows
+from vitlab.study.tokens import display_row as tokens_row
 from vitlab.study.tokens import study_tokens
 from vitlab.training.loop import Stopped
 from vitlab.training.presets import find_recipe
+from vitlab.training.recipe import DataRecipe
 from vitlab.training.runlog import to_json
 from vitlab.training.runs import shown, to_csv, to_markdown
 
@@ -66,11 +68,11 @@ def ssl(
 ) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
     asked = [name.strip() for name in methods.split(",") if name.strip()]
-    labels: dict[str, Any] = dict(per_class=per_class, fraction=fraction)
+    data = DataRecipe(source, path, per_class=per_class, fraction=fraction)
     settings: dict[str, Any] = dict(pretrain=pretrain, few=few, pretrained=pretrained)
     try:
         with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
-            study = study_ssl(source, asked, path=path, **labels, **settings, folder=folder, command=command, show=show)
+            study = study_ssl(data, asked, **settings, folder=folder, command=command, show=show)
     except (Stopped, KeyboardInterrupt):
         say(f"vitlab: stopped, and saved. The same command goes on: {command}")
         raise SystemExit(130) from None
@@ -92,22 +94,20 @@ def tokens(
     json: bool,
 ) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
-    size: dict[str, Any] = dict(batch=batch, rounds=rounds, images=images)
+    data, timing = DataRecipe(source, path), TimingOptions(batch, rounds)
     with following_downloads():
         study = study_tokens(
-            *(checkpoint, source), path=path, ways=ways, **size, folder=folder, command=command, watch=counting
+            *(checkpoint, data), ways=ways, timing=timing, images=images, folder=folder, command=command, watch=counting
         )
     for note in study.notes:
         say(f"note: {note}")
-    print_json_text(to_json(study.rows)) if json else _print_plain(
-        [tokens_for_people(row) for row in study.rows], "way"
-    )
+    print_json_text(to_json(study.rows)) if json else _print_plain([tokens_row(row) for row in study.rows], "way")
     _say_where(study.folder)
 
 
 def scaling(models: str, sizes: str | None, batch: int, rounds: int, folder: Path | None, json: bool) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
-    asked = None if sizes is None else read_numbers("--sizes", sizes)
+    asked = None if sizes is None else parse_numbers("--sizes", sizes)
     size: dict[str, Any] = dict(batch=batch, rounds=rounds)
     try:
         study = study_scaling(models, asked, **size, folder=folder, command=command, tell=say)
@@ -117,10 +117,10 @@ def scaling(models: str, sizes: str | None, batch: int, rounds: int, folder: Pat
     if json:
         print_json_text(to_json({"growth": [asdict(growth) for growth in study.growth], "measured": study.rows}))
     else:
-        _print_plain([scaling_for_people(row) for row in study.rows], "model")
+        _print_plain([scaling_row(row) for row in study.rows], "model")
         out().print()
-        _print_plain([growth_for_people(growth) for growth in study.growth], "model")
-        out(markup=False).print(words(study))
+        _print_plain([display_growth(growth) for growth in study.growth], "model")
+        out(markup=False).print(caption(study))
     for note in study.notes:
         say(f"note: {note}")
     _say_where(study.folder)
@@ -137,11 +137,11 @@ def data_efficiency(
     json: bool,
 ) -> None:
     command = shlex.join(["vitlab", *sys.argv[1:]])
-    shares = read_numbers("--fractions", fractions, float)
-    asked: dict[str, Any] = dict(path=path, seeds=seeds, settings=settings, folder=folder, command=command)
+    shares = parse_numbers("--fractions", fractions, float)
+    asked: dict[str, Any] = dict(seeds=seeds, settings=settings, folder=folder, command=command)
     try:
         with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
-            study = study_data_efficiency(source, models, shares, **asked, show=show)
+            study = study_data_efficiency(DataRecipe(source, path), models, shares, **asked, show=show)
     except (Stopped, KeyboardInterrupt):
         say(f"vitlab: stopped, and saved. The same command goes on: {command}")
         raise SystemExit(130) from None
@@ -196,9 +196,9 @@ def _show(study: Study, format: str, json: bool) -> None:
     elif format == "csv":
         print_plain(to_csv(rows), end="")
     elif format == "markdown":
-        print_plain(to_markdown(for_people(rows)), end="")
+        print_plain(to_markdown(display_rows(rows)), end="")
     else:
-        _print_table(for_people(rows))
+        _print_table(display_rows(rows))
     _say_where(study.folder)
 
 

@@ -1,11 +1,20 @@
-"""Models as files for other programs: torch.export, ONNX, int8; each one is compared with the model before it is kept.
+"""Export models to torch.export, ONNX and int8. Every file is compared with its model before it is kept.
 
-verdict = export_model(model, "model.onnx")            # refused if it says anything else than the model
-shipped = open_export("model.onnx")                    # vitlab.predict(shipped, "cat.jpg")
+result = export_model(model, "model.onnx")             # raises ExportMismatchError if the outputs differ
+exported = open_export("model.onnx")                   # vitlab.predict(exported, "cat.jpg")
 """
 
-from vitlab.export.opened import Exported, is_export, open_export
-from vitlab.export.ship import RefusedError, export_model
-from vitlab.export.verify import Verdict, verify
+from vitlab.export.loader import Exported, is_export, open_export
+from vitlab.export.pipeline import ExportMismatchError, export_model
+from vitlab.export.verify import Comparison, Verification, verify
 
-__all__ = ["Exported", "RefusedError", "Verdict", "export_model", "is_export", "open_export", "verify"]
+__all__ = [
+    "Comparison",
+    "ExportMismatchError",
+    "Exported",
+    "Verification",
+    "export_model",
+    "is_export",
+    "open_export",
+    "verify",
+]

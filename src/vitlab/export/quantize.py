@@ -1,11 +1,11 @@
-"""int8 by ONNX Runtime's own quantiser: a quarter of the size, and faster where matrix products are what takes time.
+"""int8 by ONNX Runtime's quantizer: a quarter of the size, and faster where matrix products dominate.
 
-dynamic   weights are rounded now, activations anew for every batch: nothing to prepare, and the safer one for a ViT
-static    activations have a fixed scale, found by looking at real pictures; the only way for convolutions
+dynamic   weights are rounded once, activations for every batch: needs no calibration, and is safer for a ViT
+static    activations have a fixed scale, calibrated on real images; the only mode for convolutions
 
-The last layer stays in float32, and so do the first convolutions of a network whose work is matrix products: there
-int8 costs much and saves little. Weights have 7 bits and a scale for each output: with 8 the sums of two products
-overflow 16 bits, quietly, on CPUs that lack VNNI.
+The last layer stays in float32, and so do the first convolutions of a transformer: there int8 costs accuracy and saves
+little. Weights have 7 bits and a scale per output channel: with 8 bits the sum of two products silently overflows
+16 bits on CPUs without VNNI.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitlab.export.onnx import need
-from vitlab.export.quiet import quiet
+from vitlab.export.onnx import require
+from vitlab.export.program import suppress_output
 
-WAYS = ("dynamic", "static")
+MODES = ("dynamic", "static")
 INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QuantizeLinear", "ConvInteger", "QLinearConv")
 
 
-def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = None) -> int:
-    """Write `target`; how many of its steps are in integers. `calibration` (B, C, H, W): prepared real pictures."""
-    need("onnx", "onnxruntime")
-    if way not in WAYS:
-        raise ValueError(f"--int8 {way!r} is not known: use {' or '.join(WAYS)}.")
+def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = None) -> int:
+    """Write `target` and return its number of integer operations. `calibration` (B, C, H, W): preprocessed images."""
+    require("onnx", "onnxruntime")
+    if mode not in MODES:
+        raise ValueError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     common: dict[str, Any] = dict(per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
-    with quiet(), tempfile.TemporaryDirectory() as folder:
-        plain = _without_types(source, Path(folder) / "plain.onnx")
-        common |= dict(op_types_to_quantize=_products(plain, way), extra_options={"MatMulConstBOnly": True})
-        common |= dict(nodes_to_exclude=_tables(plain))
-        if way == "dynamic":
-            quantize_dynamic(plain, target, **common)
+    with suppress_output(), tempfile.TemporaryDirectory() as folder:
+        stripped = _without_types(source, Path(folder) / "stripped.onnx")
+        common |= dict(op_types_to_quantize=_products(stripped, mode), extra_options={"MatMulConstBOnly": True})
+        common |= dict(nodes_to_exclude=_resized_positions(stripped))
+        if mode == "dynamic":
+            quantize_dynamic(stripped, target, **common)
         else:
             if calibration is None or not len(calibration):
-                raise ValueError("static int8 is calibrated on real pictures: give some with --data SOURCE.")
-            reader: Any = _Reader(_input_of(plain), calibration)
+                raise ValueError("static int8 is calibrated on real images: give some with --data SOURCE.")
+            reader: Any = _Reader(_input_name(stripped), calibration)
             quantize_static(
-                *(plain, target, reader),
+                *(stripped, target, reader),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,
                 calibrate_method=CalibrationMethod.MinMax,
@@ -53,22 +53,22 @@ def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = N
     steps = integer_steps(target)
     if not steps:
         raise ValueError(
-            f"int8 {way}: there is nothing in this network to make integers of; "
-            + ("convolutions need --int8 static." if way == "dynamic" else "export it without --int8.")
+            f"int8 {mode}: this network has nothing to quantize; "
+            + ("convolutions need --int8 static." if mode == "dynamic" else "export it without --int8.")
         )
     return steps
 
 
-def _products(path: Path, way: str) -> list[str]:
-    """What becomes integers. Not Gemm: it stands last, on one row per picture."""
+def _products(path: Path, mode: str) -> list[str]:
+    """Operations to quantize. Not Gemm: that is the last layer, on one row per image."""
     import onnx
 
     steps = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    return ["Conv"] if way == "static" and "MatMul" not in steps else ["MatMul"]
+    return ["Conv"] if mode == "static" and "MatMul" not in steps else ["MatMul"]
 
 
-def _tables(path: Path) -> list[str]:
-    """Products with a constant that is no matrix: positions that are resized in the graph, which no kernel takes."""
+def _resized_positions(path: Path) -> list[str]:
+    """Products with a constant that is not a matrix, as where positions are resized: no int8 kernel takes them."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -83,7 +83,7 @@ def integer_steps(path: Path) -> int:
 
 
 def _without_types(source: Path, target: Path) -> Path:
-    """The exporter notes a type at every value; the quantiser takes them for true after it has changed them."""
+    """Drop the exporter's type notes, which the quantizer would trust after it has changed the types."""
     import onnx
 
     model = onnx.load(source)
@@ -92,14 +92,14 @@ def _without_types(source: Path, target: Path) -> Path:
     return target
 
 
-def _input_of(path: Path) -> str:
+def _input_name(path: Path) -> str:
     import onnx
 
     return onnx.load(path, load_external_data=False).graph.input[0].name
 
 
 class _Reader:
-    """Hands the calibrator one batch after another."""
+    """Batches for ONNX Runtime's calibrator."""
 
     def __init__(self, name: str, images: Tensor, batch: int = 8):
         self.batches: Iterator[dict[str, np.ndarray]] = ({name: part.numpy()} for part in images.split(batch))

@@ -1,8 +1,7 @@
-"""Runs a learner's file in a process of its own: `python -m vitlab.learn.child FILE FOLDER`.
+"""Runs a learner's file in its own process: `python -m vitlab.learn.child FILE FOLDER`.
 
-FOLDER holds the task (task.json, case0.safetensors, ...); the answer is written beside it (answer.json,
-output0.safetensors, ...). What goes wrong in the learner's code is an answer too. An endless loop ends itself: the
-watchdog writes where it was to stuck.txt.
+FOLDER holds the task (task.json, case0.safetensors, ...) and receives the answer (answer.json, output0.safetensors,
+...). Errors of the learner's code are answers too. A watchdog ends endless loops and writes their stack to stuck.txt.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ MOST_STEPS, MOST_VALUES = 3000, 100_000
 
 
 class LearnerError(Exception):
-    """What is wrong with the file, by a key of words.toml and what it says."""
+    """A problem with the learner's file: a key of messages.toml and its values."""
 
-    def __init__(self, key: str, **said: Any):
+    def __init__(self, key: str, **values: Any):
         super().__init__(key)
-        self.key, self.said = key, said
+        self.key, self.values = key, values
 
 
 class Recorder(TorchFunctionMode):
-    """Every tensor that a forward pass computes, in order. A learner's code has no Trace to ask."""
+    """Records every tensor of a forward pass in order, because a learner's code has no Trace."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else [result]:
             if type(value) in (Tensor, nn.Parameter) and value.is_floating_point() and value.numel() <= MOST_VALUES:
-                self.found += [value.detach().clone()] * (len(self.found) < MOST_STEPS)
+                self.tensors += [value.detach().clone()] * (len(self.tensors) < MOST_STEPS)
         return result
 
 
 def examine(file: Path, task: dict[str, Any], cases: list[dict[str, Tensor]]) -> tuple[dict, list[dict[str, Tensor]]]:
-    """Answer and outputs; what the learner's code raises becomes an answer."""
+    """Answer and outputs. Errors of the learner's code become an answer."""
     outputs: list[dict[str, Tensor]] = []
     try:
         made = _class(_import(file), task["class_name"])
@@ -60,7 +59,7 @@ def examine(file: Path, task: dict[str, Any], cases: list[dict[str, Tensor]]) ->
             _copy(weights, module)
             outputs.append(_run(module.eval(), case["input"], case["probe"], file))
     except LearnerError as failed:
-        return {"failed": failed.key, **failed.said, "case": len(outputs)}, outputs
+        return {"failed": failed.key, **failed.values, "case": len(outputs)}, outputs
     return {"failed": None}, outputs
 
 
@@ -111,7 +110,7 @@ def _build(made: type[nn.Module], arguments: list, signature: str, file: Path) -
 
 
 def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
-    """Our weights into the learner's module; the matrix of patches may be a convolution's or a linear layer's."""
+    """Copy our weights into the learner's module; the patch projection may be a convolution or a linear layer."""
     own = module.state_dict()
     parameters = {key for key, _ in module.named_parameters()}
     missing = [key for key in weights if key not in own]
@@ -131,23 +130,23 @@ def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def _run(module: nn.Module, x: Tensor, probe: Tensor, file: Path) -> dict[str, Tensor]:
-    given = x.clone()
+    copied = x.clone()
     recorder = Recorder()
     with torch.no_grad(), recorder:
-        y = _forward(module, given, file)
+        y = _forward(module, copied, file)
     again = _forward(module, x.clone(), file)
-    found = {"output": y.detach().clone().float(), "again": again.detach().clone().float()}
-    found["changed"] = torch.tensor(not torch.equal(given, x))
+    results = {"output": y.detach().clone().float(), "again": again.detach().clone().float()}
+    results["changed"] = torch.tensor(not torch.equal(copied, x))
     leaf = x.clone().requires_grad_()
     try:
-        y = module(leaf + 0)  # + 0: a learner may write into what comes in
+        y = module(leaf + 0)  # + 0: the learner's code may modify its input
         (y * probe.reshape(y.shape)).sum().backward()
-    except Exception:  # nothing to take gradients of, or another number of values than ours has
+    except Exception:  # no gradient, or another number of outputs than ours
         leaf.grad = None
     if leaf.grad is not None:
-        found["gradient"] = leaf.grad.float()
-    found |= {f"step.{i:05}": step.contiguous() for i, step in enumerate(recorder.found)}
-    return {key: value.contiguous() for key, value in found.items()}
+        results["gradient"] = leaf.grad.float()
+    results |= {f"step.{i:05}": step.contiguous() for i, step in enumerate(recorder.tensors)}
+    return {key: value.contiguous() for key, value in results.items()}
 
 
 def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
@@ -165,18 +164,18 @@ def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
 
 
 def _where(error: BaseException, file: Path) -> dict[str, Any]:
-    """The error in words, and the last line of the learner's own file that led to it."""
+    """The error, and the last line of the learner's file in its traceback."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    said = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name, "line": 0, "code": ""}
+    values = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name, "line": 0, "code": ""}
     if lines:
-        said |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip()}
-    return said
+        values |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip()}
+    return values
 
 
 def main(file: Path, folder: Path) -> None:
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     with (folder / "stuck.txt").open("w") as stuck:
-        faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # from here on, not torch's import
+        faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
         cases = [load_file(folder / f"case{n}.safetensors") for n in range(len(task["arguments"]))]
         answer, outputs = examine(file, task, cases)
         faulthandler.cancel_dump_traceback_later()

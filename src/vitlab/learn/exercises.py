@@ -1,6 +1,6 @@
-"""The five exercises in their order, each with the sizes it is tested on.
+"""The five exercises in order, each with the sizes it is tested on.
 
-The sizes of one case are all different, so that an axis can be told by its length.
+All sizes of a case differ, so that the length of an axis identifies it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Exercise:
     shape: Callable[[Sizes], tuple[int, ...]]  # of the input
     run: Callable[..., Tensor]  # (weights, input, sizes, note, **options) -> output
     scales: tuple[float, ...] = (1.0, 1.0)  # of each case's input
-    renamed: dict[str, str] = field(default_factory=dict)  # our weight -> the learner's name of it
+    renamed: dict[str, str] = field(default_factory=dict)  # our name of a weight -> the learner's
 
     @property
     def file(self) -> str:
@@ -52,20 +52,20 @@ class Exercise:
     def solution(self) -> str:
         return (HERE / "solutions" / self.file).read_text(encoding="utf-8")
 
-    def case(self, number: int) -> Case:
-        """Our layer with weights that hide nothing (no zeros, no ones), and an input."""
+    def case(self, number: int) -> ExerciseCase:
+        """Our layer with random weights (no zeros, no ones), and an input."""
         sizes = self.cases[number]
         random = torch.Generator().manual_seed(1000 + number)
         module = self.make(sizes).eval()
         with torch.no_grad():
             for key, weight in module.named_parameters():
-                weight.copy_(_strong(key, weight, random))
+                weight.copy_(_random_weight(key, weight, random))
         x = torch.randn(self.shape(sizes), generator=random) * self.scales[number]
-        return Case(self, sizes, module, {k: v.detach() for k, v in module.state_dict().items()}, x)
+        return ExerciseCase(self, sizes, module, {k: v.detach() for k, v in module.state_dict().items()}, x)
 
 
 @dataclass(frozen=True)
-class Case:
+class ExerciseCase:
     exercise: Exercise
     sizes: Sizes
     module: nn.Module
@@ -81,7 +81,7 @@ class Case:
         return {self.exercise.renamed.get(key, key): value for key, value in self.weights.items()}
 
     def ours(self) -> tuple[Tensor, Tensor]:
-        """The layer's output, and the gradient of its weighted sum for the input."""
+        """Output of our layer, and the gradient of its weighted sum with respect to the input."""
         x = self.x.clone().requires_grad_()
         y = self.module(x)
         (y * probe(y)).sum().backward()
@@ -94,22 +94,22 @@ class Case:
 
     @torch.no_grad()
     def steps(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        steps: dict[str, Tensor] = {}
 
         def note(name: str, value: Tensor) -> Tensor:
-            found[name] = value
+            steps[name] = value
             return value
 
         self.exercise.run(self.weights, self.x, self.sizes, note=note)
-        return found
+        return steps
 
 
 def probe(y: Tensor) -> Tensor:
-    """Fixed factors, so that every output has its own share in the gradient."""
+    """Fixed factors, so that every output contributes differently to the gradient."""
     return torch.linspace(-1, 1, y.numel()).reshape(y.shape)
 
 
-def _strong(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
+def _random_weight(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
     noise = torch.randn(weight.shape, generator=random)
     if key.endswith("bias"):
         return 0.3 * noise
@@ -130,24 +130,24 @@ def _vit(s: Sizes) -> VisionTransformer:
     return VisionTransformer(config)
 
 
-def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.patch_embed(w, x, s["P"], note, **options)
+def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
+    return variants.patch_embed(w, x, s["P"], variants.PatchEmbedVariant(**options), note)
 
 
-def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.attention(w, x, s["h"], note, **options)
+def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
+    return variants.attention(w, x, s["h"], variants.AttentionVariant(**options), note)
 
 
-def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.mlp(w, x, note, **options)
+def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
+    return variants.mlp(w, x, variants.MLPVariant(**options), note)
 
 
-def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.block(w, x, s["h"], note, **options)
+def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
+    return variants.block(w, x, s["h"], variants.BlockVariant(**options), note)
 
 
-def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.vit(w, x, s["P"], s["h"], s["L"], note, **options)
+def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
+    return variants.vit(w, x, s["P"], s["h"], s["L"], variants.ViTVariant(**options), note)
 
 
 def _images(s: Sizes) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ EXERCISES: dict[str, Exercise] = {
             arguments=lambda s: (s["D"], s["h"], s["hidden"]),
             shape=_tokens,
             run=_run_block,
-            scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm counts
+            scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm matters
         ),
         Exercise(
             *("vit", "ViT", "ViT(image_size, patch_size, channels, classes, width, depth, heads, hidden)"),
@@ -222,10 +222,10 @@ EXERCISES: dict[str, Exercise] = {
 
 
 def find(name: str) -> Exercise:
-    """By name; patch_embed and patch-embed are the same."""
-    known = name.lower().replace("_", "-")
-    if known not in EXERCISES:
-        near = get_close_matches(known, EXERCISES, n=1)
+    """Exercise by name; _ and - are equal."""
+    key = name.lower().replace("_", "-")
+    if key not in EXERCISES:
+        near = get_close_matches(key, EXERCISES, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
-    return EXERCISES[known]
+    return EXERCISES[key]

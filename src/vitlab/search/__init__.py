@@ -1,4 +1,4 @@
-"""Search in a folder of pictures: vectors of all of them, kept up to date, and the nearest to one that is asked for.
+"""Image search: an index of the embeddings of a folder, kept up to date, and its nearest neighbours of a query.
 
     from functools import partial
     from vitlab.search import Index, update
@@ -6,11 +6,11 @@
     update("photos.index", "photos", made_by, partial(vitlab.embed, model))    # `vitlab index` does this
     Index("photos.index").search(vitlab.embed_text(model, "a dog")[0])         # `vitlab search` does this
 
-Nothing here knows a model: whoever calls brings the function that makes vectors of pictures.
+Nothing here depends on a model: the caller passes the function that embeds images.
 """
 
+from vitlab.search.database import SearchError
 from vitlab.search.index import Counts, check, update
-from vitlab.search.ledger import SearchError
-from vitlab.search.query import Hit, Index, open_ledger
+from vitlab.search.query import Hit, Index, open_database
 
-__all__ = ["Counts", "Hit", "Index", "SearchError", "check", "open_ledger", "update"]
+__all__ = ["Counts", "Hit", "Index", "SearchError", "check", "open_database", "update"]

@@ -31,7 +31,7 @@ from vitlab.inference import class_labels, class_probabilities, ranked, reads_te
 from vitlab.layers.trace import Trace
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.vit import VisionTransformer
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce.parse import reducer_of
 from vitlab.serve.errors import RefusedError
 
 Options = Mapping[str, str]

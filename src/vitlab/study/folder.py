@@ -1,9 +1,9 @@
-"""A study's folder: it belongs to one study, which study.json describes and a later command may go on with."""
+"""A study's folder. It belongs to one study, which study.json describes and a later command may resume."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,31 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_together, write_whole
 from vitlab.version import __version__
 
-ABOUT, PLOT = "study.json", "plot.png"
-ANOTHER = "Take another folder: --dir studies/NAME."
+STUDY_JSON, PLOT = "study.json", "plot.png"
+OTHER_FOLDER = "Use another folder: --dir studies/NAME."
 
 
-def read_about(folder: Path, kind: str) -> dict[str, Any]:
-    """What the folder says of the study it holds, nothing where it is new; anything else in it is refused."""
-    if not (folder / ABOUT).is_file():
+def read_study_json(folder: Path, kind: str) -> dict[str, Any]:
+    """Contents of study.json, empty for a new folder. A folder with anything else in it is refused."""
+    if not (folder / STUDY_JSON).is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} is there already and holds no study. Take another: --dir studies/NAME.")
+            raise ValueError(f"{folder} exists already and holds no study. Use another: --dir studies/NAME.")
         return {}
-    old = read_json(folder / ABOUT)
+    old = read_json(folder / STUDY_JSON)
     if old.get("study", kind) != kind:
-        raise ValueError(f"{folder} holds another study ({old.get('study')}). {ANOTHER}")
+        raise ValueError(f"{folder} holds another study ({old.get('study')}). {OTHER_FOLDER}")
     return old
 
 
-def write_about(folder: Path, kind: str, about: dict[str, Any], command: str) -> None:
+def write_study_json(folder: Path, kind: str, about: Mapping[str, object], command: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {"study": kind, "command": command, "vitlab": __version__, **about}
-    text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
-    write_whole(folder / ABOUT, lambda path: path.write_text(text, encoding="utf-8"))
+    contents = {"study": kind, "command": command, "vitlab": __version__, **about}
+    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+    write_whole(folder / STUDY_JSON, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_texts(folder: Path, texts: dict[str, str]) -> None:
-    """Several files at once, so that they always belong together."""
+    """Write several files in one step, so that they always belong together."""
 
     def writer(text: str) -> Callable[[Path], object]:
         return lambda path: path.write_text(text, encoding="utf-8")
@@ -43,8 +43,8 @@ def write_texts(folder: Path, texts: dict[str, str]) -> None:
     write_together({folder / name: writer(text) for name, text in texts.items()})
 
 
-def without_matplotlib(draw: Callable[[], object]) -> list[str]:
-    """Draw; where that cannot be done, the words that say so."""
+def try_draw(draw: Callable[[], object]) -> list[str]:
+    """Draw; returns a note if matplotlib is missing."""
     try:
         draw()
     except ImportError:

@@ -1,4 +1,4 @@
-"""What travels inside an exported file: how pictures are prepared, the classes' names, where the weights come from."""
+"""Metadata inside an exported file: preprocess, class names, and where the weights come from."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import torch
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.clip import CLIP
 from vitlab.models.input_size import input_size
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
 
-KEY = "vitlab"  # of ONNX's metadata_props; a torch.export archive has a file vitlab.json
+KEY = "vitlab"  # key in ONNX's metadata_props; a torch.export archive has a file vitlab.json
 FORMAT = 1
-Gives = Literal["logits", "features", "text"]
+OutputKind = Literal["logits", "features", "text"]
 CARD: schema.Kinds = {name: schema.CARD[name] for name in ("name", "source", "licence", "metrics")}
-KINDS: schema.Kinds = {  # of the values that are read
+KINDS: schema.Kinds = {
     "gives": schema.Kind("logits, features or text", lambda value: value in ("logits", "features", "text")),
     "family": schema.TEXT,
     "classes": schema.WHOLE,
@@ -37,24 +38,24 @@ KINDS: schema.Kinds = {  # of the values that are read
 
 
 @dataclass(frozen=True)
-class About:
-    gives: Gives  # logits of classes; a picture's features; or, of a CLIP, those of a text
+class ExportMetadata:
+    gives: OutputKind  # logits, image features, or the text features of a CLIP
     family: str
-    classes: int  # 0 unless it gives logits
+    classes: int  # 0 unless gives is logits
     image_size: tuple[int, int]
     channels: int
-    dynamic_size: bool = False  # whether other sizes may be asked
-    stride: int = 1  # what their sides are multiples of
+    dynamic_size: bool = False  # whether other image sizes are allowed
+    stride: int = 1  # image sides must be multiples of this
     labels: list[str] | None = None
     preprocess: dict[str, Any] | None = None
-    tokenizer: str | None = None  # of a text tower
-    scale: float | None = None  # of a CLIP: logits = scale * (image features) (text features)^T,
-    bias: float | None = None  # and plus this where it was trained with the sigmoid loss
-    reducer: str | None = None  # fewer tokens: a part of the graph
+    tokenizer: str | None = None  # for a text tower
+    scale: float | None = None  # CLIP: logits = scale * (image features) (text features)^T
+    bias: float | None = None  # added to the logits of a model trained with the sigmoid loss
+    reducer: str | None = None  # token reduction inside the graph
     int8: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     card: dict[str, Any] = field(default_factory=dict)  # name, source, licence, metrics
-    weights: str = ""  # fingerprint of the model it was made of
+    weights: str = ""  # fingerprint of the exported model
     vitlab: str = __version__
     torch: str = torch.__version__
     format: int = FORMAT
@@ -63,17 +64,17 @@ class About:
         return json.dumps(spell_not_finite(asdict(self)), ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str | None, path: Path) -> About:
+    def from_json(cls, text: str | None, path: Path) -> ExportMetadata:
         if not text:
             raise ValueError(
-                f"{path}: it carries no preprocess and no labels, so it was not written by vitlab export: "
+                f"{path}: has no preprocess and no labels, so it was not written by vitlab export. Write it with: "
                 "vitlab export CHECKPOINT -o model.onnx."
             )
         try:
             values = parse_json(text)
             if not isinstance(values, dict) or values.get("format") != FORMAT:
-                said = values.get("format") if isinstance(values, dict) else values
-                raise ValueError(f"format {said!r:.40} is not known: update vitlab")
+                version = values.get("format") if isinstance(values, dict) else values
+                raise ValueError(f"format {version!r:.40} is not known: update vitlab")
             schema.check(values, KINDS, "it")
             schema.check(values.get("card", {}), CARD, "its card")
             if unknown := values.get("card", {}).keys() - CARD.keys():
@@ -81,21 +82,21 @@ class About:
             needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
             if missing := [name for name in needed if name not in values]:
                 raise ValueError(f"{missing[0]} is missing")
-            about = cls(**{name: values[name] for name in (f.name for f in fields(cls)) if name in values})
-            if about.labels is not None and len(about.labels) != about.classes:
-                raise ValueError(f"it has {len(about.labels)} labels for {about.classes} classes")
-            if about.preprocess is not None:
-                Preprocess.from_dict(about.preprocess)
+            metadata = cls(**{name: values[name] for name in (f.name for f in fields(cls)) if name in values})
+            if metadata.labels is not None and len(metadata.labels) != metadata.classes:
+                raise ValueError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
+            if metadata.preprocess is not None:
+                Preprocess.from_dict(metadata.preprocess)
         except ValueError as error:
             raise ValueError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.") from None
-        return about
+        return metadata
 
 
-def about_model(model: Any, gives: Gives, **more: Any) -> About:
-    """`more`: what the export adds: dynamic_size, stride, reducer, int8."""
-    tokenizer = getattr(model, "tokenizer", None)
-    clip = hasattr(model, "encode_text")
-    return About(
+def model_metadata(model: Any, gives: OutputKind, **options: Any) -> ExportMetadata:
+    """`options`: dynamic_size, stride, reducer and int8 of the export."""
+    clip = model if isinstance(model, CLIP) else None
+    tokenizer = clip.tokenizer if clip is not None and gives == "text" else None
+    return ExportMetadata(
         gives=gives,
         family=model.family,
         classes=model.config.classes if gives == "logits" else 0,
@@ -103,11 +104,11 @@ def about_model(model: Any, gives: Gives, **more: Any) -> About:
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,
-        tokenizer=tokenizer.to_json() if tokenizer is not None and gives == "text" else None,
-        scale=model.scale.item() if clip else None,
-        bias=model.bias.item() if clip and model.bias is not None else None,
+        tokenizer=tokenizer.to_json() if tokenizer is not None else None,
+        scale=clip.scale.item() if clip is not None else None,
+        bias=clip.bias.item() if clip is not None and clip.bias is not None else None,
         config=model.config.to_dict(),
-        card=asdict(model.card) if getattr(model, "card", None) is not None else {},
+        card=asdict(model.card) if model.card is not None else {},
         weights=fingerprint(model),
-        **more,
+        **options,
     )

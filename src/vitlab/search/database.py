@@ -1,6 +1,6 @@
-"""What an index knows of every picture, in a SQLite file: a batch is written whole or not at all, whatever happens.
+"""The images of an index and their vectors in a SQLite file. Every batch is written in one transaction.
 
-A damaged file is never searched: SQLite's own check sees broken pages, and a digest of every row sees changed values.
+A damaged file is never searched: SQLite's own check finds broken pages, and a digest of every row finds changed values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,8 @@ from vitlab.printable import one_line
 
 FORMAT = 1
 FILE = "pictures.sqlite"
-PART = "part-*.sqlite"  # of a process; what is left of a killed run is taken over by the next
-CHUNK = 1000  # rows at a time, where there may be millions
+PART = "part-*.sqlite"  # one per process; the next run takes over those of a killed run
+CHUNK = 1000  # rows at a time
 PATIENCE = 60  # seconds to wait while another process writes
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -39,25 +39,25 @@ CREATE INDEX by_hash ON pictures (hash);
 CREATE TABLE vectors (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, vector BLOB NOT NULL);
 """
 CHECKS = "CREATE TABLE checks (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, digest BLOB NOT NULL)"
-SEAL = "digest"  # the key in `about` of a digest of the other rows there
-_checked: dict[Path, tuple[int, int, int]] = {}  # files that were found whole -> their inode, size and time then
+DIGEST_KEY = "digest"  # key in `about` of a digest of its other rows
+_checked: dict[Path, tuple[int, int, int]] = {}  # intact files -> inode, size, time
 
 
 class SearchError(ValueError):
-    """An index that cannot be used or written; the message says what to do."""
+    """An index that cannot be used or written."""
 
 
 class WriteError(SearchError):
     """An index that cannot be written."""
 
 
-def damaged(file: Path, why: object) -> SearchError:
-    """The error for a ledger that cannot be trusted. It is the index itself: nothing else can restore it."""
+def damaged_error(file: Path, why: object) -> SearchError:
+    """The error for a damaged database. It cannot be restored from anything else."""
     folder = file.parent
     if file.match(PART):
         return SearchError(
             f"{file}: is damaged ({one_line(str(why)[:200])}). A killed process has left it. Remove this file: "
-            "its pictures are embedded again."
+            "its images are embedded again."
         )
     return SearchError(
         f"{file}: the index is damaged ({one_line(str(why)[:200])}). Delete {folder} and index again: "
@@ -75,17 +75,17 @@ def read_error(file: Path, error: sqlite3.Error) -> SearchError:
         "Could not decode",
     )  # have no code of their own
     if str(error).startswith(wrong) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return damaged(file, error)
+        return damaged_error(file, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SearchError(f"{file}: another process is writing it. Try again when it is done.")
     return SearchError(f"{file}: cannot be read ({one_line(str(error)[:200])}). Try again.")
 
 
 @dataclass
-class Entry:
-    """A picture, and its vector or what is wrong with it. No hash: it could not be opened, so it is tried again."""
+class ImageRecord:
+    """An image with its vector or error. Without a hash it could not be opened and is tried again."""
 
-    path: str  # below the folder
+    path: str  # relative to the folder
     size: int
     mtime: int
     hash: bytes | None = None
@@ -93,8 +93,8 @@ class Entry:
     error: str | None = None
 
 
-class Row(NamedTuple):
-    """A row of the ledger; whatever a search answers with, covered by the row's digest."""
+class VectorRow(NamedTuple):
+    """The part of a row that a search returns, covered by the row's digest."""
 
     number: int
     path: bytes
@@ -102,17 +102,17 @@ class Row(NamedTuple):
     vector: bytes | None
 
 
-class Known(NamedTuple):
+class FileState(NamedTuple):
     size: int
     mtime: int
     hash: bytes | None
 
 
-class Ledger:
-    """Every content under every name has a number of its own, which is never used again: no vector ever changes under
-    its number, so whatever was built from the numbers needs no other sign of being up to date.
+class ImageDatabase:
+    """Every pair of path and contents has its own number, which is never reused: the vector of a number never changes,
+    so a graph that holds the same numbers is up to date.
 
-    Paths are stored as bytes, because a file's name need not be text.
+    Paths are stored as bytes, because a file name need not be valid text.
     """
 
     def __init__(self, file: Path):
@@ -137,95 +137,95 @@ class Ledger:
             raise
 
     def _check_pages(self) -> None:
-        """SQLite's quick_check reads the whole file once; while inode, size and time stay the same, not again."""
+        """Run SQLite's quick_check, once while inode, size and time of the file stay the same."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         if _checked.get(self.file) != stamp:
-            if (found := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
-                raise damaged(self.file, found[0][0] if found else "nothing can be read")
+            if (rows := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise damaged_error(self.file, rows[0][0] if rows else "nothing can be read")
             _checked[self.file] = stamp
 
     def read_about(self) -> None:
-        """What the index says of itself, as it is now."""
+        """Read the description of the index again."""
         rows = self._all("SELECT key, value FROM about")
-        found = {}
+        about = {}
         for key, value in rows:
             try:
-                found[key] = parse_json(value)
+                about[key] = parse_json(value)
             except (ValueError, TypeError) as error:
-                raise damaged(self.file, f"{key!r:.40} in it: {error}") from None
-        told = found.pop(SEAL, None)
-        if (told is not None) != self.has_checks or told not in (None, _seal(rows)):
-            raise damaged(self.file, "what it says of itself has changed")
-        self.about = found
+                raise damaged_error(self.file, f"{key!r:.40} in it: {error}") from None
+        stored = about.pop(DIGEST_KEY, None)
+        if (stored is not None) != self.has_checks or stored not in (None, _about_digest(rows)):
+            raise damaged_error(self.file, "its description has changed")
+        self.about = about
 
     def check_about(self) -> None:
-        """Which pictures and which model: what every index says, but not the part of one process."""
+        """Refuse a database that does not name its images and its model. The part of one process does not."""
         made_by = self.about.get("made_by")
         texts = [self.about.get("folder")]
         texts += [made_by.get(key) for key in ("checkpoint", "fingerprint")] if isinstance(made_by, dict) else [None]
         graphs = self.about.get("graph", [])
         if not all(isinstance(text, str) for text in texts) or not isinstance(graphs, list):
-            raise damaged(self.file, "it does not say which pictures and which model it is of")
+            raise damaged_error(self.file, "it does not name its images and its model")
 
     def add_checks(self) -> None:
-        """Give the rows of an index of before, which have none, their digests."""
+        """Add digests to the rows of an index of an older version."""
         if self.has_checks:
             return
         with _transaction(self.rows, self.file):
             self.rows.execute(CHECKS)
-            found = self.rows.execute("SELECT id, path, hash, vector FROM pictures LEFT JOIN vectors USING (id)")
-            self.rows.executemany("INSERT INTO checks VALUES (?, ?)", ((row[0], row_digest(*row)) for row in found))
-            _write_seal(self.rows)
+            rows = self.rows.execute("SELECT id, path, hash, vector FROM pictures LEFT JOIN vectors USING (id)")
+            self.rows.executemany("INSERT INTO checks VALUES (?, ?)", ((row[0], row_digest(*row)) for row in rows))
+            _write_about_digest(self.rows)
         self.has_checks = True
 
-    def _select(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    def _select(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self.rows.execute(query, values)
         except sqlite3.Error as error:
             raise read_error(self.file, error) from None
 
-    def _all(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _all(self, query: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         return list(self._select(query, values))
 
-    def _checked_rows(self, where: str, values: tuple[Any, ...]) -> Iterator[Row]:
-        """Number, path, hash and vector of some pictures, each compared with its digest."""
+    def _checked_rows(self, where: str, values: tuple[object, ...]) -> Iterator[VectorRow]:
+        """Selected rows, each compared with its digest."""
         digest, joined = ("digest", " LEFT JOIN checks USING (id)") if self.has_checks else ("NULL", "")
         query = (
             f"SELECT id, path, hash, vector, {digest} FROM pictures LEFT JOIN vectors USING (id){joined} WHERE {where}"
         )
-        for number, path, hash, vector, told in self._select(query, values):
-            plain = isinstance(path, bytes) and isinstance(hash, bytes | None) and isinstance(vector, bytes | None)
-            if not plain or (self.has_checks and row_digest(number, path, hash, vector) != told):
-                raise damaged(self.file, f"the row of picture {number} has changed")
-            yield Row(number, path, hash, vector)
+        for number, path, hash, vector, stored in self._select(query, values):
+            typed = isinstance(path, bytes) and isinstance(hash, bytes | None) and isinstance(vector, bytes | None)
+            if not typed or (self.has_checks and row_digest(number, path, hash, vector) != stored):
+                raise damaged_error(self.file, f"the row of image {number} has changed")
+            yield VectorRow(number, path, hash, vector)
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> ImageDatabase:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.rows.close()
 
     def __len__(self) -> int:
-        """Pictures that can be found."""
+        """Number of images with a vector."""
         return self._all("SELECT count(*) FROM vectors")[0][0]
 
     @classmethod
-    def create(cls, file: Path, about: dict[str, Any]) -> Ledger:
+    def create(cls, file: Path, about: Mapping[str, object]) -> ImageDatabase:
         rows = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None)
         written = [("format", json.dumps(FORMAT)), *((key, json.dumps(value)) for key, value in about.items())]
-        rows.execute("PRAGMA page_size = 16384")  # a vector of 512 numbers would waste half of SQLite's own 4096
+        rows.execute("PRAGMA page_size = 16384")  # a vector of 512 numbers would waste half of SQLite's default of 4096
         with _transaction(rows, file):
             for command in (*SCHEMA.split(";"), CHECKS):
                 rows.execute(command)
             rows.executemany("INSERT INTO about VALUES (?, ?)", written)
-            _write_seal(rows)
+            _write_about_digest(rows)
         rows.close()
         return cls(file)
 
     @staticmethod
-    def is_there(file: Path) -> bool:
-        """Not if its creation was cut off."""
+    def exists(file: Path) -> bool:
+        """Whether the file holds a database; not if its creation was interrupted."""
         if not file.is_file():
             return False
         try:
@@ -235,25 +235,25 @@ class Ledger:
         try:
             return rows.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] > 0
         except sqlite3.Error:
-            return True  # of some kind; opening it says what is wrong
+            return True  # opening it reports the error
         finally:
             rows.close()
 
-    def tell(self, key: str, value: Any) -> None:
-        """None: forget what was told."""
+    def set_about(self, key: str, value: object) -> None:
+        """Set an entry of the description; None deletes it."""
         with _transaction(self.rows, self.file):
             self.rows.execute("DELETE FROM about WHERE key = ?", (key,))
             if value is not None:
                 self.rows.execute("INSERT INTO about VALUES (?, ?)", (key, json.dumps(value)))
             if self.has_checks:
-                _write_seal(self.rows)
+                _write_about_digest(self.rows)
         self.about.pop(key, None)
         self.about |= {} if value is None else {key: value}
 
     # ---- writing
 
-    def put(self, entries: Iterable[Entry]) -> None:
-        """All of them or, if anything happens, none. The same content under the same name keeps its number."""
+    def put(self, entries: Iterable[ImageRecord]) -> None:
+        """Write all records in one transaction. The same contents under the same path keep their number."""
         with _transaction(self.rows, self.file):
             for e in entries:
                 path = os.fsencode(e.path)
@@ -277,13 +277,13 @@ class Ledger:
             self.rows.executemany("DELETE FROM pictures WHERE path = ?", ((os.fsencode(path),) for path in paths))
 
     def absorb(self, part: Path) -> None:
-        """Take over another ledger and remove it. Cut off and done again, it ends the same."""
-        with Ledger(part) as other:
+        """Move the records of another database here and delete it. Safe to repeat after an interruption."""
+        with ImageDatabase(part) as other:
             rest = {number: values for number, *values in other._select("SELECT id, size, mtime, error FROM pictures")}
             entries = []
             for number, path, hash, vector in other._checked_rows("TRUE ORDER BY id", ()):
                 size, mtime, error = rest[number]
-                entries.append(Entry(os.fsdecode(path), size, mtime, hash, _vector(vector), error))
+                entries.append(ImageRecord(os.fsdecode(path), size, mtime, hash, _vector(vector), error))
                 if len(entries) == CHUNK:
                     self.put(entries)
                     entries.clear()
@@ -292,12 +292,12 @@ class Ledger:
 
     # ---- reading
 
-    def known(self) -> dict[str, Known]:
+    def file_states(self) -> dict[str, FileState]:
         rows = self._select("SELECT path, size, mtime, hash FROM pictures")
-        return {self._path(path): Known(size, mtime, hash) for path, size, mtime, hash in rows}
+        return {self._path(path): FileState(size, mtime, hash) for path, size, mtime, hash in rows}
 
-    def twin(self, hash: bytes) -> tuple[np.ndarray | None, str | None] | None:
-        """Vector and error of a picture with this content, under whatever name."""
+    def find_by_hash(self, hash: bytes) -> tuple[np.ndarray | None, str | None] | None:
+        """Vector and error of an image with these contents, under any path."""
         for number, _, _, vector in self._checked_rows("hash = ? LIMIT 1", (hash,)):
             return _vector(vector), self._all("SELECT error FROM pictures WHERE id = ?", (number,))[0][0]
         return None
@@ -307,32 +307,32 @@ class Ledger:
         return {self._path(path): str(error) for path, error in rows}
 
     def numbers(self, after: int = 0) -> np.ndarray:
-        """Of all pictures that have a vector, ascending."""
+        """Numbers of all images with a vector, ascending."""
         rows = self._select("SELECT id FROM vectors WHERE id > ? ORDER BY id", (after,))
         return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
     def vectors(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Numbers (n,) and vectors (n, E) of those that are still there, some at a time."""
+        """Numbers (n,) and vectors (n, E) in chunks, without deleted images."""
         for start in range(0, len(numbers), CHUNK):
-            rows = [(n, v) for n, _, _, v in self._with(numbers[start : start + CHUNK]) if v is not None]
+            rows = [(n, v) for n, _, _, v in self._select_rows(numbers[start : start + CHUNK]) if v is not None]
             if rows:
                 if len({len(v) for _, v in rows}) > 1 or len(rows[0][1]) % 4 or not rows[0][1]:
-                    raise damaged(self.file, "its vectors are not of one length")
-                found = np.frombuffer(b"".join(v for _, v in rows), dtype=np.float32).reshape(len(rows), -1)
-                if not np.isfinite(found).all():
-                    raise damaged(self.file, "a vector holds NaN or infinity")
-                yield np.array([number for number, _ in rows], dtype=np.int64), found
+                    raise damaged_error(self.file, "its vectors differ in length")
+                vectors = np.frombuffer(b"".join(v for _, v in rows), dtype=np.float32).reshape(len(rows), -1)
+                if not np.isfinite(vectors).all():
+                    raise damaged_error(self.file, "a vector holds NaN or infinity")
+                yield np.array([number for number, _ in rows], dtype=np.int64), vectors
 
     def paths(self, numbers: np.ndarray) -> dict[int, str]:
-        return {number: os.fsdecode(path) for number, path, _, _ in self._with(numbers)}
+        return {number: os.fsdecode(path) for number, path, _, _ in self._select_rows(numbers)}
 
-    def _with(self, numbers: np.ndarray) -> Iterator[Row]:
-        listed = json.dumps(numbers.tolist())  # one value: SQLite limits how many there may be
+    def _select_rows(self, numbers: np.ndarray) -> Iterator[VectorRow]:
+        listed = json.dumps(numbers.tolist())  # as one value, because SQLite limits their number
         return self._checked_rows("id IN (SELECT value FROM json_each(?))", (listed,))
 
-    def _path(self, stored: Any) -> str:
+    def _path(self, stored: object) -> str:
         if not isinstance(stored, bytes):
-            raise damaged(self.file, f"a path in it is {stored!r:.40}")
+            raise damaged_error(self.file, f"a path in it is {stored!r:.40}")
         return os.fsdecode(stored)
 
 
@@ -344,28 +344,28 @@ def _transaction(rows: sqlite3.Connection, file: Path) -> Iterator[None]:
             yield
             rows.execute("COMMIT")
         except BaseException:
-            if rows.in_transaction:  # a full disk has rolled it back already
+            if rows.in_transaction:  # a full disk has rolled it back
                 rows.execute("ROLLBACK")
             raise
     except sqlite3.Error as error:
         raise WriteError(
-            f"{file}: cannot be written ({error}). What was written before is kept; the same command goes on."
+            f"{file}: cannot be written ({error}). Earlier batches are kept; run the same command again to continue."
         ) from None
 
 
-def _seal(about: Iterable[tuple[Any, Any]]) -> str:
-    """A digest of all that an index says of itself."""
-    held = sorted((str(key), str(value)) for key, value in about if key != SEAL)
-    return hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
+def _about_digest(about: Iterable[tuple[object, ...]]) -> str:
+    """A digest of the description of an index."""
+    rows = sorted((str(key), str(value)) for key, value in about if key != DIGEST_KEY)
+    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).hexdigest()
 
 
-def _write_seal(rows: sqlite3.Connection) -> None:
-    seal = _seal(rows.execute("SELECT key, value FROM about").fetchall())
-    rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (SEAL, json.dumps(seal)))
+def _write_about_digest(rows: sqlite3.Connection) -> None:
+    stored = _about_digest(rows.execute("SELECT key, value FROM about").fetchall())
+    rows.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (DIGEST_KEY, json.dumps(stored)))
 
 
 def row_digest(number: int, path: bytes, hash: bytes | None, vector: bytes | None) -> bytes:
-    """Digest of everything a search answers with, so that a changed bit in it is seen."""
+    """Digest of everything that a search returns."""
     parts = (str(number).encode(), path, hash or b"", vector or b"")
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:

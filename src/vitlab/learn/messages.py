@@ -1,4 +1,4 @@
-"""words.toml: what the check says, by key and language."""
+"""messages.toml: the messages of the check, by key and language."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def words(key: str, language: str, **said: Any) -> str:
-    return _table()[key][language].format(**said)
+def message(key: str, language: str, **values: Any) -> str:
+    return _table()[key][language].format(**values)
 
 
 def step_name(step: str, language: str) -> str:
