@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitlab.explain.draw.view import View, spread
+from vitlab.explain.draw.heatmap import spread
+from vitlab.explain.views import View
 
 RASTER = 64  # pixels along each side, where two models cut a picture differently
 

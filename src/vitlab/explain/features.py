@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.attention_maps import asked
+from vitlab.explain.attention_maps import resolve_query
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Stages, in_stages
 from vitlab.images.read import EXTENSIONS, ImageError
@@ -95,7 +95,7 @@ def patch_similarity(
     part elsewhere; None takes each image's own.
     """
     batch = as_batch(model, images)
-    place = asked(model, batch.images, at)
+    place = resolve_query(model, batch.images, at)
     if not isinstance(place, int):
         raise ValueError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
     if of is not None and not -len(batch) <= of < len(batch):

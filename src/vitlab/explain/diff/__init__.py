@@ -6,6 +6,6 @@ found.first, found.cause.words         # "blocks.0.norm1", "LayerNorm eps: 1e-06
 
 from vitlab.explain.diff.causes import Cause
 from vitlab.explain.diff.compare import Difference, diff
-from vitlab.explain.diff.steps import Row
+from vitlab.explain.diff.steps import StepDifference
 
-__all__ = ["Cause", "Difference", "Row", "diff"]
+__all__ = ["Cause", "Difference", "StepDifference", "diff"]

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vitlab.explain.diff.guesses import Case, Guess, guesses
+from vitlab.explain.diff.guesses import Guess, SearchState, guesses
 from vitlab.explain.diff.relations import relate
 from vitlab.explain.diff.sides import Side
-from vitlab.explain.diff.steps import Row, Tally, first_difference, run_steps
+from vitlab.explain.diff.steps import StepDifference, Tally, first_difference, run_steps
 
 ROUNDS = 8  # causes to look for, one behind the other
 
@@ -27,7 +27,7 @@ class Cause:
     step: str  # where it first shows
     words: str
     remedy: str
-    before: float  # relative differences of that step; see Row
+    before: float  # relative differences of that step; see StepDifference
     after: float | None = None  # None: not tried
     changed: str = ""  # the side that was changed to try it
     tensors: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Cause:
 
 
 class Tried(NamedTuple):
-    first: tuple[int, Row] | None  # the first difference that is left, with its place among the steps
+    first: tuple[int, StepDifference] | None  # the first difference that is left, with its place among the steps
     after: float = 0.0  # what is left at the step that was to be repaired
 
 
@@ -54,7 +54,7 @@ class Search:
         both = [key for key in p.weights if key in r.weights and key != "mask_token"]  # no step reads a mask token
         both = [key for key in both if p.weights[key].shape == r.weights[key].shape]
         relations = {key: relate(key, p.weights[key], r.weights[key], p.config) for key in both}
-        self.case = Case(p, r, (images.shape[-2], images.shape[-1]), list(self.wanted), relations)
+        self.state = SearchState(p, r, (images.shape[-2], images.shape[-1]), list(self.wanted), relations)
         self.unexplained = ""  # the first difference that is left, in words
         self.nearest: tuple[float, str] = (0.0, "")  # of the guesses that did not repair it: share explained, words
 
@@ -78,9 +78,9 @@ class Search:
                 self.unexplained = f"{start} {left}: {self._summary()}"
         return found
 
-    def _repair(self, place: int, row: Row) -> tuple[list[Guess], Tried] | None:
+    def _repair(self, place: int, row: StepDifference) -> tuple[list[Guess], Tried] | None:
         """The first guess that makes the step at `place` agree; of several at once, those that are needed."""
-        for parts in guesses(self.case, place):
+        for parts in guesses(self.state, place):
             then = self._try(parts, place)
             if not _repairs(then, place, row):
                 explained = 1 - then.after / row.relative if then is not None else 0.0
@@ -98,36 +98,36 @@ class Search:
 
     def _try(self, parts: list[Guess], place: int | None = None) -> Tried | None:
         """Run p with these guesses made true; None where that network cannot be built."""
-        case = self.case
+        state = self.state
         changes = {leaf: value for part in parts for leaf, value in part.options.items()}
-        tensors = {key: case.r.weights[key] for part in parts for key in part.tensors}
+        tensors = {key: state.r.weights[key] for part in parts for key in part.tensors}
         try:
-            model = case.p.rebuilt({**case.options, **changes}, {**case.taken, **tensors}, case.r.weights)
+            model = state.p.rebuilt({**state.options, **changes}, {**state.taken, **tensors}, state.r.weights)
             steps = run_steps(model, self.images)
         except ValueError:  # options that do not go together, or tensors that neither side has
             return None
         first = first_difference(steps, self.wanted, self.tolerance)
         if place is None:
             return Tried(first)
-        if (key := case.steps[place]) not in steps:
+        if (key := state.steps[place]) not in steps:
             return None
         tally = Tally()
         tally.add(steps[key], self.wanted[key])
         return Tried(first, tally.row("", self.tolerance).relative)
 
-    def _accept(self, parts: list[Guess], row: Row, after: float) -> Cause:
+    def _accept(self, parts: list[Guess], row: StepDifference, after: float) -> Cause:
         for part in parts:
-            self.case.options |= part.options
-            self.case.taken |= {key: self.case.r.weights[key] for key in part.tensors}
+            self.state.options |= part.options
+            self.state.taken |= {key: self.state.r.weights[key] for key in part.tensors}
         words = "; and ".join(f"{p.words} ({_named(p.tensors)})" if p.tensors else p.words for p in parts)
         remedy = " ".join(dict.fromkeys(part.remedy for part in parts))
         tensors = tuple(key for part in parts for key in part.tensors)
-        return Cause(parts[0].kind, row.step, words, remedy, row.relative, after, self.case.p.letter, tensors)
+        return Cause(parts[0].kind, row.step, words, remedy, row.relative, after, self.state.p.letter, tensors)
 
     def _summary(self) -> str:
         """Where no cause was found: what comes nearest, and what the tensors look like."""
-        relations = self.case.relations
-        other = {k: v for k, v in relations.items() if v.kind != "equal" and k not in self.case.taken}
+        relations = self.state.relations
+        other = {k: v for k, v in relations.items() if v.kind != "equal" and k not in self.state.taken}
         if not other:
             return "all tensors agree, and so do all options that tell, so the two programs compute it differently."
         most = sorted(other, key=lambda key: -other[key].distance)[:5]
@@ -136,14 +136,14 @@ class Search:
         share, words = self.nearest
         if share >= 0.5:
             text += f" Nearest comes {words}, which explains {share:.0%} of it."
-        if self.case.retrained:
+        if self.state.retrained:
             middle = sorted(relation.cosine for relation in other.values())[len(other) // 2]
             alike = "One looks like a trained copy of the other." if middle > 0.5 else "They look like two trainings."
             text += f" {alike}"
         return text
 
 
-def _repairs(then: Tried | None, place: int, row: Row) -> bool:
+def _repairs(then: Tried | None, place: int, row: StepDifference) -> bool:
     """The step agrees, and not because rounding fell by a hair to the other side of the tolerance."""
     if then is None or then.after > row.relative / 2:
         return False

@@ -20,7 +20,7 @@ from vitlab.explain.diff.causes import Cause, Search
 from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
 from vitlab.explain.diff.sides import Side, open_side
-from vitlab.explain.diff.steps import Key, Row, Tally, first_difference, run_steps, step_name
+from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, run_steps, step_name
 from vitlab.explain.inputs import _listed as listed
 from vitlab.images.read import Source, read_image
 from vitlab.layers.patches import check_images
@@ -40,10 +40,10 @@ class Difference:
     tolerance: float
     image_size: tuple[int, int]
     images: int  # pictures that were compared; 0: noise
-    rows: list[Row]
+    rows: list[StepDifference]
     causes: list[Cause] = field(default_factory=list)
     unexplained: str = ""  # what is left without a cause, in words
-    own: Row | None = None  # the output, where each side prepared the pictures itself
+    own: StepDifference | None = None  # the output, where each side prepared the pictures itself
     same_class: int | None = None  # and how many pictures then get the same class
     notes: list[str] = field(default_factory=list)
 

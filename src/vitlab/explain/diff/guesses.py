@@ -74,7 +74,7 @@ class Guess:
 
 
 @dataclass
-class Case:
+class SearchState:
     """All that guesses are made from; `options` and `taken` are the changes that p already has."""
 
     p: Side
@@ -101,18 +101,18 @@ class Case:
         return set().union(*map(self.read_at, range(place + 1)))
 
 
-def guesses(case: Case, place: int) -> Iterator[list[Guess]]:
+def guesses(state: SearchState, place: int) -> Iterator[list[Guess]]:
     """Most telling first: what the configs say, what the tensors show, usual values, all at once, other values."""
-    kind, _ = case.steps[place]
-    stated = [*options(case.p, case.r, case.options), *_real_eps(case)]
-    turned = [*_turned(case, place)]
-    for guess in (*stated, *_grids(case, kind), *turned, *_usual(case, kind)):
+    kind, _ = state.steps[place]
+    stated = [*options(state.p, state.r, state.options), *_real_eps(state)]
+    turned = [*_turned(state, place)]
+    for guess in (*stated, *_grids(state, kind), *turned, *_usual(state, kind)):
         yield [guess]
     if len(stated) + len(turned) > 1:
         yield [*stated, *turned]
-    if case.retrained:
+    if state.retrained:
         return
-    values = [*_values(case, place)]
+    values = [*_values(state, place)]
     for guess in values:
         yield [guess]
     if values and (stated or turned):
@@ -132,38 +132,38 @@ def options(p: Side, r: Side, made: dict[str, Any]) -> Iterator[Guess]:
             yield Guess(kind, f"{what}: {'; '.join(pairs)}", by_options(kind, p, r, other), other)
 
 
-def _real_eps(case: Case) -> Iterator[Guess]:
+def _real_eps(state: SearchState) -> Iterator[Guess]:
     """What r's norms really have, where its config says something else."""
-    for eps in case.r.eps - {case.r.config.norm.eps}:
-        yield _hidden(case, "eps", "LayerNorm eps", "norm.eps", eps)
+    for eps in state.r.eps - {state.r.config.norm.eps}:
+        yield _hidden(state, "eps", "LayerNorm eps", "norm.eps", eps)
 
 
-def _usual(case: Case, kind: str) -> Iterator[Guess]:
+def _usual(state: SearchState, kind: str) -> Iterator[Guess]:
     """Values that networks are often given, where neither config says them."""
-    said = [side.config for side in (case.p, case.r)]
+    said = [side.config for side in (state.p, state.r)]
     if kind in NORMS:
         for eps in USUAL_EPS:
             if eps not in [c.norm.eps for c in said]:
-                yield _hidden(case, "eps", "LayerNorm eps", "norm.eps", eps)
-    if kind in ("fc1", "fc2", "tokens") and case.p.config.mlp.kind == "mlp":
+                yield _hidden(state, "eps", "LayerNorm eps", "norm.eps", eps)
+    if kind in ("fc1", "fc2", "tokens") and state.p.config.mlp.kind == "mlp":
         for activation in get_args(Activation):
             if activation not in [c.mlp.activation for c in said]:
-                yield _hidden(case, "activation", "GELU kind", "mlp.activation", activation)
+                yield _hidden(state, "activation", "GELU kind", "mlp.activation", activation)
 
 
-def _hidden(case: Case, kind: str, what: str, leaf: str, value: Any) -> Guess:
-    says = _value(attrgetter(leaf)(case.r.config))
-    words = f"{what}: {case.r.letter} computes as with {_value(value)}, although its config says {says}"
-    return Guess(kind, words, by_options(kind, case.p, case.r, {leaf: value}), {leaf: value})
+def _hidden(state: SearchState, kind: str, what: str, leaf: str, value: Any) -> Guess:
+    says = _value(attrgetter(leaf)(state.r.config))
+    words = f"{what}: {state.r.letter} computes as with {_value(value)}, although its config says {says}"
+    return Guess(kind, words, by_options(kind, state.p, state.r, {leaf: value}), {leaf: value})
 
 
-def _grids(case: Case, kind: str) -> Iterator[Guess]:
+def _grids(state: SearchState, kind: str) -> Iterator[Guess]:
     """Position tables of two grids, or one table at another size: another rule, another reading."""
-    p, r = case.p, case.r
+    p, r = state.p, state.r
     mine, theirs = (side.weights.get("positions.table") for side in (p, r))
     if kind != "positions" or mine is None or theirs is None:
         return
-    run_on = grid_of(*case.size, p.config.patch_size)
+    run_on = grid_of(*state.size, p.config.patch_size)
     own, said = (side.config.positions.resize_rule for side in (p, r))
     for rule in RULES:
         if run_on != p.config.grid and rule not in (own, said):
@@ -187,23 +187,23 @@ def _grids(case: Case, kind: str) -> Iterator[Guess]:
     yield Guess("positions", words, remedy("values", p), as_r, ("positions.table",))
 
 
-def _turned(case: Case, place: int) -> Iterator[Guess]:
+def _turned(state: SearchState, place: int) -> Iterator[Guess]:
     """Tensors that are the other's, turned, reordered, emptied, ...: all with one and the same change at once."""
-    read = case.read_until(place)
+    read = state.read_until(place)
     groups: dict[tuple[str, str], list[str]] = {}
-    for key, relation in case.relations.items():
-        if relation.kind not in ("equal", "values") and key not in case.taken:
+    for key, relation in state.relations.items():
+        if relation.kind not in ("equal", "values") and key not in state.taken:
             groups.setdefault((relation.kind, relation.words), []).append(key)
     for (kind, words), keys in groups.items():
         if read.intersection(keys):
-            said = words.format(p=case.p.letter, r=case.r.letter)
-            said = said if said.startswith("all zeros") else f"{case.r.letter}'s is {said}"
-            said += _remark(case, case.relations[keys[0]])
-            yield Guess(kind, f"{TURNED[kind]}: {said}", remedy(kind, case.p), {}, tuple(keys))
+            said = words.format(p=state.p.letter, r=state.r.letter)
+            said = said if said.startswith("all zeros") else f"{state.r.letter}'s is {said}"
+            said += _remark(state, state.relations[keys[0]])
+            yield Guess(kind, f"{TURNED[kind]}: {said}", remedy(kind, state.p), {}, tuple(keys))
 
 
-def _remark(case: Case, relation: Relation) -> str:
-    p, r = case.p, case.r
+def _remark(state: SearchState, relation: Relation) -> str:
+    p, r = state.p, state.r
     if relation.kind == "classes" and p.labels and r.labels:
         moved = r.labels == [p.labels[i] for i in relation.order]
         return "; the label names moved along" if moved else "; the label names did not move along"
@@ -213,17 +213,17 @@ def _remark(case: Case, relation: Relation) -> str:
     return ""
 
 
-def _values(case: Case, place: int) -> Iterator[Guess]:
+def _values(state: SearchState, place: int) -> Iterator[Guess]:
     """Tensors with other values: those of this step one by one, then all that were read so far."""
-    other = [key for key, relation in case.relations.items() if relation.kind == "values" and key not in case.taken]
-    here, until = case.read_at(place), case.read_until(place)
+    other = [key for key, relation in state.relations.items() if relation.kind == "values" and key not in state.taken]
+    here, until = state.read_at(place), state.read_until(place)
     alone: list[tuple[str, ...]] = [(key,) for key in other if key in here]
     so_far = tuple(key for key in other if key in until)
     groups: list[tuple[str, ...]] = [*alone, *([so_far] if so_far else [])]
     for keys in dict.fromkeys(groups):
-        far = max((case.relations[key] for key in keys), key=lambda relation: relation.distance)
-        words = f"other values in {case.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
-        yield Guess("values", words, remedy("values", case.p), {}, keys)
+        far = max((state.relations[key] for key in keys), key=lambda relation: relation.distance)
+        words = f"other values in {state.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
+        yield Guess("values", words, remedy("values", state.p), {}, keys)
 
 
 def _value(value: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlab.explain.diff.causes import Cause
 from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side
-from vitlab.explain.diff.steps import Row, Tally
+from vitlab.explain.diff.steps import StepDifference, Tally
 
 SETTINGS = (  # what they are called, and the fields that stand or fall together
     ("mean and std", ("mean", "std")),
@@ -30,13 +30,15 @@ def fixed_picture(size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def compare_views(a: Tensor, b: Tensor, tolerance: float) -> Row:
+def compare_views(a: Tensor, b: Tensor, tolerance: float) -> StepDifference:
     tally = Tally()
     tally.add(a, b)
     return tally.row("preprocess", tolerance)
 
 
-def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: Row) -> Cause:
+def why_views_differ(
+    p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: StepDifference
+) -> Cause:
     """Each setting of r in p, one at a time and then all so far, until p sees what r sees."""
     wanted = r.view(pictures, size)
     mine, theirs = (_settings(side, size) for side in (p, r))

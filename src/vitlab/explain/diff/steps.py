@@ -19,7 +19,7 @@ Steps = dict[Key, Tensor]
 
 
 @dataclass(frozen=True)
-class Row:
+class StepDifference:
     """One step in A and in B."""
 
     step: str  # blocks.0.attention.qkv
@@ -59,13 +59,13 @@ class Tally:
         self.aa += float(a.square().sum())
         self.bb += float(b.square().sum())
 
-    def row(self, step: str, tolerance: float) -> Row:
+    def row(self, step: str, tolerance: float) -> StepDifference:
         relative = self.largest / self.scale if self.scale else self.largest
         lengths = math.sqrt(self.aa * self.bb)
         cosine = self.dot / lengths if lengths else 1.0 if self.aa == self.bb else 0.0
         cosine = math.nan if math.isinf(self.largest) else min(cosine, 1.0)  # rounding can pass 1
         differs = not relative <= tolerance  # NaN differs
-        return Row(step, *self.shapes, self.largest, relative, cosine, differs)
+        return StepDifference(step, *self.shapes, self.largest, relative, cosine, differs)
 
 
 def _most(so_far: float, values: Tensor) -> float:
@@ -83,7 +83,7 @@ def run_steps(model: Any, images: Tensor) -> Steps:
     return dict(trace.items())
 
 
-def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, Row]]:
+def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, StepDifference]]:
     """What both have, in B's order; lazily, so that a search can stop at the first difference."""
     for key, value in b.items():
         if key in a:
@@ -92,7 +92,7 @@ def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, Row]]:
             yield key, tally.row(step_name(*key), tolerance)
 
 
-def first_difference(a: Steps, b: Steps, tolerance: float) -> tuple[int, Row] | None:
+def first_difference(a: Steps, b: Steps, tolerance: float) -> tuple[int, StepDifference] | None:
     """Its place in B's order, and its numbers; None where all agree."""
     places = {key: place for place, key in enumerate(b)}
     return next(((places[key], row) for key, row in rows(a, b, tolerance) if row.differs), None)
