@@ -88,7 +88,9 @@ def _staged_page(
     """`attention_page` of a network in stages, with the weights inside windows and on reduced keys only."""
     stages, depth = Stages(model, *batch.images.shape[-2:]), len(model.blocks)
     chosen = list(range(depth)) if isinstance(layers, str) else [layer % depth for layer in layers]
-    head_numbers = [] if heads == "mean" else list(range(heads_of(model, layers))) if heads == "all" else list(heads)
+    head_numbers = list(heads) if not isinstance(heads, str) else []
+    if heads == "all":
+        head_numbers = list(range(heads_of(model, layers)))
     pictures, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in chosen]
     kept, fitting, single, note = page.fit(pictures, chosen, head_numbers, sum(sizes) / len(sizes), limit)
     if fitting != chosen:  # those that stay may be larger than the mean

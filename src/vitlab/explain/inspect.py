@@ -355,7 +355,7 @@ def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -
     stage, at = config.stage_of(layer), model.places(*size)[layer]
     rows, columns = at.grid
     width, heads = config.widths[stage], config.heads[stage]
-    block = model.blocks[layer]
+    block: Any = model.blocks[layer]
     return {
         "width": width,
         "heads": heads,

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
-from vitlab.models.hierarchy import Hierarchy, StagedConfig
+from vitlab.models.hierarchy import StagedConfig
 
 
 @cache
@@ -48,7 +48,7 @@ def count(family: str, config: Any) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2
 
 
-def count_stages(build: Callable[[StagedConfig], Hierarchy], config: StagedConfig) -> tuple[int, int]:
+def count_stages(build: Callable[[Any], Any], config: Any) -> tuple[int, int]:
     """Parameters and MACs: counts two blocks per stage and extrapolates, as every second block is equal."""
     shallow = config.with_options(depths=tuple(min(depth, 2) for depth in config.depths))
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:

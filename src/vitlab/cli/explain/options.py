@@ -71,7 +71,7 @@ def verb(app: typer.Typer, *, needs_images: bool = True, batch_size: int = 8) ->
             *(p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in own),
             *(Parameter(n, Parameter.KEYWORD_ONLY, annotation=t, default=d) for n, (t, d) in AFTER.items()),
         ]
-        changed = {"batch_size": {"default": batch_size}}
+        changed: dict[str, dict[str, Any]] = {"batch_size": {"default": batch_size}}
         if not needs_images:
             changed["images"] = {"annotation": MaybePictures, "default": None}
         parameters = [p.replace(**changed.get(p.name, {})) for p in parameters]

@@ -1,4 +1,4 @@
-"""What may be the cause, from what the two sides say and hold; whether it is one, the search finds out by trying it."""
+"""Candidate causes, from the configs and tensors of the two sides. The search tries them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS = (  # kind of cause, what it is called, the options that stand or fall 
     ("tokens", "positions of the prefix", ("positions.prefix_positions",)),
     ("tokens", "class token", ("tokens.class_token", "positions.prefix_positions", "head.pooling")),
 )
-TURNED = {  # kinds of relation between two tensors, as causes
+TURNED = {  # names of causes by the relation between two tensors
     "bias": "missing bias",
     "zero": "missing tensor",
     "rounded": "half precision",
@@ -64,10 +64,10 @@ READS = {  # the tensors that a step reads, where they are not named as the step
 
 @dataclass(frozen=True)
 class Guess:
-    """A change that would make p as r: other options, and tensors to be taken from r."""
+    """A change that would make p equal r: options, and tensors to take from r."""
 
     kind: str
-    words: str
+    description: str
     remedy: str
     options: dict[str, Any] = field(default_factory=dict)
     tensors: tuple[str, ...] = ()
@@ -75,19 +75,19 @@ class Guess:
 
 @dataclass
 class SearchState:
-    """All that guesses are made from; `options` and `taken` are the changes that p already has."""
+    """What guesses are made from; `options` and `taken` are the changes already applied to p."""
 
     p: Side
     r: Side
     size: tuple[int, int]  # of the input
     steps: list[Key]  # in the order of the pass
-    relations: dict[str, Relation]  # of the tensors that both have in one shape
+    relations: dict[str, Relation]  # of the tensors that both have in the same shape
     options: dict[str, Any] = field(default_factory=dict)
     taken: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def retrained(self) -> bool:
-        """Most tensors have other values: no single one is the cause."""
+        """Most tensors differ: no single one is the cause."""
         other = sum(relation.kind == "values" for relation in self.relations.values())
         return other >= 4 and other > len(self.relations) / 2
 
@@ -102,7 +102,7 @@ class SearchState:
 
 
 def guesses(state: SearchState, place: int) -> Iterator[list[Guess]]:
-    """Most telling first: what the configs say, what the tensors show, usual values, all at once, other values."""
+    """Most likely first: config differences, tensor relations, usual values, all together, other values."""
     kind, _ = state.steps[place]
     stated = [*options(state.p, state.r, state.options), *_real_eps(state)]
     turned = [*_turned(state, place)]
@@ -120,7 +120,7 @@ def guesses(state: SearchState, place: int) -> Iterator[list[Guess]]:
 
 
 def options(p: Side, r: Side, made: dict[str, Any]) -> Iterator[Guess]:
-    """Options in which the configs differ, after those `made` already."""
+    """Options in which the configs differ, after the changes `made` already."""
     for kind, what, leaves in OPTIONS:
         mine, theirs = ({leaf: attrgetter(leaf)(side.config) for leaf in leaves} for side in (p, r))
         mine |= {leaf: value for leaf, value in made.items() if leaf in mine}
@@ -133,73 +133,73 @@ def options(p: Side, r: Side, made: dict[str, Any]) -> Iterator[Guess]:
 
 
 def _real_eps(state: SearchState) -> Iterator[Guess]:
-    """What r's norms really have, where its config says something else."""
+    """The eps of r's norms, where its config has another one."""
     for eps in state.r.eps - {state.r.config.norm.eps}:
         yield _hidden(state, "eps", "LayerNorm eps", "norm.eps", eps)
 
 
 def _usual(state: SearchState, kind: str) -> Iterator[Guess]:
-    """Values that networks are often given, where neither config says them."""
-    said = [side.config for side in (state.p, state.r)]
+    """Usual values that neither config has."""
+    configs = [side.config for side in (state.p, state.r)]
     if kind in NORMS:
         for eps in USUAL_EPS:
-            if eps not in [c.norm.eps for c in said]:
+            if eps not in [c.norm.eps for c in configs]:
                 yield _hidden(state, "eps", "LayerNorm eps", "norm.eps", eps)
     if kind in ("fc1", "fc2", "tokens") and state.p.config.mlp.kind == "mlp":
         for activation in get_args(Activation):
-            if activation not in [c.mlp.activation for c in said]:
+            if activation not in [c.mlp.activation for c in configs]:
                 yield _hidden(state, "activation", "GELU kind", "mlp.activation", activation)
 
 
 def _hidden(state: SearchState, kind: str, what: str, leaf: str, value: Any) -> Guess:
-    says = _value(attrgetter(leaf)(state.r.config))
-    words = f"{what}: {state.r.letter} computes as with {_value(value)}, although its config says {says}"
-    return Guess(kind, words, by_options(kind, state.p, state.r, {leaf: value}), {leaf: value})
+    configured = _value(attrgetter(leaf)(state.r.config))
+    text = f"{what}: {state.r.letter} computes as with {_value(value)}, although its config says {configured}"
+    return Guess(kind, text, by_options(kind, state.p, state.r, {leaf: value}), {leaf: value})
 
 
 def _grids(state: SearchState, kind: str) -> Iterator[Guess]:
-    """Position tables of two grids, or one table at another size: another rule, another reading."""
+    """Position tables of two grids, or one table at another size."""
     p, r = state.p, state.r
     mine, theirs = (side.weights.get("positions.table") for side in (p, r))
     if kind != "positions" or mine is None or theirs is None:
         return
     run_on = grid_of(*state.size, p.config.patch_size)
-    own, said = (side.config.positions.resize_rule for side in (p, r))
+    own, other = (side.config.positions.resize_rule for side in (p, r))
     for rule in RULES:
-        if run_on != p.config.grid and rule not in (own, said):
+        if run_on != p.config.grid and rule not in (own, other):
             what = f"rule of position resize, {_grid(p.config.grid)} to {_grid(run_on)}"
-            words = f"{what}: {own} in {p.letter}, {r.letter}'s numbers come from {rule}"
+            text = f"{what}: {own} in {p.letter}, {r.letter}'s numbers come from {rule}"
             option = {"positions.resize_rule": rule}
-            yield Guess("positions", words, by_options("positions", p, r, option), option)
+            yield Guess("positions", text, by_options("positions", p, r, option), option)
     if p.config.grid == r.config.grid:
         return
     as_r = {"image_size": r.config.image_size}
     grids = f"{_grid(p.config.grid)} in {p.letter}, {_grid(r.config.grid)} in {r.letter}"
     if mine.shape == theirs.shape:
-        words = f"one position table read as two grids: {grids}"
-        yield Guess("positions", words, by_options("grid", p, r, {"grid": r.config.grid}), as_r)
+        text = f"one position table read as two grids: {grids}"
+        yield Guess("positions", text, by_options("grid", p, r, {"grid": r.config.grid}), as_r)
     for rule in RULES:
         made = resize_positions(theirs, r.config.positioned_prefix, r.config.grid, p.config.grid, rule)
         if close(made, mine):
-            words = f"{p.letter}'s position table is {r.letter}'s, resized by {rule}: {grids}"
-            yield Guess("positions", words, by_options("resized", p, r, {}), as_r, ("positions.table",))
-    words = f"position tables that no rule of resize turns into each other: {grids}"
-    yield Guess("positions", words, remedy("values", p), as_r, ("positions.table",))
+            text = f"{p.letter}'s position table is {r.letter}'s, resized by {rule}: {grids}"
+            yield Guess("positions", text, by_options("resized", p, r, {}), as_r, ("positions.table",))
+    text = f"position tables that no rule of resize turns into each other: {grids}"
+    yield Guess("positions", text, remedy("values", p), as_r, ("positions.table",))
 
 
 def _turned(state: SearchState, place: int) -> Iterator[Guess]:
-    """Tensors that are the other's, turned, reordered, emptied, ...: all with one and the same change at once."""
+    """Tensors that are transposed, reordered, zeroed, ...: one guess for all with the same change."""
     read = state.read_until(place)
     groups: dict[tuple[str, str], list[str]] = {}
     for key, relation in state.relations.items():
         if relation.kind not in ("equal", "values") and key not in state.taken:
-            groups.setdefault((relation.kind, relation.words), []).append(key)
-    for (kind, words), keys in groups.items():
+            groups.setdefault((relation.kind, relation.description), []).append(key)
+    for (kind, description), keys in groups.items():
         if read.intersection(keys):
-            said = words.format(p=state.p.letter, r=state.r.letter)
-            said = said if said.startswith("all zeros") else f"{state.r.letter}'s is {said}"
-            said += _remark(state, state.relations[keys[0]])
-            yield Guess(kind, f"{TURNED[kind]}: {said}", remedy(kind, state.p), {}, tuple(keys))
+            text = description.format(p=state.p.letter, r=state.r.letter)
+            text = text if text.startswith("all zeros") else f"{state.r.letter}'s is {text}"
+            text += _remark(state, state.relations[keys[0]])
+            yield Guess(kind, f"{TURNED[kind]}: {text}", remedy(kind, state.p), {}, tuple(keys))
 
 
 def _remark(state: SearchState, relation: Relation) -> str:
@@ -222,8 +222,8 @@ def _values(state: SearchState, place: int) -> Iterator[Guess]:
     groups: list[tuple[str, ...]] = [*alone, *([so_far] if so_far else [])]
     for keys in dict.fromkeys(groups):
         far = max((state.relations[key] for key in keys), key=lambda relation: relation.distance)
-        words = f"other values in {state.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
-        yield Guess("values", words, remedy("values", state.p), {}, keys)
+        text = f"other values in {state.r.letter}: relative distance {far.distance:.1e}, cosine {far.cosine:.4f}"
+        yield Guess("values", text, remedy("values", state.p), {}, keys)
 
 
 def _value(value: Any) -> str:
