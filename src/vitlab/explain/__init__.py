@@ -28,29 +28,20 @@ if TYPE_CHECKING:
     from vitlab.explain.walk import walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
-_MODULES = {
-    **{m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"},
-    "ask": "clip_prompts",
-    "attention_distance": "distance",
-    "attention_entropy": "distance",
-    "attention_maps": "attention_maps",
-    "attention_masks": "segmentation",
-    "attention_statistics": "distance",
-    "compare_methods": "faithfulness",
-    "curves": "faithfulness",
-    "filters": "weights",
-    "foreground_mask": "features",
-    "high_norm_tokens": "weights",
-    "nearest": "features",
-    "patch_similarity": "features",
-    "pca_rgb": "features",
-    "position_similarity": "weights",
-    "pruned_patches": "pruned",
-    "reconstruct": "reconstruct",
-    "stem_filters": "weights",
-    "token_norms": "weights",
-    "walk_through": "walk",
+_NAMES = {  # by module
+    "attention_maps": ("attention_maps",),
+    "clip_prompts": ("ask",),
+    "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
+    "faithfulness": ("compare_methods", "curves"),
+    "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "pruned": ("pruned_patches",),
+    "reconstruct": ("reconstruct",),
+    "segmentation": ("attention_masks",),
+    "walk": ("walk_through",),
+    "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
     "ask",
     "attention_distance",

@@ -143,7 +143,7 @@ def nearest(
     similarity = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
     best = similarity.topk(min(k, len(searched)), dim=1)
     return [
-        [Neighbour(*searched[place], value) for place, value in zip(places, values, strict=True)]
+        [Neighbour(searched[place][0], searched[place][1], value) for place, value in zip(places, values, strict=True)]
         for places, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 

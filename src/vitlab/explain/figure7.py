@@ -53,10 +53,10 @@ def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int
 
 def _filters(model: Any) -> dict[str, Any]:
     """Patch filters, or those of the first layer of a convolutional stem."""
-    if isinstance(getattr(model, "patch_embed", None), ConvStem):
-        return {"stem_filters": stem_filters(model).numpy()}
     if in_stages(model):
         D, values = len(model.embeds[0].proj.weight), model.embeds[0].proj.weight[0].numel()
+    elif isinstance(model.patch_embed, ConvStem):
+        return {"stem_filters": stem_filters(model).numpy()}
     else:
         D, values = model.config.width, model.config.patch_size**2 * model.config.channels
     return {"filters": filters(model, min(FILTERS, D - 1, values)).numpy()}

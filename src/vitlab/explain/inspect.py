@@ -311,7 +311,7 @@ def step_name(kind: str, layer: int | None, config: Any = None) -> str:
     for part in (DECODER, TEXT):
         if kind.startswith(part):
             return part + step_name(kind.removeprefix(part), layer, config)
-    if hasattr(config, "place"):  # stages of blocks
+    if isinstance(config, StagedConfig | ResNetConfig):
         return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
+class ScoringMethod:
     """One way to score patches."""
 
     name: str  # as typed: --method grad_cam
@@ -48,19 +48,17 @@ class Method:
         return set(self.needs) <= set(model.traceable) and (not self.by_class or model.config.classes > 0)
 
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, ScoringMethod] = {
     method.name: method
     for method in (
-        Method("attention", "Attention", "attention_maps.last_attention", ("attention",)),
-        Method("rollout", "Rollout", "rollout.rollout", ("attention",)),
-        Method("relevance", "Relevance", "relevance.relevance", ("attention",), by_class=True),
-        Method("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), by_class=True),
-        Method(
-            *("gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",)),
-            by_class=True,
-            signed=True,
+        ScoringMethod("attention", "Attention", "attention_maps.last_attention", ("attention",)),
+        ScoringMethod("rollout", "Rollout", "rollout.rollout", ("attention",)),
+        ScoringMethod("relevance", "Relevance", "relevance.relevance", ("attention",), True),
+        ScoringMethod("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), True),
+        ScoringMethod(
+            "gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",), True, signed=True
         ),
-        Method("random", "Random", "faithfulness.random_map", baseline=True),
+        ScoringMethod("random", "Random", "faithfulness.random_map", baseline=True),
     )
 }
 BY_CLASS = tuple(name for name, method in METHODS.items() if method.by_class)

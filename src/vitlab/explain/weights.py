@@ -31,7 +31,7 @@ def filters(model: Any, n: int = 28) -> Tensor:
     check_model(model)
     if in_stages(model):
         return _components(wide(model.embeds[0].proj.weight).cpu(), n)
-    embed = getattr(model, "patch_embed", None)
+    embed = model.patch_embed
     if not isinstance(embed, PatchEmbed):
         stem = isinstance(embed, ConvStem)
         instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
@@ -49,7 +49,7 @@ def filters(model: Any, n: int = 28) -> Tensor:
 def stem_filters(model: Any, n: int | None = None) -> Tensor:
     """(n, 3, 3, C): `filters` of the first layer of a convolutional stem (stem="conv"); n=None: all of them."""
     check_model(model)
-    embed = getattr(model, "patch_embed", None)
+    embed = None if in_stages(model) else model.patch_embed
     if not isinstance(embed, ConvStem):
         raise ValueError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
     weight = embed.convs[0].weight
@@ -75,9 +75,9 @@ def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tens
     """
     check_model(model)
     check_one_grid(model, "position similarity")
-    positions = getattr(model, "positions", None)
+    positions = model.positions
     if positions is None:
-        kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
+        kind = model.config.positions.kind
         raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)

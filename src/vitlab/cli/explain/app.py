@@ -12,20 +12,20 @@ from vitlab.cli.explain.options import Options, verb
 from vitlab.explain.methods import BY_CLASS, SHOWN
 
 app = typer.Typer(
-    help="Draw what a model sees, on the pictures themselves.\n\nThe numbers go beside each drawing as .npz.",
+    help="Draw what a model sees, on the images themselves.\n\nThe numbers go beside each drawing as .npz.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Target = Annotated[
-    str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each picture's top class.")
+    str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each image's top class.")
 ]
 Text = Annotated[
     list[str] | None,
-    typer.Option("--text", metavar="SENTENCE", help="What a CLIP is asked for; again for another sentence."),
+    typer.Option("--text", metavar="SENTENCE", help="Sentence to explain with a CLIP (repeatable)."),
 ]
 Methods = Annotated[
-    str | None, typer.Option("--methods", metavar=",".join(SHOWN), help="Ways to rate patches, by name.")
+    str | None, typer.Option("--methods", metavar=",".join(SHOWN), help="Methods, separated by commas.")
 ]
 
 
@@ -36,17 +36,17 @@ def attention(
     heads: Annotated[
         str | None,
         typer.Option(
-            metavar="0,3|mean|all", help="Which heads. Default: all, or mean where layers have unlike numbers."
+            metavar="0,3|mean|all", help="Which heads. Default: all, or mean where their number differs by layer."
         ),
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option(metavar="cls|mean|X,Y", help="Who looks: a token, or the patch under pixel X,Y of the picture."),
+        typer.Option(metavar="cls|mean|X,Y", help="Query: a token, or the patch under pixel X,Y of the image."),
     ] = None,
 ) -> None:
     """Where a token looks, layer by layer and head by head.
 
-    One picture: a grid of layers and heads. Several: a row for each, mean over heads.
+    One image: a grid of layers and heads. Several: a row for each, mean over heads.
     """
     from vitlab.cli.explain import maps
 
@@ -74,7 +74,7 @@ def relevance(
     options: Options,
     method: Annotated[
         str,
-        typer.Option(metavar="|".join(BY_CLASS), help="How it is measured.", autocompletion=complete.one_of(*BY_CLASS)),
+        typer.Option(metavar="|".join(BY_CLASS), help="Method.", autocompletion=complete.one_of(*BY_CLASS)),
     ] = "relevance",
     target: Target = None,
     text: Text = None,
@@ -93,7 +93,7 @@ def compare(
         typer.Option(
             "--with",
             metavar="CHECKPOINT",
-            help="A second model, on the same pictures.",
+            help="A second model, on the same images.",
             autocompletion=complete.checkpoints,
         ),
     ] = None,
@@ -111,8 +111,8 @@ def compare(
 def figure7(options: Options) -> None:
     """Figure 7 of the ViT paper: filters, positions, distances.
 
-    Position similarity, attention distance and entropy, and the lengths of the tokens. Without pictures, only what the
-    weights alone tell.
+    Position similarity, attention distance and entropy, and the lengths of the tokens. Without images, only what the
+    weights show.
     """
     from vitlab.cli.explain import figures
 
@@ -122,21 +122,23 @@ def figure7(options: Options) -> None:
 @verb(app)
 def features(
     options: Options,
-    joint: Annotated[bool, typer.Option("--joint/--each", help="Colours shared by all pictures, or not.")] = True,
+    joint: Annotated[
+        bool, typer.Option("--joint/--each", help="Same colours for all images, or separate ones.")
+    ] = True,
     at: Annotated[
         str | None,
-        typer.Option(metavar="X,Y", help="Also likeness to the patch under this pixel of the first picture."),
+        typer.Option(metavar="X,Y", help="Also similarity to the patch under this pixel of the first image."),
     ] = None,
-    mask: Annotated[bool, typer.Option("--mask", help="Also the foreground; colours of it alone.")] = False,
+    mask: Annotated[bool, typer.Option("--mask", help="Also the foreground; colours of the foreground only.")] = False,
     neighbours: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Instead: the most alike pictures of this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Instead: the most similar images of this folder.")
     ] = None,
     k: Annotated[int, typer.Option("--top", "-k", help="How many neighbours.", min=1)] = 5,
     layer: Annotated[int, typer.Option(help="Tokens after this layer.")] = -1,
 ) -> None:
-    """What patches have in common: colours, likeness, neighbours.
+    """Compare patches: colours, similarity, neighbours.
 
-    The colours are principal components; on request the foreground alone, or the nearest pictures of a folder.
+    The colours are principal components; optionally of the foreground only, or the nearest images of a folder.
     """
     from vitlab.cli.explain import figures
 
@@ -157,9 +159,9 @@ def faithfulness(
     target: Target = None,
     text: Text = None,
 ) -> None:
-    """How true each method is: a table, and curves.
+    """How faithful each method is: a table, and curves.
 
-    What happens when the patches go that it calls important.
+    Measures the class probability while the patches with the highest scores are removed.
     """
     from vitlab.cli.explain import figures
 
@@ -174,7 +176,7 @@ def reconstruct(
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed hides other patches.")] = 0,
 ) -> None:
-    """What a masked autoencoder paints on hidden patches.
+    """Reconstruct hidden patches with a masked autoencoder.
 
     Figure 2 of the MAE paper.
     """
@@ -187,7 +189,7 @@ def reconstruct(
 def pruned(
     options: Options,
     reducer: Annotated[
-        str, typer.Option(metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="What makes fewer tokens.")
+        str, typer.Option(metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="Token reducer.")
     ] = "tome:r=8",
 ) -> None:
     """Which patches a reducer kept, merged or dropped, by layer."""

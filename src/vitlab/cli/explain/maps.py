@@ -25,7 +25,7 @@ from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
 from vitlab.explain.attention_maps import attention_maps, default_query
 from vitlab.explain.inputs import evaluating
-from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, Method
+from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, ScoringMethod
 from vitlab.explain.relevance import check_classes, class_numbers
 from vitlab.explain.rollout import rollout as attention_rollout
 from vitlab.explain.stages import heads_of, in_stages, sights
@@ -85,16 +85,8 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
     title = f"Attention of {who}" + (f", head {head_numbers[0]}" if single else "")
     windows = any(one.window for row in sights_by_image or [] for one in row)
     note = "" if sights_by_image is None else TOKEN + (" White: its window." if windows else "")
-    figure = lambda: draw.attention(
-        job.views,
-        maps,
-        layers=layer_numbers,
-        heads=head_numbers or None,
-        title=title,
-        patches=patches,
-        sights=sights_by_image,
-        note=note,
-    )
+    shown: dict[str, Any] = dict(layers=layer_numbers, heads=head_numbers or None, patches=patches)
+    figure = lambda: draw.attention(job.views, maps, title=title, sights=sights_by_image, note=note, **shown)
     finish(job, figure, numbers, page, {"query": who, "layers": layer_numbers})
 
 
@@ -214,7 +206,7 @@ def _equal_heads(model: Any, layers: str | Sequence[int]) -> bool:
 
 
 def _draw_one_map(
-    job: ExplainJob, method: Method, maps: torch.Tensor, title: str, note: str, results: dict[str, Any]
+    job: ExplainJob, method: ScoringMethod, maps: torch.Tensor, title: str, note: str, results: dict[str, Any]
 ) -> None:
     heat = maps.numpy()
     columns, signed = {method.title: heat}, [method.title] if method.signed else []
@@ -223,7 +215,7 @@ def _draw_one_map(
     finish(job, figure, {"maps": heat, **results}, page, results)
 
 
-def _draw_sentences(job: ExplainJob, method: Method) -> None:
+def _draw_sentences(job: ExplainJob, method: ScoringMethod) -> None:
     """A map for every image and sentence, with their cosine below it."""
     names = job.model.labels
     columns = {name: method(job.model, job.images, number).numpy() for number, name in enumerate(names)}

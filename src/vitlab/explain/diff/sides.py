@@ -21,6 +21,8 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report, locate
 from vitlab.explain.diff.steps import Key, Steps, run_steps
 from vitlab.models import registry
+from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.resnet import ResNetConfig
 
 PREFIX = "transformers:"
 State = dict[str, Tensor]
@@ -30,7 +32,7 @@ class Side:
     """A model of ours."""
 
     def __init__(self, letter: str, model: Any, path: str | None = None):
-        if hasattr(model.config, "depths"):
+        if isinstance(model.config, StagedConfig | ResNetConfig):
             raise ValueError(
                 f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
                 "compares it with transformers' own."
