@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.explain.methods import METHODS
 
 if TYPE_CHECKING:
-    from vitlab.explain.attention_maps import attention_maps
+    from vitlab.explain.attention_maps import attention_maps, attention_masks
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
-    from vitlab.explain.segmentation import attention_masks
     from vitlab.explain.walk import walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _NAMES = {  # by module
-    "attention_maps": ("attention_maps",),
+    "attention_maps": ("attention_maps", "attention_masks"),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
     "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
-    "segmentation": ("attention_masks",),
     "walk": ("walk_through",),
     "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }

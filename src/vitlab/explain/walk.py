@@ -113,11 +113,8 @@ def as_numbers(walk: Walk) -> dict[str, Any]:
     """Plain values, for JSON."""
     steps = [
         {
-            "name": s.name,
+            **vars(s),
             "shape": list(s.shape),
-            "equation": s.equation,
-            "parameters": s.parameters,
-            "macs": s.macs,
             "lengths": None if s.lengths is None else np.round(s.lengths.double().numpy(), 4).tolist(),
         }
         for s in walk.steps
