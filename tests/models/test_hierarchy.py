@@ -13,8 +13,7 @@ from torch import nn
 import vitlab
 from vitlab.explain.diff import diff
 from vitlab.explain.gradients import gradients
-from vitlab.explain.inspect_stages import count_stages
-from vitlab.explain.sizes import count, size_of
+from vitlab.explain.sizes import count, count_stages, size_of
 from vitlab.layers.trace import Trace
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.registry import FAMILIES, MODELS, build, build_config

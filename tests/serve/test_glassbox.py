@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitlab import explain
-from vitlab.explain.sentences import ask
+from vitlab.explain.clip_prompts import ask
 from vitlab.inference import predict
 from vitlab.reduce.parse import reducer_of
 from vitlab.serve import glassbox, looking

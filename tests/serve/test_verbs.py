@@ -98,7 +98,7 @@ def test_explain_a_sentence_and_a_model_without_classes(client, models, picture,
 
 
 def test_explain_as_a_picture(client, models, picture, ask):
-    from vitlab.explain.draw.view import overlay, views
+    from vitlab.explain.draw import overlay, views
 
     found = ask(client, "/explain?model=small&format=png", picture(6))
     assert found.headers["content-type"] == "image/png"

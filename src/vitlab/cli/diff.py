@@ -6,7 +6,7 @@ import warnings
 from itertools import groupby
 
 from vitlab.cli.console import out, parse_size, print_json, say
-from vitlab.explain.diff import Difference, Row, diff
+from vitlab.explain.diff import Difference, StepDifference, diff
 from vitlab.images.samples import is_sample, open_sample
 
 
@@ -68,12 +68,12 @@ def _show(found: Difference, all_blocks: bool) -> None:
     console.print(found.verdict, style="green" if found.equal else "bold")
 
 
-def _fold(found: Difference, all_blocks: bool) -> list[tuple[str, Row]]:
+def _fold(found: Difference, all_blocks: bool) -> list[tuple[str, StepDifference]]:
     """Blocks without the first difference stand in one line: all that agree together, later ones by their last step."""
     if all_blocks:
         return [(row.step, row) for row in found.rows]
-    lines: list[tuple[str, Row]] = []
-    agreeing: list[list[Row]] = []
+    lines: list[tuple[str, StepDifference]] = []
+    agreeing: list[list[StepDifference]] = []
 
     def flush() -> None:
         if agreeing:
@@ -95,6 +95,6 @@ def _fold(found: Difference, all_blocks: bool) -> list[tuple[str, Row]]:
     return lines
 
 
-def _block(row: Row) -> str:
+def _block(row: StepDifference) -> str:
     parts = row.step.split(".")
     return parts[1] if parts[0] == "blocks" else ""

@@ -118,9 +118,9 @@ def search(
         lines = [f"{len(hits)} of {count:,} pictures in {below}, by {made_by['checkpoint']}"]
         found = [_found(hit, below) for hit in hits]
         if sheet is not None:
-            draw.save(draw.contact_sheet(found, title=title, lines=lines, asked=asked), sheet)
+            draw.save(draw.contact_sheet(found, title=title, lines=lines, query=asked), sheet)
         if html is not None:
-            page = draw.contact_page(found, title=title, lines=lines, asked=asked)
+            page = draw.contact_page(found, title=title, lines=lines, query=asked)
             html.parent.mkdir(parents=True, exist_ok=True)
             write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
         say(f"written: {', '.join(str(path) for path in (sheet, html) if path is not None)}")
@@ -148,12 +148,12 @@ def _picture(image: str) -> Any:
     return open_sample(image).picture if is_sample(image) else read_image(image)
 
 
-def _found(hit: Hit, folder: Path) -> draw.Found:
+def _found(hit: Hit, folder: Path) -> draw.SearchHit:
     try:
         picture = read_image(hit.path)
     except ImageError:  # gone or changed since
         picture = None
-    return draw.Found(picture, hit.path.relative_to(folder).as_posix(), hit.score, hit.path.as_uri())
+    return draw.SearchHit(picture, hit.path.relative_to(folder).as_posix(), hit.score, hit.path.as_uri())
 
 
 def _show_counts(counts: Counts, place: Path) -> None:

@@ -3,9 +3,9 @@
     maps = attention_maps(model, "cat.jpg", layers=[-1])              # (B, 1, h, grid_h, grid_w), from the class token
     maps = attention_maps(model, images, heads="mean", query=(100, 60))   # from the patch under pixel x=100, y=60
 
-Values are the softmax weights the network used. What goes to class, distillation and register tokens is not in the map,
-so a map sums to 1 minus their share. Networks in stages (Swin, PVT, Twins) have windows, other grids and fewer keys;
-all is laid on the grid of the first stage.
+Values are the softmax weights the network used. Class, distillation and register tokens are not in the map, so a map
+sums to 1 minus their share. Networks in stages (Swin, PVT, Twins) have windows, several grids and fewer keys; their
+maps lie on the grid of the first stage.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def attention_maps(
 
     layers   "all", or layer numbers; -1 is the last
     heads    "all", head numbers, or "mean": their average, as one head
-    query    who looks: "class", "distillation", "mean" (the average over all patches), the number of a patch (row by
-             row), or a pixel (x, y) of the model's input. None: what the head reads, "class" or "mean"
-    prefix   also give what goes to the tokens before the patches: (maps, (B, layers, heads, prefix tokens))
+    query    the token that looks: "class", "distillation", "mean" (the average over all patches), the number of a patch
+             (row by row), or a pixel (x, y) of the model's input. None: what the head reads, "class" or "mean"
+    prefix   also return the weights on the tokens before the patches: (maps, (B, layers, heads, prefix tokens))
 
-    From the class token only that row is computed; from others each asked layer's matrix lives for a moment.
+    For the class token only its row is computed; for others each layer's matrix is held briefly.
 
-    In stages, who looks is the token, of each layer's own grid, that holds the patch or pixel; what a token or a
-    reduced key gets is spread evenly over the patches it stands on or holds, so that a map still sums to 1. Padding is
-    left out and the rest made to sum to 1; what it took is the last number of `prefix`. With heads="all" the layers
-    must have equally many. None is "class" in layers that have that token, "mean" in others.
+    In stages, the query is the token of each layer's own grid that holds the patch or pixel. The weight of a token or a
+    reduced key is spread evenly over its patches, so that a map still sums to 1. Padding is left out and the rest
+    normalised; its weight is the last number of `prefix`. heads="all" needs layers with equally many heads. None is
+    "class" in layers that have that token, "mean" in others.
     """
     check_model(model)
     check_offered(["attention"], model.traceable)
@@ -89,9 +89,31 @@ def attention_maps(
     return (maps, rows[..., :before]) if prefix else maps
 
 
+def last_attention(model: Any, images: Images) -> Tensor:
+    """(B, grid_h, grid_w): the last layer's attention from what the head reads, mean over heads."""
+    return attention_maps(model, images, layers=[-1], heads="mean")[:, 0, 0]
+
+
+def attention_masks(model: Any, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+    """(B, h, grid_h, grid_w), True on the fewest patches that hold the share `keep` of a head's attention to patches.
+
+    The segmentation of DINO (arXiv:2104.14294, section 4.2.2 and figure 4). The query is the class token, so the model
+    needs one; its attention to itself does not count.
+    """
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep={keep:g} is a share of the attention: above 0 and at most 1, e.g. 0.6.")
+    maps = attention_maps(model, images, [layer], query="class", batch_size=batch_size)[:, 0]  # (B, h, grid_h, grid_w)
+    share = maps.flatten(2).double()
+    share = share / share.sum(dim=-1, keepdim=True)
+    most, order = share.sort(dim=-1, descending=True, stable=True)
+    before = most.cumsum(dim=-1) - most  # the share of the patches before each one
+    kept = before < keep - 1e-12  # the patch that completes the share is still kept
+    return torch.zeros_like(kept).scatter(-1, order, kept).unflatten(-1, maps.shape[2:])
+
+
 @torch.no_grad()
 def _rows(model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]) -> Tensor:
-    """The rows of these tokens, averaged: (B, L, h, N)."""
+    """The query's rows, averaged: (B, L, h, N)."""
     tokens = query_rows(model, images, query)
     of_class = tokens == slice(0, 1) and "class_attention" in model.traceable
     kind = "class_attention" if of_class else "attention"
@@ -111,20 +133,20 @@ def _rows_in_stages(
     model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
 ) -> Tensor:
     """(B, L, h, prefix tokens + padding + patches)."""
-    stages, who = Stages(model, *images.shape[-2:]), asked(model, images, query)
+    stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
     if heads == "all":
-        heads_of(model, layers)  # refuses what cannot stand in one tensor
+        heads_of(model, layers)  # raises where the layers have different numbers
 
     def reduce(weights: Tensor, number: int | None) -> Tensor:
         assert number is not None
         layer = stages.layers[number]
         A, lost = layer.real(layer.windowed(weights))  # (B, h, windows, n, m)
         row = row_of(stages, layer, who).to(A)  # (tokens,)
-        found = layer.look(row.expand(*A.shape[:2], -1), A)  # (B, h, tokens)
+        weights = layer.look(row.expand(*A.shape[:2], -1), A)  # (B, h, tokens)
         padding = (layer.at_queries(row) * lost).sum((-2, -1))[..., None]  # (B, h, 1)
-        before = found.new_zeros(*found.shape[:2], stages.prefix)
-        before[..., : layer.prefix] = found[..., : layer.prefix]
-        laid = stages.lay(found[..., layer.prefix :], layer.stage).flatten(-2)
+        before = weights.new_zeros(*weights.shape[:2], stages.prefix)
+        before[..., : layer.prefix] = weights[..., : layer.prefix]
+        laid = stages.lay(weights[..., layer.prefix :], layer.stage).flatten(-2)
         row = torch.cat([before, padding, laid], dim=-1)
         return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
 
@@ -134,26 +156,26 @@ def _rows_in_stages(
     return trace.stack("attention").transpose(0, 1)
 
 
-def read_by_the_head(model: Any) -> str:
-    """Who looks where nobody is named: "class" or "mean"."""
+def default_query(model: Any) -> str:
+    """What the head reads: "class" or "mean"."""
     if in_stages(model):
         return "class" if "class" in model.prefix else "mean"
     return "class" if model.config.head.pooling in ("class", "class_mean") else "mean"
 
 
 def query_rows(model: Any, images: Tensor, query: Query) -> slice:
-    """Which tokens of the list look; the rows of several are averaged."""
+    """The tokens of a query; the rows of several are averaged."""
     prefix, (rows, columns) = (layout := model.layout(*images.shape[-2:])).prefix, layout.grid
-    named = asked(model, images, query)
-    who = read_by_the_head(model) if named is None else named
+    who = resolve_query(model, images, query)
+    who = default_query(model) if who is None else who
     if who == "mean":
         return slice(len(prefix), len(prefix) + rows * columns)
     place = prefix.index(who) if isinstance(who, str) else len(prefix) + who
     return slice(place, place + 1)
 
 
-def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
-    """The name of a token, "mean", or a patch's number; None where nobody is named."""
+def resolve_query(model: Any, images: Tensor, query: Query) -> str | int | None:
+    """The name of a token, "mean", or a patch's number; None for None."""
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
     if query is None:
@@ -162,10 +184,10 @@ def asked(model: Any, images: Tensor, query: Query) -> str | int | None:
         if query == "mean":
             return query
         prefix = model.prefix if in_stages(model) else layout.prefix
-        named = [name for name in ("class", "distillation") if name in prefix]
-        if query not in named:
+        tokens = [name for name in ("class", "distillation") if name in prefix]
+        if query not in tokens:
             raise ValueError(
-                f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*named, 'mean'])} "
+                f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*tokens, 'mean'])} "
                 "(the average over all patches), a patch's number, or a pixel (x, y)."
             )
         return query

@@ -1,10 +1,10 @@
-"""What every explanation starts from: pictures as the model sees them, and where they came from.
+"""Images as the model's input, and where they lie in the originals.
 
     batch = as_batch(model, ["cat.jpg", "dog.jpg"])
     batch.images                               # (B, C, H, W), normalised, where the model is
     batch.geometries[0].to_original(box)       # a box in the model's pixels -> in cat.jpg
 
-A normalised tensor is taken as it is.
+A normalised tensor is used unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Batch:
 
     images: Tensor  # (B, C, H, W), normalised, on the model's device and in its dtype
     pictures: list[Image.Image] | None = None  # the originals, upright
-    geometries: list[Geometry] | None = None  # where the model's view lies in each
+    geometries: list[Geometry] | None = None  # where the input lies in each
 
     def __len__(self) -> int:
         return len(self.images)
@@ -59,7 +59,7 @@ def as_batch(model: Any, images: Images) -> Batch:
         check_images(images, model.config.channels)
         _check_some(len(images))
         return Batch(images.to(like.device, like.dtype))
-    sources = _listed(images)
+    sources = as_list(images)
     if model.preprocess is None:
         raise ValueError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
@@ -73,28 +73,28 @@ def as_batch(model: Any, images: Images) -> Batch:
 
 
 def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
-    """The same in parts of `batch_size`; pictures are read as their turn comes, so that many fit in little memory."""
+    """Batches of at most `batch_size`. Files are read batch by batch, to save memory."""
     check_model(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
     if isinstance(images, Tensor | Batch):
         yield from as_batch(model, images).split(batch_size)
         return
-    sources = _listed(images)
+    sources = as_list(images)
     for start in range(0, len(sources), batch_size):
         yield as_batch(model, sources[start : start + batch_size])
 
 
 def grid_of(model: Any, images: Tensor | Batch) -> tuple[int, int]:
-    """Rows and columns of patches that the model makes of these images."""
+    """Rows and columns of patches for these images."""
     tensor = images.images if isinstance(images, Batch) else images
     return model.layout(*tensor.shape[-2:]).grid
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and other chance; afterwards every part is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
+    """Evaluation mode; restores the mode of every module afterwards."""
+    modes = [(module, module.training) for module in model.modules()]  # parts may be frozen
     model.eval()
     try:
         yield
@@ -121,12 +121,12 @@ def check_model(model: Any) -> None:
 
 
 def wide(values: Tensor) -> Tensor:
-    """Sums are made in float32 at least: half precision would lose what is added last."""
+    """At least float32, to sum without losing precision."""
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _listed(images: Any) -> list[Any]:
-    """One picture or several -> a list of pictures."""
+def as_list(images: Any) -> list[Any]:
+    """One image or several -> a list."""
     kinds = str | PathLike | bytes | np.ndarray | Image.Image
     if not isinstance(images, kinds | Iterable):
         raise ValueError(_no_pictures(images))
@@ -143,9 +143,9 @@ def _check_some(count: int) -> None:
         raise ValueError("there is no image to look at: give at least one.")
 
 
-def _no_pictures(found: Any) -> str:
-    hint = " Put the tensors together: torch.stack(images)." if isinstance(found, Tensor) else ""
+def _no_pictures(images: object) -> str:
+    hint = " Put the tensors together: torch.stack(images)." if isinstance(images, Tensor) else ""
     return (
         "images are a normalised tensor (B, C, H, W), or pictures: paths, PIL images, arrays (H, W, 3) or bytes; "
-        f"found a {type(found).__name__}.{hint}"
+        f"found a {type(images).__name__}.{hint}"
     )

@@ -1,49 +1,73 @@
-"""Every way to rate patches, by name, under one signature: method(model, images, target) -> (B, grid_h, grid_w).
+"""The table of methods that score patches. Command line, server, page, help and comparison read it.
 
-Higher is more important. attention and rollout know nothing of classes, and random knows nothing at all: it is what the
-others have to beat.
+    METHODS["rollout"](model, images)          # (B, grid_h, grid_w), higher is more important
+
+A new method is one function `method(model, images, target=None)` in a file of this folder, and one row here. This
+module does not import torch; a method's own file is imported when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from vitlab.explain.attention_maps import attention_maps
-from vitlab.explain.inputs import Images, as_batch, grid_of
-from vitlab.explain.relevance import Target, grad_cam, gradient_x_input, relevance
-from vitlab.explain.rollout import rollout
+    from vitlab.explain.inputs import Images
+    from vitlab.explain.relevance import Target
 
-Method = Callable[[Any, Images, Target], Tensor]
-
-
-def last_attention(model: Any, images: Images, target: Target = None) -> Tensor:
-    """The last layer's attention from what the head reads, mean over heads."""
-    return attention_maps(model, images, layers=[-1], heads="mean")[:, 0, 0]
+    MapFunction = Callable[[Any, Images, Target], Tensor]
 
 
-def random_map(model: Any, images: Images, target: Target = None, *, seed: int = 0) -> Tensor:
-    """An order by lot, another one for each image."""
-    batch = as_batch(model, images)
-    return torch.rand(len(batch), *grid_of(model, batch), generator=torch.Generator().manual_seed(seed))
+@dataclass(frozen=True)
+class ScoringMethod:
+    """One way to score patches."""
+
+    name: str  # as typed: --method grad_cam
+    title: str  # as shown in figures
+    function: str  # module.function in this package
+    needs: tuple[str, ...] = ()  # what the model's trace must offer
+    by_class: bool = False  # scores patches for one class; False: `target` is ignored
+    signed: bool = False  # values below 0 speak against the class
+    baseline: bool = False  # only to compare others with
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(".")[0]
+
+    def __call__(self, model: Any, images: Images, target: Target = None) -> Tensor:
+        """(B, grid_h, grid_w)."""
+        run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
+        return run(model, images, target) if self.by_class else run(model, images)
+
+    def supports(self, model: Any) -> bool:
+        return set(self.needs) <= set(model.traceable) and (not self.by_class or model.config.classes > 0)
 
 
-METHODS: dict[str, Method] = {
-    "attention": last_attention,
-    "rollout": lambda model, images, target=None: rollout(model, images),
-    "relevance": relevance,
-    "grad_cam": grad_cam,
-    "gradient_x_input": gradient_x_input,
-    "random": random_map,
+METHODS: dict[str, ScoringMethod] = {
+    method.name: method
+    for method in (
+        ScoringMethod("attention", "Attention", "attention_maps.last_attention", ("attention",)),
+        ScoringMethod("rollout", "Rollout", "rollout.rollout", ("attention",)),
+        ScoringMethod("relevance", "Relevance", "relevance.relevance", ("attention",), True),
+        ScoringMethod("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), True),
+        ScoringMethod(
+            "gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",), True, signed=True
+        ),
+        ScoringMethod("random", "Random", "faithfulness.random_map", baseline=True),
+    )
 }
+BY_CLASS = tuple(name for name, method in METHODS.items() if method.by_class)
+SHOWN = tuple(name for name, method in METHODS.items() if not method.baseline)
+COMPARED = tuple(name for name in SHOWN if not METHODS[name].signed)  # what `vitlab explain compare` shows by default
 
 
-def find_method(method: str | Method) -> Method:
-    """A method by its name; a function with the same signature is one already."""
+def find_method(method: str | MapFunction) -> MapFunction:
+    """A method by its name; a function with the same signature is returned unchanged."""
     if callable(method):
         return method
     if method in METHODS:

@@ -1,7 +1,7 @@
 """Attention rollout: how much of each patch reaches a token through all layers (Abnar and Zuidema, arXiv:2005.00928).
 
-Figure 6 of ViT (arXiv:2010.11929) is made of it: average the heads, add the identity for the residual path, make rows
-sum to 1 again, and multiply through the layers. It knows nothing of classes or values.
+As in figure 6 of ViT (arXiv:2010.11929): average the heads, add the identity for the residual path, normalise the rows,
+and multiply through the layers. It ignores classes and values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitlab.explain.attention_maps import Query, asked, query_rows
+from vitlab.explain.attention_maps import Query, query_rows, resolve_query
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Layer, Stages, in_stages, row_of
 from vitlab.layers.trace import Trace, check_offered
@@ -35,8 +35,8 @@ def rollout(
 ) -> Tensor:
     """(B, grid_h, grid_w): the query's row of A_L ... A_1 over the patches, with A_l = (W_l + I) / its row sums.
 
-    W_l is layer l's attention, its heads put together by `heads`. Class, distillation and register tokens take part in
-    the product and are left out of the map, so a map sums to 1 minus their share.
+    W_l is layer l's attention, its heads fused by `heads`. Class, distillation and register tokens take part in the
+    product but are not in the map, so a map sums to 1 minus their share.
 
     discard      in every W_l, for each image alone, this share of the N x patches weights that point at patches is set
                  to 0, the lowest first (rounded down), before the identity is added. Weights that point at prefix
@@ -44,12 +44,12 @@ def rollout(
     start_layer  the first layer of the product
     query        as in attention_maps. None: what the head reads, the class token or the mean over the patches' rows
 
-    Layers are multiplied in as they come: one layer's attention and one (B, N, N) product are all that is ever held.
+    Holds one layer's attention and one (B, N, N) product at a time.
 
-    In stages (Swin, PVT, Twins) W_l is laid out over the tokens of its stage: windows put back where they were cut,
-    what a reduced key gets spread evenly over the tokens that it holds, padding left out. Between two stages stands the
-    matrix of the merging, whose rows are equal shares of what each token was merged from; it has no residual path. A
-    token that a query names is that of the last stage. `discard` counts the weights that there are, n in a window.
+    In stages (Swin, PVT, Twins) W_l is over the tokens of its stage: windows put back in place, a reduced key's weight
+    spread evenly over its tokens, padding left out. Merging between stages is a matrix whose rows are equal shares of
+    the merged tokens; it has no residual path. A query token is that of the last stage. `discard` counts existing
+    weights only, n in a window.
     """
     check_model(model)
     check_offered(["attention"], model.traceable)
@@ -75,8 +75,8 @@ def _in_one_grid(model: Any, images: Tensor, layers: range, query: Query, discar
 
 @torch.no_grad()
 def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
-    """One row, walked back from the last layer: each layer's weights are few where windows or keys are."""
-    stages, who = Stages(model, *images.shape[-2:]), asked(model, images, query)
+    """One row, multiplied from the last layer back: windows and reduced keys keep each layer's matrix small."""
+    stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
 
     def fuse(weights: Tensor, number: int | None) -> Tensor:
         assert number is not None
@@ -91,7 +91,7 @@ def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard:
     layer = stages.layers[layers[-1]]
     row = row_of(stages, layer, who).to(wide(images)).expand(len(images), -1)  # (B, tokens)
     for number in reversed(layers):
-        if stages.layers[number].stage < layer.stage:  # the prefix tokens began there
+        if stages.layers[number].stage < layer.stage:  # the prefix tokens start at that stage
             row = stages.descend(row[:, layer.prefix :], layer.stage)
         layer, W = stages.layers[number], trace["attention", number]
         sums = 1 + layer.of_tokens(W.sum(-1))  # (B, tokens)
@@ -127,7 +127,7 @@ def discard_lowest(A: Tensor, share: float, prefix: int) -> Tensor:
 
 
 def _discard_in_windows(A: Tensor, share: float, layer: Layer) -> Tensor:
-    """The same of (B, windows, n, m), where places of padding do not count."""
+    """`discard_lowest` for (B, windows, n, m), without padding."""
     free = (layer.queries >= 0)[:, :, None] & (layer.keys >= layer.prefix)[:, None, :]  # (windows, n, m)
     values = A[:, free]  # (B, weights)
     lowest = values.topk(int(share * values.shape[1]), dim=1, largest=False, sorted=False).indices

@@ -1,5 +1,5 @@
-"""What weights and token lengths tell: patch filters and position similarity (Figure 7, left and centre, of ViT,
-arXiv:2010.11929), and the high-norm tokens that registers were invented for (arXiv:2309.16588)."""
+"""Patch filters and position similarity (Figure 7, left and centre, of ViT, arXiv:2010.11929), token lengths, and the
+high-norm tokens that registers were invented for (arXiv:2309.16588)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitlab.explain.stages import check_one_grid, in_stages
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import Trace, check_offered
 
-NO_SIMILARITY = {  # positions that are no vector per place -> what can be had instead
+NO_SIMILARITY = {  # kinds of positions without a vector per patch -> why, and what to use instead
     "rotary": "they turn queries and keys inside every block. attention_distance shows what comes of it",
     "relative": "they are one number per head and offset: model.blocks[i].attention.relative.table",
     "none": "it only knows where a patch stands from what is in it",
@@ -26,12 +26,12 @@ NO_SIMILARITY = {  # positions that are no vector per place -> what can be had i
 def filters(model: Any, n: int = 28) -> Tensor:
     """(n, P, P, C): the first principal components of the patch embedding's D filters, unit length, strongest first.
 
-    The filters' mean is taken away first. A component's sign means nothing; its largest entry is made positive.
+    The filters' mean is subtracted first. A component's sign is arbitrary; its largest entry is made positive.
     """
     check_model(model)
     if in_stages(model):
         return _components(wide(model.embeds[0].proj.weight).cpu(), n)
-    embed = getattr(model, "patch_embed", None)
+    embed = model.patch_embed
     if not isinstance(embed, PatchEmbed):
         stem = isinstance(embed, ConvStem)
         instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
@@ -41,15 +41,15 @@ def filters(model: Any, n: int = 28) -> Tensor:
         )
     E = wide(embed.proj.weight).cpu()  # (D, C, P, P)
     if embed.norm_in is not None:
-        E = E * wide(embed.norm_in.weight).cpu().view_as(E[0])  # the norm's gain stands before the projection
+        E = E * wide(embed.norm_in.weight).cpu().view_as(E[0])  # the norm's gain comes before the projection
     return _components(E, n)
 
 
 @torch.no_grad()
 def stem_filters(model: Any, n: int | None = None) -> Tensor:
-    """(n, 3, 3, C): the same of the first layer of a convolutional stem (stem="conv"); None: all there are."""
+    """(n, 3, 3, C): `filters` of the first layer of a convolutional stem (stem="conv"); n=None: all of them."""
     check_model(model)
-    embed = getattr(model, "patch_embed", None)
+    embed = None if in_stages(model) else model.patch_embed
     if not isinstance(embed, ConvStem):
         raise ValueError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
     weight = embed.convs[0].weight
@@ -70,14 +70,14 @@ def _components(E: Tensor, n: int) -> Tensor:
 
 @torch.no_grad()
 def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tensor:
-    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or, as
-    the network does for images of another size, resized to `grid`.
+    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or
+    resized to `grid`, as the network does for other image sizes.
     """
     check_model(model)
     check_one_grid(model, "position similarity")
-    positions = getattr(model, "positions", None)
+    positions = model.positions
     if positions is None:
-        kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
+        kind = model.config.positions.kind
         raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
@@ -102,12 +102,12 @@ def token_norms(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
 
 @dataclass
 class HighNormTokens:
-    """Patches whose token is far longer than the others': where a ViT without registers keeps notes of its own."""
+    """Patches whose token is far longer than the others'; a ViT without registers stores global information there."""
 
     share: Tensor  # (layers,), of all patch tokens after that layer
-    mask: Tensor  # (B, layers, grid_h, grid_w), which they are
-    threshold: Tensor  # (layers,), the length above which a token counts
-    layers: tuple[int, ...]  # the last ones, which `found` is about
+    mask: Tensor  # (B, layers, grid_h, grid_w), True where long
+    threshold: Tensor  # (layers,), lengths above it are long
+    layers: tuple[int, ...]  # the last ones, of which `found` is the mean
 
     @property
     def found(self) -> float:

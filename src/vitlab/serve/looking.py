@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.attention_maps import query_rows
+from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.features import patch_tokens, pca_rgb
 from vitlab.explain.inputs import evaluating, wide
@@ -24,7 +25,6 @@ from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
 from vitlab.explain.relevance import relevance
 from vitlab.explain.rollout import rollout
-from vitlab.explain.sentences import ask
 from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked, reads_text

@@ -13,10 +13,10 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
-from vitlab.explain.methods import METHODS
+from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
-from vitlab.explain.sentences import ask
 from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
 from vitlab.serve.asking import Case, answer
 from vitlab.serve.computing import computed
@@ -27,8 +27,6 @@ from vitlab.text.templates import LISTS
 
 router = APIRouter()
 
-WAYS = tuple(name for name in METHODS if name != "random")
-BY_CLASS = ("relevance", "grad_cam", "gradient_x_input")
 LONGEST = 300  # characters of a label or sentence
 SENTENCES = 10
 WRITTEN = rf"^({'|'.join(LISTS)}|[^{{}}|]*\{{\}}[^{{}}|]*(\|[^{{}}|]*\{{\}}[^{{}}|]*)*)$"
@@ -162,7 +160,7 @@ async def explain(
     request: Request,
     model: Model = None,
     method: Annotated[
-        Literal[WAYS] | None,  # type: ignore[valid-type]
+        Literal[SHOWN] | None,  # type: ignore[valid-type]
         Query(description="Default: relevance where the model knows classes or a text is given, else attention."),
     ] = None,
     target: Annotated[
@@ -202,7 +200,7 @@ def _look(
         label, probability = label_of(model, number), float(logits.softmax(-1)[0, number])
     elif target is not None:
         raise ValueError("this model has no classes, so target has no meaning.")
-    heat = _finite(METHODS[method](model, batch, target if method in BY_CLASS else None)[0])  # (rows, columns)
+    heat = _finite(METHODS[method](model, batch, target)[0])  # (rows, columns)
     H, W = found.geometry.original
     h, w = batch.images.shape[-2:]
     answer = {"method": method, "label": label, "probability": probability, "grid": list(heat.shape)}
@@ -212,9 +210,9 @@ def _look(
 
 def _draw(model: Any, batch: Batch, heat: Tensor, method: str) -> bytes:
     try:
-        from vitlab.explain.draw.view import overlay, views
+        from vitlab.explain.draw import overlay, views
 
-        pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=method == "gradient_x_input")
+        pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=METHODS[method].signed)
     except ImportError:
         raise ValueError("drawing needs matplotlib, which this server does not have; ask for format=json.") from None
     file = io.BytesIO()

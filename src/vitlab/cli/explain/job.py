@@ -1,4 +1,4 @@
-"""What all verbs of `vitlab explain` do first and last: open the model, read the pictures; write the files, report."""
+"""What every verb of `vitlab explain` does first and last: load the model and images; write the files and report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -15,38 +15,27 @@ from PIL import Image
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out as console
 from vitlab.cli.console import parse_size, print_json, say
+from vitlab.cli.explain.options import Options
 from vitlab.explain import draw
+from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch, as_batch
-from vitlab.explain.sentences import ask
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.printable import one_line
 
-
-@dataclass
-class Options:
-    """What all verbs take."""
-
-    verb: str
-    checkpoint: str
-    images: list[str]
-    out: Path | None
-    html: bool
-    size: str | None
-    batch_size: int
-    json: bool
-    texts: tuple[str, ...] = ()  # sentences that a CLIP is asked for
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass
-class Job:
-    """A model and the pictures that it could read."""
+class ExplainJob:
+    """A model and the images that it could read."""
 
     options: Options
     model: Any
     out: Path
     pictures: list[tuple[str, Image.Image]] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # picture -> what is wrong
+    failed: dict[str, str] = field(default_factory=dict)  # image -> error message
     batch: Batch | None = None
     views: list[draw.View] = field(default_factory=list)
 
@@ -60,28 +49,35 @@ class Job:
         return self.options.checkpoint
 
     @property
-    def many(self) -> int:
+    def batch_size(self) -> int:
         return self.options.batch_size
 
 
-def start(options: Options, *, keep: bool = False, whole: bool = False) -> Job:
-    """Check where the result goes, load, read. Pictures that cannot be read are set aside; with none left, it ends.
+def start(
+    options: Options, *, texts: Sequence[str] = (), keep_pictures: bool = False, encoder: bool = True
+) -> ExplainJob:
+    """Check the output path, load the model, read the images. Exits where no image can be read.
 
-    keep: hold on to the pictures as they are, for another model.
-    whole: of MAE and DINO all of the model, not its encoder alone.
+    texts: sentences that a CLIP is asked for.
+    keep_pictures: keep the original images for a second model.
+    encoder: load only the encoder of MAE and DINO.
     """
-    target = check_out(options)
-    job = Job(options, open_model(options.checkpoint, options.size, whole=whole, texts=options.texts), target)
+    path = check_out(options)
+    job = ExplainJob(options, open_model(options.checkpoint, options.image_size, encoder=encoder, texts=texts), path)
     for text in options.images:
         try:
             picture = open_sample(text).picture if is_sample(text) else read_image(text)
-        except ValueError as error:  # not a picture, or no such sample
+        except ValueError as error:  # not an image, or no such sample
             job.failed[text] = str(error)
             continue
-        picture.filename = text  # type: ignore[attr-defined]  # what messages call it
+        picture.filename = text  # type: ignore[attr-defined]  # used in messages
         job.pictures.append((text, picture))
-    job.batch, job.views = lay(getattr(job.model, "encoder", job.model), job.pictures, job.failed, job.many)
-    job.pictures = [(name, picture) for name, picture in job.pictures if name not in job.failed] if keep else []
+    job.batch, job.views = preprocess(
+        getattr(job.model, "encoder", job.model), job.pictures, job.failed, job.batch_size
+    )
+    job.pictures = (
+        [(name, picture) for name, picture in job.pictures if name not in job.failed] if keep_pictures else []
+    )
     if options.images and not job.views:
         if options.json:
             print_json(report(job, []))
@@ -89,21 +85,21 @@ def start(options: Options, *, keep: bool = False, whole: bool = False) -> Job:
     return job
 
 
-def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False, texts: Sequence[str] = ()) -> Any:
-    """`texts`: the model is a CLIP, and each sentence is a class."""
-    told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
+def open_model(checkpoint: str, size: str | None = None, *, encoder: bool = True, texts: Sequence[str] = ()) -> Any:
+    """With `texts` the model is a CLIP, and each sentence is a class."""
+    load_options: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load(checkpoint, encoder=not (whole or texts), **told)  # of MAE, DINO and CLIP
+        model = load(checkpoint, encoder=encoder and not texts, **load_options)
     for note in caught:
         say(f"note: {note.message}")
     return ask(model, texts) if texts else model
 
 
-def lay(
+def preprocess(
     model: Any, pictures: Sequence[tuple[str, Image.Image]], failed: dict[str, str], batch_size: int
 ) -> tuple[Batch | None, list[draw.View]]:
-    """The pictures as this model sees them; what it cannot take is added to `failed`."""
+    """The images as the model's input, and their views. Images that it cannot take are added to `failed`."""
     parts = []
     for name, picture in pictures:
         try:
@@ -117,29 +113,39 @@ def lay(
         [picture for _, part in parts for picture in part.pictures or []],
         [geometry for _, part in parts for geometry in part.geometries or []],
     )
-    shown = draw.views(model, batch, [name for name, _ in parts], batch_size=batch_size)
-    return Batch(batch.images), shown
+    views = draw.views(model, batch, [name for name, _ in parts], batch_size=batch_size)
+    return Batch(batch.images), views
 
 
 def finish(
-    job: Job,
-    figure: Callable[[], Any],
+    job: ExplainJob,
+    figure: Callable[[], Figure],
     numbers: dict[str, Any],
-    page: Callable[[Any], str],
-    found: dict[str, Any] | None = None,
+    page: Callable[[], str] | str,
+    results: dict[str, Any] | None = None,
     show: Callable[[], None] | None = None,
 ) -> None:
-    """Draw, write all files, and say so. `page` is called with the figure, or None where only a page is asked for."""
+    """Draw, write all files and report them.
+
+    figure: draws the figure; not called where only a page is requested.
+    numbers: arrays for the .npz file.
+    page: makes the HTML page; a title puts the figure itself on a page.
+    results: added to the JSON report.
+    show: prints the results as text.
+    """
     only_page = job.out.suffix.lower() == ".html"
     drawn = None if only_page else figure()
-    text = page(drawn) if only_page or job.options.html else None
+    text = None
+    if only_page or job.options.html:
+        text = draw.figure_page(drawn or figure(), title=page) if isinstance(page, str) else page()
     files = draw.save(drawn, job.out, numbers={**_common(job), **numbers}, page=text)
     if job.options.json:
-        print_json({**report(job, files), **(found or {})})
+        print_json({**report(job, files), **(results or {})})
     else:
         printed = console(markup=False)
         for view in job.views:
-            printed.print(one_line(f"{view.name}: {view.said}" if view.said else view.name), soft_wrap=True)
+            line = f"{view.name}: {view.prediction}" if view.prediction else view.name
+            printed.print(one_line(line), soft_wrap=True)
         if show is not None:
             show()
         for file in files:
@@ -148,19 +154,19 @@ def finish(
         fail(job)
 
 
-def report(job: Job, files: Sequence[Path]) -> dict[str, Any]:
-    seen = iter(job.views)
+def report(job: ExplainJob, files: Sequence[Path]) -> dict[str, Any]:
+    views = iter(job.views)
     images = []
     for name in job.options.images:
         if name in job.failed:
             images.append({"image": name, "error": job.failed[name]})
         else:
-            view = next(seen)
+            view = next(views)
             images.append({"image": name, "label": view.label, "probability": view.probability})
     return {"checkpoint": job.name, "images": images, "files": [str(file) for file in files]}
 
 
-def fail(job: Job) -> None:
+def fail(job: ExplainJob) -> None:
     for message in job.failed.values():
         say(f"vitlab: {one_line(message)}")
     say(f"{len(job.failed)} of {len(job.options.images)} pictures could not be read.")
@@ -168,7 +174,7 @@ def fail(job: Job) -> None:
 
 
 def check_out(options: Options) -> Path:
-    """Where the drawing goes; what would fail or destroy something is refused before anything is computed."""
+    """The output path. Raises before anything is computed if it cannot be written or would overwrite an input."""
     path = (options.out or Path(f"explain-{options.verb}.png")).expanduser()
     if path.suffix.lower() != ".html":
         draw.check_kind(path)
@@ -207,7 +213,7 @@ def parse_list(text: str, option: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
-    """One of the words, or whole numbers."""
+    """A list of whole numbers, or one of `words`."""
     if text in words:
         return text
     try:
@@ -217,8 +223,8 @@ def parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
         raise ValueError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None
 
 
-def _common(job: Job) -> dict[str, Any]:
-    """What the maps belong to, so that they can be laid on the pictures again."""
+def _common(job: ExplainJob) -> dict[str, Any]:
+    """Image names and geometry, so that the maps can be laid on the images again."""
     if not job.views:
         return {}
     geometries = [view.geometry for view in job.views]

@@ -1,7 +1,7 @@
-"""diff: two checkpoints step by step on the same input, the first step where they part, and its cause.
+"""Compares two checkpoints step by step on the same input: the first step that differs, and its cause.
 
-A step differs where its largest difference is more than `tolerance` of its largest value. Pictures are prepared by each
-side on its own, and compared; the networks then get one and the same tensor, so that the two are told apart.
+A step differs where its largest difference is more than `tolerance` of its largest value. Each side preprocesses the
+images, and the results are compared; both networks then get the same tensor.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vitlab.explain.diff.causes import Cause, Search
 from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
 from vitlab.explain.diff.sides import Side, open_side
-from vitlab.explain.diff.steps import Key, Row, Tally, first_difference, run_steps, step_name
-from vitlab.explain.inputs import _listed as listed
+from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, run_steps, step_name
+from vitlab.explain.inputs import as_list
 from vitlab.images.read import Source, read_image
 from vitlab.layers.patches import check_images
 
-SAME = (  # what two copies of one network share
+SAME = (  # options that two copies of a network share
     *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
     *("norm.kind", "norm.norm_pre", "final_norm", "attention.qk_norm"),
 )
@@ -33,18 +33,18 @@ SAME = (  # what two copies of one network share
 
 @dataclass
 class Difference:
-    """What `diff` found; `rows` in the order of the pass, pictures first."""
+    """The result of `diff`; `rows` in the order of the pass, preprocess first."""
 
     a: str
     b: str
     tolerance: float
     image_size: tuple[int, int]
-    images: int  # pictures that were compared; 0: noise
-    rows: list[Row]
+    images: int  # number of images; 0: noise
+    rows: list[StepDifference]
     causes: list[Cause] = field(default_factory=list)
-    unexplained: str = ""  # what is left without a cause, in words
-    own: Row | None = None  # the output, where each side prepared the pictures itself
-    same_class: int | None = None  # and how many pictures then get the same class
+    unexplained: str = ""  # describes what has no known cause
+    own: StepDifference | None = None  # the output with each side's own preprocess
+    same_class: int | None = None  # how many images then get the same class
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,8 +54,8 @@ class Difference:
     @property
     def first(self) -> str | None:
         """The first step that differs."""
-        found = next((row.step for row in self.rows if row.differs), None)
-        return found or (self.causes[0].step if self.causes else None)
+        step = next((row.step for row in self.rows if row.differs), None)
+        return step or (self.causes[0].step if self.causes else None)
 
     @property
     def cause(self) -> Cause | None:
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """In plain words, a line for each thing."""
+        """A summary in text, a line for each finding."""
         if self.equal:
             most = max((row.relative for row in self.rows), default=0.0)
             return (
@@ -96,7 +96,7 @@ class Difference:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        def plain(cause: Cause) -> dict[str, Any]:
+        def cause_dict(cause: Cause) -> dict[str, Any]:
             values = {**vars(cause), "explained": cause.explained}
             return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
@@ -105,7 +105,7 @@ class Difference:
             "equal": self.equal,
             "first": self.first,
             "verdict": self.verdict,
-            "causes": [plain(cause) for cause in self.causes],
+            "causes": [cause_dict(cause) for cause in self.causes],
             "rows": [row.to_dict() for row in self.rows],
             "own": self.own.to_dict() if self.own is not None else None,
         }
@@ -133,39 +133,39 @@ def diff(
     _check_one_network(A, B)
     size = image_size or B.input_size
     fitted = size if image_size is not None or A.config.image_size != B.config.image_size else None
-    found = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
+    result = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
     pictures: list[Image.Image] = []
     if images is not None and not isinstance(images, Tensor):
-        pictures = [read_image(source) for source in listed(images)]
-        found.images = len(pictures)
+        pictures = [read_image(source) for source in as_list(images)]
+        result.images = len(pictures)
     views = (
-        _compare_pictures(A, B, pictures or [fixed_picture(size)], fitted, found) if images is None or pictures else {}
+        _compare_pictures(A, B, pictures or [fixed_picture(size)], fitted, result) if images is None or pictures else {}
     )
     batch = _inputs(A, images, views if pictures else {}, size)
-    found.image_size = (batch.shape[-2], batch.shape[-1])
-    worst = _compare_networks(A, B, batch, found)
+    result.image_size = (batch.shape[-2], batch.shape[-1])
+    worst = _compare_networks(A, B, batch, result)
     if pictures and len(views) == 2:
-        _compare_outputs(A, B, views, found)
+        _compare_outputs(A, B, views, result)
     made: set[str] = set()
-    if any(row.differs for row in found.rows if row.step != "preprocess"):
-        made = _find_causes(A, B, batch[worst : worst + 1], found)
-    _compare_labels(A, B, found)
-    harmless = "" if found.unexplained else ", without effect here"
+    if any(row.differs for row in result.rows if row.step != "preprocess"):
+        made = _find_causes(A, B, batch[worst : worst + 1], result)
+    _compare_labels(A, B, result)
+    harmless = "" if result.unexplained else ", without effect here"
     rest = [guess for guess in options(A, B, {}) if not made.issuperset(guess.options)]
-    found.notes += [f"also different{harmless}: {guess.words}." for guess in rest]
-    return found
+    result.notes += [f"also different{harmless}: {guess.description}." for guess in rest]
+    return result
 
 
 def _check_one_network(a: Side, b: Side) -> None:
-    """Two networks can only be compared step by step where their tokens are of one kind."""
-    found = [(path, *(attrgetter(path)(side.config) for side in (a, b))) for path in SAME]
+    """Raises unless both sides are copies of one network."""
+    values = [(path, *(attrgetter(path)(side.config) for side in (a, b))) for path in SAME]
     inner = ((c.head_dim or c.width // c.heads) * c.heads for c in (a.config, b.config))
-    found.append(("width of attention", *inner))
-    found.append(("layer_scale", *(bool(side.config.residual.layer_scale) for side in (a, b))))
+    values.append(("width of attention", *inner))
+    values.append(("layer_scale", *(bool(side.config.residual.layer_scale) for side in (a, b))))
     kinds = [side.config.positions.kind for side in (a, b)]
     if {"rotary", "relative"}.intersection(kinds):
-        found.append(("positions", *kinds))
-    other = [f"{path} {x} in A, {y} in B" for path, x, y in found if x != y]
+        values.append(("positions", *kinds))
+    other = [f"{path} {x} in A, {y} in B" for path, x, y in values if x != y]
     if a.family != b.family:
         other.insert(0, f"family {a.family} in A, {b.family} in B")
     if other:
@@ -176,24 +176,26 @@ def _check_one_network(a: Side, b: Side) -> None:
 
 
 def _compare_pictures(
-    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int] | None, found: Difference
+    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int] | None, result: Difference
 ) -> dict[str, Tensor]:
-    """Each side's view of the pictures, at `size` or its own; a row, and a cause, for the difference between them."""
+    """Each side's input for the images, at `size` or its own; adds a row and a cause where they differ."""
     views = {side.letter: side.view(pictures, size) for side in (a, b)}
     there = {letter: view for letter, view in views.items() if view is not None}
     for side in (a, b):
         if side.letter not in there:
-            found.notes.append(f"{side.letter} says nothing of how pictures are prepared, so that was not compared.")
+            result.notes.append(f"{side.letter} says nothing of how pictures are prepared, so that was not compared.")
     if len(there) == 2:
-        row = compare_views(there["A"], there["B"], found.tolerance)
-        found.rows.append(row)
+        row = compare_views(there["A"], there["B"], result.tolerance)
+        result.rows.append(row)
         if row.differs:
-            found.causes.append(why_views_differ(a, b, pictures, size, row))
+            result.causes.append(why_views_differ(a, b, pictures, size, row))
     return there
 
 
-def _inputs(a: Side, images: Any, views: dict[str, Tensor], size: tuple[int, int]) -> Tensor:
-    """What both networks get: the tensor given, A's view of the pictures (or B's), or noise."""
+def _inputs(
+    a: Side, images: Tensor | Source | Iterable[Source] | None, views: dict[str, Tensor], size: tuple[int, int]
+) -> Tensor:
+    """The input of both networks: the given tensor, A's (or B's) preprocessed images, or noise."""
     if isinstance(images, Tensor):
         check_images(images, a.config.channels)
         if not len(images):
@@ -206,10 +208,10 @@ def _inputs(a: Side, images: Any, views: dict[str, Tensor], size: tuple[int, int
     return torch.randn(2, a.config.channels, *size, generator=torch.Generator().manual_seed(0))
 
 
-def _compare_networks(a: Side, b: Side, batch: Tensor, found: Difference) -> int:
-    """A row for every step that both have, over all images; returns the image in which the first difference is largest.
+def _compare_networks(a: Side, b: Side, batch: Tensor, result: Difference) -> int:
+    """Adds a row for every common step, over all images; returns the image with the largest first difference.
 
-    One image at a time: every step of two networks is kept meanwhile.
+    One image at a time, as every step of two networks is held.
     """
     tallies: dict[Key, Tally] = {}
     alone: list[dict[Key, Tally]] = []
@@ -223,58 +225,57 @@ def _compare_networks(a: Side, b: Side, batch: Tensor, found: Difference) -> int
             if key in steps_a:
                 for tally in (tallies.setdefault(key, Tally()), alone[-1].setdefault(key, Tally())):
                     tally.add(steps_a[key], value)
-    steps = {key: tally.row(step_name(*key), found.tolerance) for key, tally in tallies.items()}
-    found.rows += steps.values()
+    steps = {key: tally.row(step_name(*key), result.tolerance) for key, tally in tallies.items()}
+    result.rows += steps.values()
     if absent:
-        found.notes.append(f"not compared, because only one side shows it: {', '.join(sorted(absent))}.")
+        result.notes.append(f"not compared, because only one side shows it: {', '.join(sorted(absent))}.")
     first = next((key for key, row in steps.items() if row.differs), None)
     if first is None:
         return 0
-    return max(range(len(alone)), key=lambda n: alone[n][first].row("", found.tolerance).relative)
+    return max(range(len(alone)), key=lambda n: alone[n][first].row("", result.tolerance).relative)
 
 
-def _compare_outputs(a: Side, b: Side, views: dict[str, Tensor], found: Difference) -> None:
-    """The whole path from a picture to the output, each side by itself."""
+def _compare_outputs(a: Side, b: Side, views: dict[str, Tensor], result: Difference) -> None:
+    """Compares the outputs with each side's own preprocess."""
     tally = Tally()
     same = 0
     key: Key | None = None
-    for n in range(found.images):
+    for n in range(result.images):
         steps_a, steps_b = (side.steps(views[side.letter][n : n + 1]) for side in (a, b))
         key = [k for k in steps_b if k in steps_a][-1]
         tally.add(steps_a[key], steps_b[key])
         same += int(steps_a[key].argmax()) == int(steps_b[key].argmax())
     if key is not None:
-        found.own = tally.row(step_name(*key), found.tolerance)
-        found.same_class = same if key == ("head", None) else None
+        result.own = tally.row(step_name(*key), result.tolerance)
+        result.same_class = same if key == ("head", None) else None
 
 
-def _find_causes(a: Side, b: Side, image: Tensor, found: Difference) -> set[str]:
-    """The side to try changes on is one that its config and weights, rebuilt by us, reproduce; returns the options
-    that turned out to be causes."""
+def _find_causes(a: Side, b: Side, image: Tensor, result: Difference) -> set[str]:
+    """Searches on a side that its config and weights reproduce when rebuilt; returns the options that are causes."""
     for p, r in ((a, b), (b, a)):
         again = run_steps(p.rebuilt({}, {}, {}), image)
-        if first_difference(again, p.steps(image), found.tolerance) is None:
-            search = Search(p, r, image, found.tolerance)
-            found.causes += search.run()
-            found.unexplained = search.unexplained
-            return set(search.case.options)
-        found.notes.append(f"{p.letter} is not what its config and weights make: it was changed after it was built.")
-    found.unexplained = "No cause was looked for: neither side is what its config and weights make."
+        if first_difference(again, p.steps(image), result.tolerance) is None:
+            search = Search(p, r, image, result.tolerance)
+            result.causes += search.run()
+            result.unexplained = search.unexplained
+            return set(search.state.options)
+        result.notes.append(f"{p.letter} is not what its config and weights make: it was changed after it was built.")
+    result.unexplained = "No cause was looked for: neither side is what its config and weights make."
     return set()
 
 
-def _compare_labels(a: Side, b: Side, found: Difference) -> None:
-    """Equal scores under names in another order are other predictions."""
+def _compare_labels(a: Side, b: Side, result: Difference) -> None:
+    """Compares label names: equal scores under reordered names are different predictions."""
     if not a.labels or not b.labels or a.labels == b.labels:
         return
     if len(a.labels) != len(b.labels):
-        found.notes.append(f"A names {len(a.labels)} classes, B {len(b.labels)}.")
+        result.notes.append(f"A names {len(a.labels)} classes, B {len(b.labels)}.")
         return
     at = next(i for i, (x, y) in enumerate(zip(a.labels, b.labels, strict=True)) if x != y)
-    said = f"class {at} is {a.labels[at]!r} in A, {b.labels[at]!r} in B"
-    if sorted(a.labels) == sorted(b.labels) and not any(row.differs for row in found.rows if row.step == "head"):
-        words = f"label order: the same names in another order; {said}"
+    example = f"class {at} is {a.labels[at]!r} in A, {b.labels[at]!r} in B"
+    if sorted(a.labels) == sorted(b.labels) and not any(row.differs for row in result.rows if row.step == "head"):
+        text = f"label order: the same names in another order; {example}"
         remedy = "Take the names from the side whose predictions are right: model.labels = [...], then vitlab.save."
-        found.causes.append(Cause("labels", "labels", words, remedy, 1.0))
+        result.causes.append(Cause("labels", "labels", text, remedy, 1.0))
     else:
-        found.notes.append(f"label names differ: {said}.")
+        result.notes.append(f"label names differ: {example}.")

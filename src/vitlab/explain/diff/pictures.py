@@ -1,4 +1,4 @@
-"""What each side makes of a picture before its network sees it, and which setting makes the difference."""
+"""Compares the preprocessing of the two sides, and finds the setting that differs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from vitlab.explain.diff.causes import Cause
 from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side
-from vitlab.explain.diff.steps import Row, Tally
+from vitlab.explain.diff.steps import StepDifference, Tally
 
-SETTINGS = (  # what they are called, and the fields that stand or fall together
+SETTINGS = (  # name, and the fields that belong together
     ("mean and std", ("mean", "std")),
     ("crop", ("how", "resize")),
     ("interpolation", ("interpolation",)),
@@ -24,20 +24,22 @@ SETTINGS = (  # what they are called, and the fields that stand or fall together
 
 
 def fixed_picture(size: tuple[int, int]) -> Image.Image:
-    """Noise, always the same, larger than the input and of another shape, so that every setting shows."""
+    """Fixed noise, larger than the input and of another shape, so that every setting matters."""
     rows, columns = (3 * size[0] // 2 + 3, 2 * size[1] + 5)
     pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
-def compare_views(a: Tensor, b: Tensor, tolerance: float) -> Row:
+def compare_views(a: Tensor, b: Tensor, tolerance: float) -> StepDifference:
     tally = Tally()
     tally.add(a, b)
     return tally.row("preprocess", tolerance)
 
 
-def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: Row) -> Cause:
-    """Each setting of r in p, one at a time and then all so far, until p sees what r sees."""
+def why_views_differ(
+    p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: StepDifference
+) -> Cause:
+    """The setting of r that brings p's input nearest to r's: each one alone, and all so far."""
     wanted = r.view(pictures, size)
     mine, theirs = (_settings(side, size) for side in (p, r))
     assert wanted is not None
@@ -56,18 +58,18 @@ def why_views_differ(p: Side, r: Side, pictures: list[Image.Image], size: tuple[
                 best = (after, called, dict(change))
     after, name, change = best
     if not change:
-        words = f"{p.letter} and {r.letter} prepare pictures by equal settings, yet their pixels differ"
+        text = f"{p.letter} and {r.letter} prepare pictures by equal settings, yet their pixels differ"
         remedy = (
             "Two libraries resize: their rounding differs by a grey level or two. Prepare pictures with one of them."
         )
-        return Cause("preprocess", row.step, words, remedy, row.relative)
-    told = "; ".join(
+        return Cause("preprocess", row.step, text, remedy, row.relative)
+    text = "; ".join(
         f"{field} {_short(getattr(mine, field))} in {p.letter}, {_short(value)} in {r.letter}"
         for field, value in change.items()
     )
     values = ", ".join(f"{field}={value!r}" for field, value in change.items())
     remedy = saved_anew(p, r, f"preprocess=dict({values})")
-    return Cause("preprocess", row.step, f"{name}: {told}", remedy, row.relative, after, p.letter)
+    return Cause("preprocess", row.step, f"{name}: {text}", remedy, row.relative, after, p.letter)
 
 
 def _settings(side: Side, size: tuple[int, int] | None) -> Any:

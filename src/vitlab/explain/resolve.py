@@ -1,4 +1,4 @@
-"""What `inspect` and `gradients` were asked about: a model, a registered name, or a checkpoint."""
+"""Turns a model, a registered name or a checkpoint into its family, config and name, for `inspect` and `gradients`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from vitlab.models.input_size import input_size
 
 
 def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
-    """A model, a name or a checkpoint -> family, config, what to call it, and the model where there is one.
-
-    Of DINO it is the encoder, which is what the others read.
-    """
-    family, config, name, model = _named(what, size, options)
+    """Family, config, display name, and the model if there is one. DINO resolves to its encoder."""
+    family, config, name, model = _lookup(what, size, options)
     if not hasattr(config, "encoder") or family in ("mae", "clip"):
         return family, config, name, model
     encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
-    return *encoder_of(family, config), f"{name}, its encoder", encoder
+    return *encoder_config(family, config), f"{name}, its encoder", encoder
 
 
-def encoder_of(family: str, config: Any) -> tuple[str, Any]:
+def encoder_config(family: str, config: Any) -> tuple[str, Any]:
     return ("vit", config.encoder) if hasattr(config, "encoder") else (family, config)
 
 
-def _named(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
+def _lookup(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
     if not isinstance(what, str | Path):
         if not hasattr(what, "family") or not hasattr(what, "config"):
             raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
@@ -42,7 +39,7 @@ def _named(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> 
 
 
 def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any]) -> Any:
-    """At the size it was saved with; only a bare file that does not tell its grid is told the asked size."""
+    """At its own size. `size` is only for a bare file that does not store its grid."""
     try:
         return load.load(what, **options)
     except CheckpointError as error:
@@ -56,16 +53,16 @@ def check_batch(batch: int) -> None:
         raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
 
 
-def size_of_input(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
-    """(H, W) of the images that are read: of a model that is built, its preprocess's; of a name, its config's."""
+def input_size_of(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
+    """(H, W) of the input: by the preprocess of a built model, by the config of a name."""
     return config.image_size if model is None or "image_size" in options else input_size(model)
 
 
-def size_asked(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+def image_size_pair(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
     if image_size is None:
         return None
     pair = (image_size, image_size) if isinstance(image_size, int) else image_size
-    whole = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
-    if not whole or len(pair) != 2:
+    integers = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not integers or len(pair) != 2:
         raise ValueError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
     return (pair[0], pair[1])

@@ -1,10 +1,10 @@
-"""A CLIP that is asked in sentences, as a model with classes: whatever explains a class explains a sentence.
+"""A CLIP as a classifier of sentences, so that every method that explains a class explains a sentence.
 
-    asked = ask(clip, ["a dog", "a cat"])
-    relevance(asked, "photo.jpg", target="a dog")          # (B, grid_h, grid_w): which patches speak for the sentence
-    asked.cosines(images)                                  # (B, sentences)
+    model = ask(clip, ["a dog", "a cat"])
+    relevance(model, "photo.jpg", target="a dog")          # (B, grid_h, grid_w): which patches speak for the sentence
+    model.cosines(images)                                  # (B, sentences)
 
-The logit of a sentence is CLIP's own: the scale times the cosine of picture and sentence.
+The logit of a sentence is CLIP's own: the scale times the cosine of image and sentence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from vitlab.layers.trace import Trace
 from vitlab.text.tokenizer import its_tokenizer
 
 
-class Asked(nn.Module):
-    """The image tower, with a sentence for each class; everything else is the tower's own."""
+class PromptClassifier(nn.Module):
+    """The image tower with a sentence for each class. Other attributes are those of the tower."""
 
     def __init__(self, clip: Any, sentences: Sequence[str]):
         super().__init__()
@@ -48,13 +48,13 @@ class Asked(nn.Module):
 
     @torch.no_grad()
     def cosines(self, images: Tensor, *, batch_size: int = 8) -> Tensor:
-        """(B, sentences): 1 where picture and sentence point the same way."""
+        """(B, sentences): cosine of the embeddings of image and sentence."""
         with evaluating(self):
             return torch.cat([self.clip.encode_image(part) @ self.sentences.mT for part in images.split(batch_size)])
 
 
-def ask(model: Any, sentences: str | Sequence[str]) -> Asked:
-    """A CLIP and one sentence or several, for relevance, grad_cam, curves and everything else that asks for a class."""
+def ask(model: Any, sentences: str | Sequence[str]) -> PromptClassifier:
+    """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
     if not hasattr(model, "encode_text"):
         raise ValueError(
             f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
@@ -62,4 +62,4 @@ def ask(model: Any, sentences: str | Sequence[str]) -> Asked:
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):
         raise ValueError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")
-    return Asked(model, sentences)
+    return PromptClassifier(model, sentences)
