@@ -67,7 +67,7 @@ def test_figures_are_those_of_the_code(language):
 
 def test_paths_and_counters_are_those_of_the_server():
     from vitlab.serve.app import create_app
-    from vitlab.serve.house import open_models
+    from vitlab.serve.model_pool import open_models
 
     app = create_app(open_models(["bundled:digits"]))
     paths = set(app.openapi()["paths"]) | {"/docs", "/openapi.json"}

@@ -285,7 +285,7 @@ def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, pho
     from vitlab.explain.attention_maps import attention_maps
     from vitlab.export.about import about_model
     from vitlab.export.tower import example
-    from vitlab.serve.looking import about
+    from vitlab.serve.page_queries import about
 
     model = vitlab.load(dinov2)
     assert attention_maps(model, photos[0]).shape[-2:] == (16, 16)

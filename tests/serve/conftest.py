@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import vitlab
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, refusals
+from vitlab.serve.model_pool import Served, refusals
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
 

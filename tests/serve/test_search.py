@@ -16,8 +16,8 @@ from vitlab.inference import encoder_of, fingerprint, reads_text
 from vitlab.search import Index, SearchError, update
 from vitlab.search.ledger import FILE, Ledger
 from vitlab.serve.app import create_app
+from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import open_index
 
 from .conftest import URL, ask, picture, served, small_model
 from .test_limits import check

@@ -20,10 +20,10 @@ def run(
     import torch
 
     from vitlab.cli.predict import open_any
-    from vitlab.serve.computing import compute
-    from vitlab.serve.house import open_models
+    from vitlab.serve.executor import compute
+    from vitlab.serve.model_pool import open_models
+    from vitlab.serve.search_index import open_index
     from vitlab.serve.settings import Settings
-    from vitlab.serve.shelf import open_index
 
     settings = Settings(**options)
     if threads is not None:

@@ -1,7 +1,7 @@
 """A server that holds: pictures over HTTP -> what `vitlab predict`, `zeroshot` and the like would say of them.
 
     from vitlab.serve.app import create_app
-    from vitlab.serve.house import open_models
+    from vitlab.serve.model_pool import open_models
 
     app = create_app(open_models(["bundled:digits"]))        # an ASGI application; `vitlab serve` runs it
 

@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from vitlab.serve import docs, glassbox, searching, status, verbs
-from vitlab.serve.asking import Desk
+from vitlab.serve import docs, inference_routes, page_routes, search_routes, status
 from vitlab.serve.errors import handle_errors
 from vitlab.serve.guard import Guard, SecurityHeaders
-from vitlab.serve.house import House, Served
 from vitlab.serve.metrics import Metrics
+from vitlab.serve.model_pool import House, Served
+from vitlab.serve.request import Desk
+from vitlab.serve.search_index import Shelf
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import Shelf
 from vitlab.version import __version__
 
 NAMED = {"/models/": "/models/{name}", "/search/pictures/": "/search/pictures/{number}"}  # what is counted as one
@@ -62,7 +62,7 @@ def create_app(models: Iterable[Served], settings: Settings | None = None, shelf
     )
     app.state.house, app.state.metrics = house, metrics
     handle_errors(app)
-    for part in (verbs, searching, status, docs, glassbox):
+    for part in (inference_routes, search_routes, status, docs, page_routes):
         app.include_router(part.router)
     known = {*app.openapi()["paths"], "/docs", "/openapi.json"}
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitlab.serve.computing import compute
+from vitlab.serve.executor import compute
 
 Work = Callable[[list[Any]], list[Any]]
 

@@ -7,9 +7,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from vitlab.inference import class_labels
-from vitlab.serve.asking import Desk
 from vitlab.serve.errors import Problem, RefusedError, busy
 from vitlab.serve.metrics import Metrics
+from vitlab.serve.request import Desk
 
 router = APIRouter()
 

@@ -1,5 +1,5 @@
 """GET /: a page that shows a model at work. It is plain HTML, CSS and JavaScript in page/, loads nothing from elsewhere
-and computes nothing itself: its numbers are those of `looking`, asked for under /page/.
+and computes nothing itself: its numbers are those of `page_queries`, asked for under /page/.
 
     POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the picture stays here for a while
     GET  /page/look/ID/attention?layer=3
@@ -27,13 +27,13 @@ from torch import Tensor
 
 from vitlab.images.samples import open_sample
 from vitlab.parsing import parse_json
-from vitlab.serve import looking
-from vitlab.serve.asking import Case, Desk, answer, in_time, unless_gone
-from vitlab.serve.computing import computed
+from vitlab.serve import page_queries
 from vitlab.serve.errors import RefusedError
-from vitlab.serve.house import Remembered, Served
-from vitlab.serve.looking import Look
-from vitlab.serve.uploads import Upload
+from vitlab.serve.executor import computed
+from vitlab.serve.image_io import Upload
+from vitlab.serve.model_pool import Remembered, Served
+from vitlab.serve.page_queries import Look
+from vitlab.serve.request import Case, Desk, answer, in_time, unless_gone
 
 router = APIRouter(include_in_schema=False)
 
@@ -62,7 +62,7 @@ async def asset(name: str) -> Response:
 @router.get("/page/models")
 async def models(request: Request) -> Response:
     served = list(request.app.state.house.models.values())
-    return JSONResponse(await computed(lambda: [{**one.about(), **looking.about(one.model)} for one in served]))
+    return JSONResponse(await computed(lambda: [{**one.about(), **page_queries.about(one.model)} for one in served]))
 
 
 @router.get("/page/index")
@@ -102,20 +102,20 @@ async def look(request: Request, model: Annotated[str | None, Query(max_length=2
 async def view(request: Request, number: str) -> Response:
     served, kept = _kept(request, number)
     picture = io.BytesIO()
-    Image.fromarray(await computed(looking.view, served.model, kept)).save(picture, "PNG")
+    Image.fromarray(await computed(page_queries.view, served.model, kept)).save(picture, "PNG")
     return Response(picture.getvalue(), media_type="image/png")
 
 
 @router.get("/page/look/{number}/{part}")
 async def part(request: Request, number: str, part: str) -> Response:
     served, kept = _kept(request, number)
-    if part not in looking.offers(served.model):
-        there = ", ".join(looking.offers(served.model))
+    if part not in page_queries.offers(served.model):
+        there = ", ".join(page_queries.offers(served.model))
         raise RefusedError(404, f"{served.name} has no {part[:100]!r}.", f"It has: {there}.")
     options = dict(request.query_params)
     case = Case(request.app.state.desk, served, None)
     case.upload = Upload(b"")  # it came before
-    work = lambda items: [looking.PARTS[part](served.model, item, options) for item in items]
+    work = lambda items: [page_queries.PARTS[part](served.model, item, options) for item in items]
     async with in_time(case):
         with served.place():
             found = await unless_gone(request, case.run(kept, work))

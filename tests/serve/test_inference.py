@@ -16,9 +16,9 @@ from PIL import Image
 import vitlab
 from vitlab import explain
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, open_models, refusals
+from vitlab.serve.image_io import prepare
+from vitlab.serve.model_pool import Served, open_models, refusals
 from vitlab.serve.settings import Settings
-from vitlab.serve.uploads import prepare
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 

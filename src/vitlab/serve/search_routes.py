@@ -15,11 +15,11 @@ from pydantic import BaseModel, Field
 
 from vitlab.images.read import ImageError, read_image
 from vitlab.inference import embed_text
-from vitlab.serve.asking import Case, Desk, answer
 from vitlab.serve.errors import RefusedError
+from vitlab.serve.inference_routes import IMAGE, LONGEST, PROBLEMS, Answer
+from vitlab.serve.request import Case, Desk, answer
+from vitlab.serve.search_index import Shelf
 from vitlab.serve.settings import FORMATS, Settings
-from vitlab.serve.shelf import Shelf
-from vitlab.serve.verbs import IMAGE, LONGEST, PROBLEMS, Answer
 
 router = APIRouter()
 

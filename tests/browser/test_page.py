@@ -21,9 +21,9 @@ from vitlab.explain import attention_maps
 from vitlab.inference import fingerprint
 from vitlab.search import Index, update
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, refusals
+from vitlab.serve.model_pool import Served, refusals
+from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import open_index
 from vitlab.text.tokenizer import Tokenizer
 
 TABS = ("try", "walk", "attention", "fewer", "more", "training")

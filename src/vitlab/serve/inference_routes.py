@@ -18,11 +18,11 @@ from vitlab.explain.methods import METHODS
 from vitlab.explain.relevance import class_numbers
 from vitlab.explain.sentences import ask
 from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
-from vitlab.serve.asking import Case, answer
-from vitlab.serve.computing import computed
 from vitlab.serve.errors import Problem, RefusedError
-from vitlab.serve.house import Served
-from vitlab.serve.uploads import Prepared
+from vitlab.serve.executor import computed
+from vitlab.serve.image_io import Prepared
+from vitlab.serve.model_pool import Served
+from vitlab.serve.request import Case, answer
 from vitlab.text.templates import LISTS
 
 router = APIRouter()

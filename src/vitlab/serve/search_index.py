@@ -14,7 +14,7 @@ from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load
 from vitlab.inference import encoder_of, fingerprint
 from vitlab.search import Hit, Index, SearchError, check
-from vitlab.serve.house import Served, free_name, refusals
+from vitlab.serve.model_pool import Served, free_name, refusals
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse, Response
 
 from vitlab.serve.batching import Timing
 from vitlab.serve.errors import RefusedError, busy
-from vitlab.serve.house import House, Served, task
-from vitlab.serve.shelf import Shelf
-from vitlab.serve.uploads import Prepared, Upload, prepare, read_upload
+from vitlab.serve.image_io import Prepared, Upload, prepare, read_upload
+from vitlab.serve.model_pool import House, Served, task
+from vitlab.serve.search_index import Shelf
 
 
 class Desk:
