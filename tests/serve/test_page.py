@@ -14,6 +14,8 @@ from vitlab.explain.sentences import ask
 from vitlab.inference import predict
 from vitlab.reduce.named import reducer_of
 from vitlab.serve import page_queries, page_routes
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.request import MAX_PAGE_IMAGES
 
 from .conftest import picture
 
@@ -153,7 +155,7 @@ def test_a_picture_is_forgotten_in_time_and_cannot_be_guessed(client, models, mo
     first = looked(client, "small", picture(1))
     assert client.get(f"/page/look/{first}/predict").status_code == 200
     assert client.get("/page/look/0/predict").status_code == 404
-    for seed in range(page_routes.KEPT):
+    for seed in range(MAX_PAGE_IMAGES):
         looked(client, "small", picture(seed, 8, 8))
     assert "Send it again" in client.get(f"/page/look/{first}/predict").json()["remedy"]
 
@@ -202,4 +204,4 @@ def test_each_model_says_what_it_has(client, models):
     assert "fewer" in found["small"]["offers"] and "painted" not in found["small"]["offers"]
     assert "painted" in found["mae"]["offers"] and "predict" not in found["mae"]["offers"]
     assert "sentences" in found["clip"]["offers"]
-    assert page_queries.offers(models["small"]) == found["small"]["offers"]
+    assert page_queries.supported_queries(ServedModel("small", models["small"])) == found["small"]["offers"]

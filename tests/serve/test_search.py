@@ -92,7 +92,7 @@ def test_an_index_of_a_model_without_words_takes_pictures_only(searching, models
     found = ask(client, "/search?top=5", picture(4, 11, 17)).json()
     assert_same(found, alike, photos)
     assert found["hits"][0]["name"] == "4.png" and found["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
-    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that knows pictures and no words")
+    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that reads no text")
 
 
 def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, photos, tmp_path):
@@ -110,11 +110,11 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
         assert client.get(f"/search/pictures/{wrong}").status_code in (404, 422)
     for wrong in ("0", "-1", "1e3", "1.5", str(2**63), "９９x", "1;2"):
         check(client.get(f"/search/pictures/{wrong}"), 422, "number")
-    check(client.get("/search/pictures/9999"), 404, "has no picture 9999")
+    check(client.get("/search/pictures/9999"), 404, "has no image 9999")
     with Ledger(tmp_path / "ix" / FILE) as ledger:
         for path, name in ((b"../secret.png", "plain.png"), (os.fsencode(tmp_path / "secret.png"), "wide.png")):
             ledger.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, hits[name]))
-            check(client.get(f"/search/pictures/{hits[name]}"), 404, "has no picture")
+            check(client.get(f"/search/pictures/{hits[name]}"), 404, "has no image")
 
 
 def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(searching, photos):
@@ -134,7 +134,7 @@ def test_ways_to_ask_wrongly(searching, client):
         check(there.post("/search", files=form), 422, "either a text or an image")
     check(there.post("/search", files=[("text", (None, "a")), ("text", (None, "b"))]), 422, "either a text or an image")
     check(there.post("/search", files={"text": (None, "x" * 301)}), 422, "longer than 300")
-    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "a field 'path'")
+    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "field 'path'")
     check(there.post("/search", data={"text": "a dog"}), 415, "multipart/form-data")
     check(ask(there, "/search", b"no picture"), 415, "not a picture")
     check(ask(there, "/search?top=101", picture(1)), 422, "top='101'")

@@ -135,7 +135,7 @@ class Connection(H11Protocol):
         if self._under_way and self.cycle.response_started:
             self.transport.abort()
             return
-        self._refuse(400, "this is not an HTTP/1.1 request.", "Ask with an HTTP client, such as curl.")
+        self._refuse(400, "this is not an HTTP/1.1 request.", "Use an HTTP client, such as curl.")
         if self._under_way:  # the application is still waiting for the rest of a broken body
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -215,10 +215,10 @@ class Connection(H11Protocol):
     def _refuse(self, status: int, error: str, remedy: str, headers: dict[str, str] | None = None) -> None:
         """Answer without the application, and close."""
         body = json.dumps({"error": error, "remedy": remedy}).encode()
-        every = {**SECURITY_HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json"}
-        every |= {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+        all_headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json"}
+        all_headers |= {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
         response = h11.Response(
-            status_code=status, headers=list(every.items()), reason=HTTPStatus(status).phrase.encode()
+            status_code=status, headers=list(all_headers.items()), reason=HTTPStatus(status).phrase.encode()
         )
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
@@ -226,7 +226,7 @@ class Connection(H11Protocol):
 
 
 class _LingeringTransport:
-    """A transport whose `close` asks the connection how; uvicorn calls it in several places."""
+    """A transport whose `close` is the connection's; uvicorn calls it in several places."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[asyncio.Transport], None]):
         self._transport, self._close, self._closing = transport, close, False

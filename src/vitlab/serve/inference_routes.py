@@ -1,8 +1,7 @@
-"""POST /predict, /embed, /zeroshot, /explain: the library's own functions on one picture, as JSON."""
+"""POST /predict, /embed, /zeroshot, /explain: the library's functions on one image, as JSON."""
 
 from __future__ import annotations
 
-import io
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,24 +17,23 @@ from vitlab.explain.methods import METHODS
 from vitlab.explain.relevance import class_numbers
 from vitlab.explain.sentences import ask
 from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
-from vitlab.serve.errors import Problem, RefusedError
-from vitlab.serve.executor import computed
-from vitlab.serve.image_io import Prepared
-from vitlab.serve.model_pool import Served
-from vitlab.serve.request import Case, answer
+from vitlab.serve.errors import ErrorResponse, RequestError
+from vitlab.serve.executor import compute_async
+from vitlab.serve.image_io import PreparedImage, encode_png
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.request import InferenceJob, respond
+from vitlab.serve.settings import MAX_TEXT_LENGTH, MAX_TEXTS
 from vitlab.text.templates import LISTS
 
 router = APIRouter()
 
-WAYS = tuple(name for name in METHODS if name != "random")
-BY_CLASS = ("relevance", "grad_cam", "gradient_x_input")
-LONGEST = 300  # characters of a label or sentence
-SENTENCES = 10
-WRITTEN = rf"^({'|'.join(LISTS)}|[^{{}}|]*\{{\}}[^{{}}|]*(\|[^{{}}|]*\{{\}}[^{{}}|]*)*)$"
-IMAGE = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
+EXPLAIN_METHODS = tuple(name for name in METHODS if name != "random")
+CLASS_METHODS = ("relevance", "grad_cam", "gradient_x_input")  # they explain one class
+TEMPLATES = rf"^({'|'.join(LISTS)}|[^{{}}|]*\{{\}}[^{{}}|]*(\|[^{{}}|]*\{{\}}[^{{}}|]*)*)$"
+IMAGE_SCHEMA = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
 
-Model = Annotated[str | None, Query(max_length=200, description="A name from /models. Default: the first that can.")]
-Top = Annotated[int, Query(ge=1, le=1000, description="How many labels, the best first.")]
+ModelName = Annotated[str | None, Query(max_length=200, description="From /models. Default: the first that can.")]
+Top = Annotated[int, Query(ge=1, le=1000, description="Number of labels, the best first.")]
 
 
 class Score(BaseModel):
@@ -43,157 +41,157 @@ class Score(BaseModel):
     probability: float
 
 
-class Answer(BaseModel):
+class ModelResponse(BaseModel):
     model: str
-    batch: int = Field(description="Pictures that were run together.")
+    batch: int = Field(description="Images in the batch.")
     milliseconds: dict[str, float] = Field(description="received, decoded, waited, ran, total")
 
 
-class Scores(Answer):
+class ScoresResponse(ModelResponse):
     scores: list[Score]
 
 
-class Vector(Answer):
-    embedding: list[float] = Field(description="Of length 1, so that products are cosines.")
+class EmbedResponse(ModelResponse):
+    embedding: list[float] = Field(description="Of unit length, so that dot products are cosines.")
 
 
-class Map(Answer):
+class ExplainResponse(ModelResponse):
     method: str
-    label: str | None = Field(description="What the map speaks for, or what the model takes the picture for.")
+    label: str | None = Field(description="The class or text that the map explains, or the model's prediction.")
     probability: float | None
     grid: list[int] = Field(description="Rows and columns of patches.")
     map: list[list[float]] = Field(description="A value for each patch, row by row; higher is more important.")
-    size: list[int] = Field(description="Height and width of the picture, upright.")
-    box: list[float] = Field(description="Left, top, right, bottom of what the model saw, in the picture's pixels.")
+    size: list[int] = Field(description="Height and width of the image, upright.")
+    box: list[float] = Field(description="Left, top, right, bottom of the model's input, in pixels of the image.")
 
 
-def _form(needed: tuple[str, ...], more: dict[str, Any]) -> dict[str, Any]:
-    """The request's body, for the documentation; `receive` reads it as a stream, within limits."""
-    schema = {"type": "object", "required": ["image", *needed], "properties": {"image": IMAGE, **more}}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": text}
     for status, text in {
-        400: "The form or the picture is damaged, or the Host is not ours.",
+        400: "The form or the image is damaged, or the Host is unknown.",
         401: "The token is missing or wrong.",
         403: "A page of another origin.",
-        404: "There is no such model, index or picture.",
+        404: "There is no such model, index or image.",
         408: "The request came too slowly.",
         413: "Too many bytes or pixels.",
-        415: "Not a picture.",
-        422: "An option is wrong, or the model cannot do this.",
+        415: "Not an image.",
+        422: "An option is wrong, or the model does not support this.",
         503: "The queue is full: ask again after Retry-After seconds.",
         504: "There was no answer in time.",
     }.items()
 }
 
 
-def _post(path: str, returns: type[BaseModel], needed: tuple[str, ...] = (), **fields: dict[str, Any]) -> Any:
-    return router.post(path, response_model=returns, responses=PROBLEMS, openapi_extra=_form(needed, fields))
+def form_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """The request's body in the OpenAPI description; `InferenceJob.receive` reads it."""
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-@_post("/predict", Scores)
-async def predict(request: Request, model: Model = None, top: Top = 5) -> Response:
-    """Say what is in a picture."""
-
-    async def work(case: Case) -> dict[str, Any]:
-        found = await case.picture()
-        chances: Tensor = _finite(await case.run(found.tensor))  # (classes,)
-        return _scores(chances, class_labels(case.served.model), top)
-
-    return await answer(request, "predict", model, work)
+def _post(path: str, response: type[BaseModel], required: tuple[str, ...] = (), **fields: dict[str, Any]) -> Any:
+    properties = {"image": IMAGE_SCHEMA, **fields}
+    schema = {"type": "object", "required": ["image", *required], "properties": properties}
+    return router.post(path, response_model=response, responses=ERRORS, openapi_extra=form_schema(schema))
 
 
-@_post("/embed", Vector)
-async def embed(request: Request, model: Model = None) -> Response:
-    """A vector that is near those of similar pictures."""
+@_post("/predict", ScoresResponse)
+async def predict(request: Request, model: ModelName = None, top: Top = 5) -> Response:
+    """Classify an image."""
 
-    async def work(case: Case) -> dict[str, Any]:
-        found = await case.picture()
-        return {"embedding": _finite(await case.run(found.tensor)).tolist()}
+    async def answer(job: InferenceJob) -> dict[str, Any]:
+        image = await job.image()
+        probabilities = _finite(await job.run_verb(image.tensor))  # (classes,)
+        return _scores(probabilities, class_labels(job.served.model), top)
 
-    return await answer(request, "embed", model, work)
+    return await respond(request, "predict", model, answer)
+
+
+@_post("/embed", EmbedResponse)
+async def embed(request: Request, model: ModelName = None) -> Response:
+    """Embed an image: similar images have similar embeddings."""
+
+    async def answer(job: InferenceJob) -> dict[str, Any]:
+        image = await job.image()
+        return {"embedding": _finite(await job.run_verb(image.tensor)).tolist()}
+
+    return await respond(request, "embed", model, answer)
 
 
 @_post(
     "/zeroshot",
-    Scores,
-    needed=("labels",),
+    ScoresResponse,
+    required=("labels",),
     labels={
         "type": "array",
-        "items": {"type": "string", "maxLength": LONGEST},
+        "items": {"type": "string", "maxLength": MAX_TEXT_LENGTH},
         "minItems": 1,
-        "description": "What may be in the picture: cat,dog in one field, or a field for each.",
+        "description": "The classes to choose from: cat,dog in one field, or a field for each.",
     },
     templates={
         "type": "string",
-        "pattern": WRITTEN,
+        "pattern": TEMPLATES,
         "description": f'One of {", ".join(LISTS)}, or "a photo of a {{}}|one {{}}".',
     },
 )
-async def zeroshot(request: Request, model: Model = None, top: Top = 5) -> Response:
-    """Say which of your words fits a picture, with a CLIP."""
+async def zeroshot(request: Request, model: ModelName = None, top: Top = 5) -> Response:
+    """Classify an image by labels of your own, with a CLIP."""
 
-    async def work(case: Case) -> dict[str, Any]:
-        labels, templates = _labels(case), _templates(case)
-        found = await case.picture()
-        features: Tensor = _finite(await case.run(found.tensor))  # (E,)
-        rows = [await _label(case, label, templates) for label in labels]
-        words = Labels(labels, torch.stack(rows))
-        chances = (await computed(among, case.served.model, features[None], words))[0]  # (K,)
-        return _scores(chances, labels, top)
+    async def answer(job: InferenceJob) -> dict[str, Any]:
+        names, templates = _labels(job), _templates(job)
+        image = await job.image()
+        features = _finite(await job.run_verb(image.tensor))  # (E,)
+        labels = Labels(names, torch.stack([await _embed_label(job, name, templates) for name in names]))
+        probabilities = (await compute_async(among, job.served.model, features[None], labels))[0]  # (K,)
+        return _scores(probabilities, names, top)
 
-    return await answer(request, "zeroshot", model, work, ("labels", "templates"))
+    return await respond(request, "zeroshot", model, answer, ("labels", "templates"))
 
 
 @_post(
     "/explain",
-    Map,
+    ExplainResponse,
     text={
         "type": "array",
-        "items": {"type": "string", "maxLength": LONGEST},
-        "maxItems": SENTENCES,
-        "description": "What a CLIP is asked for; a field for each.",
+        "items": {"type": "string", "maxLength": MAX_TEXT_LENGTH},
+        "maxItems": MAX_TEXTS,
+        "description": "Sentences that a CLIP compares the image with; a field for each.",
     },
 )
 async def explain(
     request: Request,
-    model: Model = None,
+    model: ModelName = None,
     method: Annotated[
-        Literal[WAYS] | None,  # type: ignore[valid-type]
-        Query(description="Default: relevance where the model knows classes or a text is given, else attention."),
+        Literal[EXPLAIN_METHODS] | None,  # type: ignore[valid-type]
+        Query(description="Default: relevance where the model has classes or a text is given, else attention."),
     ] = None,
     target: Annotated[
-        str | None, Query(max_length=LONGEST, description="A class or text, by name or number. Default: the top one.")
+        str | None,
+        Query(max_length=MAX_TEXT_LENGTH, description="A class or text, by name or number. Default: the top one."),
     ] = None,
-    format: Annotated[Literal["json", "png"], Query(description="png: the map laid on the picture.")] = "json",
+    format: Annotated[Literal["json", "png"], Query(description="png: the map drawn over the image.")] = "json",
 ) -> Response:
-    """Which patches matter: for a class, for a text (CLIP), or by attention alone."""
+    """Rate the patches: for a class, for a text (CLIP), or by attention alone."""
 
-    async def work(case: Case) -> dict[str, Any] | Response:
-        texts = _texts(case)
-        found = await case.picture(keep=format == "png")
-        look = lambda items: [_look(case.served, items[0], method, target, texts, format == "png")]
+    async def answer(job: InferenceJob) -> dict[str, Any] | Response:
+        texts = _texts(job)
+        image = await job.image(keep_original=format == "png")
         try:
-            told, drawn = await case.run(found, look)
-        except ValueError as error:  # what this model cannot be asked, in the library's words
-            raise RefusedError(422, str(error), "GET /models says what each model can do.") from None
-        return told if drawn is None else Response(drawn, media_type="image/png")
+            content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
+        except ValueError as error:  # the library's reason why this model cannot
+            raise RequestError(422, str(error), "GET /models lists what each model can do.") from None
+        return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
-    return await answer(request, "explain", model, work, ("text",))
+    return await respond(request, "explain", model, answer, ("text",))
 
 
-def _look(
-    served: Served, found: Prepared, method: str | None, target: str | None, texts: list[str], draw: bool
-) -> tuple[dict[str, Any], bytes | None]:
-    """In the model's thread."""
-    model = ask(served.model, texts) if texts else served.to_explain
+def _explain(
+    served: ServedModel, image: PreparedImage, method: str | None, target: str | None, texts: list[str]
+) -> dict[str, Any] | bytes:
+    """The explanation as JSON; drawn as PNG if the image's original was kept."""
+    model = ask(served.model, texts) if texts else served.encoder
     method = method or ("relevance" if model.config.classes else "attention")
     like = next(model.parameters())
-    pictures = None if found.picture is None else [found.picture]
-    batch = Batch(found.tensor[None].to(like.device, like.dtype), pictures, [found.geometry])
+    originals = None if image.original is None else [image.original]
+    batch = Batch(image.tensor[None].to(like.device, like.dtype), originals, [image.geometry])
     with torch.no_grad():
         logits = model(batch.images).float() if model.config.classes else None  # (1, classes)
     label = probability = None
@@ -202,12 +200,19 @@ def _look(
         label, probability = label_of(model, number), float(logits.softmax(-1)[0, number])
     elif target is not None:
         raise ValueError("this model has no classes, so target has no meaning.")
-    heat = _finite(METHODS[method](model, batch, target if method in BY_CLASS else None)[0])  # (rows, columns)
-    H, W = found.geometry.original
+    heat = _finite(METHODS[method](model, batch, target if method in CLASS_METHODS else None)[0])  # (rows, columns)
+    if originals is not None:
+        return _draw(model, batch, heat, method)
     h, w = batch.images.shape[-2:]
-    answer = {"method": method, "label": label, "probability": probability, "grid": list(heat.shape)}
-    answer |= {"map": heat.tolist(), "size": [H, W], "box": list(found.geometry.to_original((0, 0, w, h)))}
-    return answer, _draw(model, batch, heat, method) if draw else None
+    return {
+        "method": method,
+        "label": label,
+        "probability": probability,
+        "grid": list(heat.shape),
+        "map": heat.tolist(),
+        "size": list(image.geometry.original),
+        "box": list(image.geometry.to_original((0, 0, w, h))),
+    }
 
 
 def _draw(model: Any, batch: Batch, heat: Tensor, method: str) -> bytes:
@@ -217,64 +222,64 @@ def _draw(model: Any, batch: Batch, heat: Tensor, method: str) -> bytes:
         pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=method == "gradient_x_input")
     except ImportError:
         raise ValueError("drawing needs matplotlib, which this server does not have; ask for format=json.") from None
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encode_png(Image.fromarray(pixels))
 
 
-async def _label(case: Case, label: str, templates: str) -> Tensor:
-    """(E,): one label at a time, so that others get their turn between them; known ones are remembered."""
-    known = case.served.labels
-    if (row := known.get((label, templates))) is None:
-        work = lambda items: [embed_labels(case.served.model, [items[0]], templates).weights[0]]
-        row = await case.run(label, work)
-        known.put((label, templates), row)
-    return row
+async def _embed_label(job: InferenceJob, label: str, templates: str) -> Tensor:
+    """(E,). One label per job, so that other requests run in between; cached."""
+    served = job.served
+    embedding = served.label_cache.get((label, templates))
+    if embedding is None:
+        function = lambda label: embed_labels(served.model, [label], templates).weights[0]
+        embedding = await job.run_alone(function, label)
+        served.label_cache.put((label, templates), embedding)
+    return embedding
 
 
-def _labels(case: Case) -> list[str]:
-    given = case.fields("labels")
-    names = [name.strip() for name in (given[0].split(",") if len(given) == 1 else given)]
+def _labels(job: InferenceJob) -> list[str]:
+    fields, limit = job.fields("labels"), job.settings.max_labels
+    names = [name.strip() for name in (fields[0].split(",") if len(fields) == 1 else fields)]
     names = [name for name in names if name]
     if not names:
-        raise RefusedError(422, "the form has no labels.", "Name what may be in the picture: -F labels=cat,dog.")
-    if len(names) > case.settings.max_labels:
-        raise RefusedError(422, f"{len(names)} labels are more than {case.settings.max_labels}.", "Send fewer labels.")
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise RefusedError(422, f"the label {twice[0][:LONGEST]!r} is given twice.", "Name each label once.")
+        raise RequestError(422, "the form has no labels.", "Send the classes to choose from: -F labels=cat,dog.")
+    if len(names) > limit:
+        raise RequestError(422, f"{len(names)} labels are more than {limit}.", "Send fewer labels.")
+    if duplicates := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        error = f"the label {duplicates[0][:MAX_TEXT_LENGTH]!r} is given twice."
+        raise RequestError(422, error, "Send each label once.")
     _check_lengths(names, "label")
     return names
 
 
-def _templates(case: Case) -> str:
-    given = case.fields("templates") or ["train"]
-    text = given[0]
-    parts = [part.strip() for part in text.split("|") if part.strip()]
-    written = bool(parts) and len(parts) <= 100 and all(part.count("{}") == 1 for part in parts)
-    if len(given) > 1 or (text not in LISTS and not written):  # a file's name stays a name: nothing is opened
+def _templates(job: InferenceJob) -> str:
+    fields = job.fields("templates") or ["train"]
+    text = fields[0]
+    sentences = [part.strip() for part in text.split("|") if part.strip()]
+    valid = 1 <= len(sentences) <= 100 and all(sentence.count("{}") == 1 for sentence in sentences)
+    if len(fields) > 1 or (text not in LISTS and not valid):  # a file name is not a list here: nothing is opened
         remedy = f'Send one field: {", ".join(LISTS)}, or "a photo of a {{}}", several joined by |.'
-        raise RefusedError(422, f"templates {text[:100]!r} is no list, and no sentences with one {{}} each.", remedy)
+        raise RequestError(422, f"templates {text[:100]!r} is no list, and no sentences with one {{}} each.", remedy)
     return text
 
 
-def _texts(case: Case) -> list[str]:
-    texts = [text.strip() for text in case.fields("text")]
-    if not all(texts) or len(texts) > SENTENCES:
-        raise RefusedError(422, f"{len(texts)} texts were given.", f"Send 1 to {SENTENCES} of them, none empty.")
+def _texts(job: InferenceJob) -> list[str]:
+    texts = [text.strip() for text in job.fields("text")]
+    if not all(texts) or len(texts) > MAX_TEXTS:
+        raise RequestError(422, f"{len(texts)} texts were given.", f"Send 1 to {MAX_TEXTS} of them, none empty.")
     _check_lengths(texts, "text")
     return texts
 
 
-def _check_lengths(texts: list[str], what: str) -> None:
-    if any(len(text) > LONGEST for text in texts):
-        raise RefusedError(422, f"a {what} is longer than {LONGEST} characters.", "Shorten it.")
+def _check_lengths(texts: list[str], name: str) -> None:
+    if any(len(text) > MAX_TEXT_LENGTH for text in texts):
+        raise RequestError(422, f"a {name} is longer than {MAX_TEXT_LENGTH} characters.", "Shorten it.")
 
 
-def _scores(chances: Tensor, labels: list[str], top: int) -> dict[str, Any]:
-    return {"scores": [{"label": label, "probability": p} for label, p in ranked(chances, labels, top)]}
+def _scores(probabilities: Tensor, labels: list[str], top: int) -> dict[str, Any]:
+    return {"scores": [{"label": label, "probability": p} for label, p in ranked(probabilities, labels, top)]}
 
 
 def _finite(values: Tensor) -> Tensor:
     if not torch.isfinite(values).all():
-        raise RuntimeError("the model's numbers for a picture are not finite: its weights are damaged.")
+        raise RuntimeError("the model's output is not finite: its weights are damaged.")
     return values

@@ -1,4 +1,4 @@
-"""The models of a server, by name: what each can do, its thread, and how many requests it has accepted."""
+"""The models of a server by name: what each supports, its worker, and how many requests it has accepted."""
 
 from __future__ import annotations
 
@@ -10,114 +10,132 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from PIL import Image
+from torch import Tensor, nn
 
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
-from vitlab.inference import check_predicts, reads_text
+from vitlab.inference import check_predicts, class_probabilities, image_features, image_vectors, reads_text
+from vitlab.models.around import AroundEncoder
+from vitlab.models.clip import CLIP
 from vitlab.models.features import features_of
 from vitlab.serve.batching import Worker
-from vitlab.serve.errors import RefusedError, busy, logger
+from vitlab.serve.errors import RequestError, busy_error, logger
 from vitlab.serve.settings import Settings
+
+Value = TypeVar("Value")
+Loader = Callable[[str], nn.Module]
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors", ".npz", ".pth", ".pt", ".bin")
 VERBS = ("predict", "embed", "zeroshot", "explain")
+BATCH_FUNCTIONS = {"predict": class_probabilities, "embed": image_vectors, "zeroshot": image_features}
 
 
-class Remembered:
-    """The last so many values, by key."""
+class LRUCache(Generic[Value]):
+    """Keeps the `size` most recently used values."""
 
     def __init__(self, size: int):
-        self.size, self._values = size, OrderedDict()
+        self.size, self._values = size, OrderedDict[Hashable, Value]()
 
-    def get(self, key: Hashable) -> Any:
+    def get(self, key: Hashable) -> Value | None:
         if key in self._values:
             self._values.move_to_end(key)
         return self._values.get(key)
 
-    def put(self, key: Hashable, value: Any) -> None:
+    def put(self, key: Hashable, value: Value) -> None:
         self._values[key] = value
         if len(self._values) > self.size:
             self._values.popitem(last=False)
 
 
 @dataclass
-class Served:
-    """A model and its name."""
-
+class ServedModel:
     name: str
     model: Any
-    refuses: dict[str, str] = field(default_factory=dict)  # verb -> why
-    worker: Worker = None  # type: ignore[assignment]  # until `House.start`
-    room: int = 1  # requests that may be inside
-    inside: int = 0
-    labels: Remembered = field(default_factory=lambda: Remembered(4096))  # (label, templates) -> its vector
+    worker: Worker = field(init=False)  # set by `ModelPool.start`
+    capacity: int = 1  # requests that may be in progress
+    in_progress: int = 0
+    label_cache: LRUCache[Tensor] = field(default_factory=lambda: LRUCache(4096))  # (label, templates) -> embedding
+    unsupported: dict[str, str] = field(init=False)  # verb -> reason
+
+    def __post_init__(self) -> None:
+        self.model.eval()
+        self.unsupported = unsupported_verbs(self.model, self.encoder)
+
+    @property
+    def encoder(self) -> Any:
+        """The image encoder; of most models, the model itself."""
+        return self.model.encoder if isinstance(self.model, AroundEncoder | CLIP) else self.model
 
     @property
     def verbs(self) -> list[str]:
-        return [verb for verb in VERBS if verb not in self.refuses]
+        return [verb for verb in VERBS if verb not in self.unsupported]
 
-    @property
-    def to_explain(self) -> Any:
-        """Of a network around an encoder, the encoder."""
-        return getattr(self.model, "encoder", self.model)
-
-    def check_room(self) -> None:
-        if self.inside >= self.room:
-            seconds = self.inside * self.worker.pace
-            raise busy(f"the queue of {self.name} is full: {self.inside} requests are before yours.", seconds)
+    def check_capacity(self) -> None:
+        if self.in_progress >= self.capacity:
+            seconds = self.in_progress * self.worker.seconds_per_image
+            raise busy_error(
+                f"the queue of {self.name} is full: {self.in_progress} requests are before yours.", seconds
+            )
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """One of the model's places, for as long as a request is in its hands."""
-        self.check_room()
-        self.inside += 1
+    def slot(self) -> Iterator[None]:
+        """Count a request as in progress."""
+        self.check_capacity()
+        self.in_progress += 1
         try:
             yield
         finally:
-            self.inside -= 1
+            self.in_progress -= 1
 
-    def about(self) -> dict[str, Any]:
-        height, width = self.model.preprocess.size
-        found = {"name": self.name, "family": self.model.family, "verbs": self.verbs}
-        found["classes"] = 0 if "predict" in self.refuses else self.model.config.classes
-        count = sum(p.numel() for p in self.model.parameters()) or None  # of an exported file it is not known
-        return found | {"image_size": [height, width], "parameters": count}
+    def batch_function(self, verb: str) -> Callable[[list[Tensor]], list[Tensor]]:
+        """Runs the verb on a batch of prepared images."""
+        return lambda tensors: list(BATCH_FUNCTIONS[verb](self.model, tensors))
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "family": self.model.family,
+            "verbs": self.verbs,
+            "classes": self.model.config.classes if "predict" in self.verbs else 0,
+            "image_size": list(self.model.preprocess.size),
+            "parameters": sum(p.numel() for p in self.model.parameters()) or None,  # unknown of an exported file
+        }
 
 
-class House:
-    """All models, in the order they were named."""
+class ModelPool:
+    """All models, in the order they were given."""
 
-    def __init__(self, models: Iterable[Served], settings: Settings):
+    def __init__(self, models: Iterable[ServedModel], settings: Settings):
         self.models = {served.name: served for served in models}
         self.settings = settings
         self.draining = False
         self.warm = False
-        self.broken: list[str] = []  # models that failed when they were warmed up
+        self.broken: list[str] = []  # models that failed in `warm_up`
 
     @property
     def ready(self) -> bool:
         return self.warm and not self.draining and not self.broken
 
     def start(self) -> None:
+        limits = self.settings
         for served in self.models.values():
-            limits = self.settings
-            served.room = limits.queue
+            served.capacity = limits.queue
             served.worker = Worker(served.name, max_batch=limits.max_batch, max_wait=limits.max_wait)
 
     async def warm_up(self) -> None:
-        """Every model sees one grey picture, so that the first request is as fast as the others."""
-        from PIL import Image
-
+        """Run every model on a grey image, so that the first request is as fast as the others."""
         for served in self.models.values():
             verb = next((verb for verb in ("predict", "embed") if verb in served.verbs), None)
             if verb is None:
                 continue
             tensor = served.model.preprocess(Image.new("RGB", (64, 48), "grey"))
             try:
-                await served.worker.run(*task(served, verb), tensor, time.monotonic() + 600)
-            except Exception as error:  # whatever it is, the other models go on
+                await served.worker.run(served.batch_function(verb), verb, tensor, time.monotonic() + 600)
+            except Exception as error:  # the other models still serve
                 logger.error("%s fails", served.name, exc_info=error)
                 self.broken.append(served.name)
         self.warm = True
@@ -126,50 +144,42 @@ class House:
         for served in self.models.values():
             served.worker.stop()
 
-    def find(self, name: str | None, verb: str | None) -> Served:
-        """The model that a request names; without a name, the first that can do this. None: nothing is asked of it."""
+    def find(self, name: str | None, verb: str | None) -> ServedModel:
+        """The model called `name`; without a name, the first that supports `verb`."""
         if name is None:
             able = [served for served in self.models.values() if verb is None or verb in served.verbs]
             if not able:
-                why = next(iter(self.models.values())).refuses[str(verb)]
-                raise RefusedError(422, f"no model here can {verb}. {why}", "Start the server with one that can.")
+                reason = next(iter(self.models.values())).unsupported[str(verb)]
+                raise RequestError(422, f"no model here can {verb}. {reason}", "Start the server with one that can.")
             return able[0]
         served = self.models.get(name)
         if served is None:
             near = get_close_matches(name, self.models, n=1)
             hint = f"Did you mean {near[0]!r}? " if near else ""
-            there = ", ".join(self.models)
-            raise RefusedError(404, f"there is no model {name[:100]!r} here.", f"{hint}There are: {there}.")
-        if verb in served.refuses:
+            remedy = f"{hint}There are: {', '.join(self.models)}."
+            raise RequestError(404, f"there is no model {name[:100]!r} here.", remedy)
+        if verb in served.unsupported:
             able = ", ".join(other.name for other in self.models.values() if verb in other.verbs)
-            remedy = f"Ask another: {able}." if able else f"It can {', '.join(served.verbs)}."
-            raise RefusedError(422, f"{served.name} cannot {verb}. {served.refuses[verb]}", remedy)
+            remedy = f"Use another model: {able}." if able else f"It can {', '.join(served.verbs)}."
+            raise RequestError(422, f"{served.name} cannot {verb}. {served.unsupported[verb]}", remedy)
         return served
 
 
-def task(served: Served, verb: str) -> tuple[Callable[[list[Any]], list[Any]], str]:
-    """What the worker does with a batch of prepared pictures, and how such work is called."""
-    from vitlab.inference import class_probabilities, image_features, image_vectors
-
-    run = {"predict": class_probabilities, "embed": image_vectors, "zeroshot": image_features}[verb]
-    return (lambda tensors: list(run(served.model, tensors))), verb
-
-
-def open_models(sources: Iterable[str] = (), load: Callable[[str], Any] = load) -> list[Served]:
-    """NAME=CHECKPOINT, or a checkpoint that is called by its own name; without any, all bundled models."""
-    wanted = list(sources) or [f"{bundled.PREFIX}{name}" for name in bundled.names()]
-    found: dict[str, Served] = {}
-    for source in wanted:
-        name, source = _split(source)
-        model = load(source)
+def open_models(sources: Iterable[str] = (), load: Loader = load) -> list[ServedModel]:
+    """Load checkpoints, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models."""
+    models: dict[str, ServedModel] = {}
+    for source in list(sources) or [f"{bundled.PREFIX}{name}" for name in bundled.names()]:
+        name, checkpoint = _split_name(source)
+        model = load(checkpoint)
         if model.preprocess is None:
-            raise ValueError(f"{source}: the model has no preprocess, so it cannot read pictures.")
-        name = name if name and name not in found else free_name(source, found)
-        found[name] = Served(name, model.eval(), refusals(model))
-    return list(found.values())
+            raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read images.")
+        if not name or name in models:
+            name = unique_name(checkpoint, models)
+        models[name] = ServedModel(name, model)
+    return list(models.values())
 
 
-def called(source: str) -> str:
+def default_name(source: str) -> str:
     """bundled:digits -> digits, runs/cats/best -> cats, hf-hub:google/vit-base-patch16-224 -> vit-base-patch16-224."""
     parts = [part for part in re.split(r"[/\\]", source.partition(":")[2] or source) if part not in ("", ".", "..")]
     if len(parts) > 1 and parts[-1] in ("best", "last"):
@@ -178,41 +188,42 @@ def called(source: str) -> str:
     return Path(name).stem if Path(name).suffix in SUFFIXES else name
 
 
-def free_name(source: str, taken: Container[str]) -> str:
-    """What a model of this source is called where others are; the second cats is cats-2."""
-    name, number = called(source), 1
+def unique_name(source: str, taken: Container[str]) -> str:
+    """The source's default name; if it is taken, with a number: cats-2."""
+    name, number = default_name(source), 1
     while name in taken:
         number += 1
-        name = f"{called(source)}-{number}"
+        name = f"{default_name(source)}-{number}"
     return name
 
 
-def refusals(model: Any) -> dict[str, str]:
-    """Which verbs a model cannot do, and why."""
+def unsupported_verbs(model: Any, encoder: Any) -> dict[str, str]:
+    """The verbs that a model does not support, each with the reason."""
     checks = {
         "predict": lambda: check_predicts(model),
         "embed": lambda: features_of(model),
-        "zeroshot": lambda: _check_words(model),
-        "explain": lambda: check_model(model if not hasattr(model, "encoder") else model.encoder),
+        "zeroshot": lambda: _check_zero_shot(model),
+        "explain": lambda: check_model(encoder),
     }
-    found = {}
+    reasons = {}
     for verb, check in checks.items():
         try:
             check()
         except ValueError as error:
-            found[verb] = str(error)
-    return found
+            reasons[verb] = str(error)
+    return reasons
 
 
-def _check_words(model: Any) -> None:
+def _check_zero_shot(model: Any) -> None:
     if not reads_text(model):
-        raise ValueError(f"A model of the family {model.family} reads no words: this needs a CLIP.")
+        raise ValueError(f"A model of the family {model.family} reads no text: this needs a CLIP.")
     if model.tokenizer is None:
-        raise ValueError("This CLIP came without its tokenizer, so it reads no words.")
+        raise ValueError("This CLIP has no tokenizer, so it reads no text.")
 
 
-def _split(source: str) -> tuple[str | None, str]:
-    name, equals, rest = source.partition("=")
+def _split_name(source: str) -> tuple[str | None, str]:
+    """NAME=CHECKPOINT -> both."""
+    name, equals, checkpoint = source.partition("=")
     if equals and not Path(source).exists() and re.fullmatch(r"[\w.-]+", name):
-        return name, rest
+        return name, checkpoint
     return None, source

@@ -1,20 +1,19 @@
-"""GET /: a page that shows a model at work. It is plain HTML, CSS and JavaScript in page/, loads nothing from elsewhere
-and computes nothing itself: its numbers are those of `page_queries`, asked for under /page/.
+"""GET /: a page that shows a model at work. It is plain HTML, CSS and JavaScript in page/, loads nothing from other
+hosts and computes nothing: its numbers come from `page_queries`, under /page/.
 
-    POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the picture stays here for a while
+    POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the server keeps the image for a while
     GET  /page/look/ID/attention?layer=3
     GET  /page/samples, /page/models, /page/index, /page/runs, /page/runs/NAME?after=BYTE
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import secrets
 import stat
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,25 +27,24 @@ from torch import Tensor
 from vitlab.images.samples import open_sample
 from vitlab.parsing import parse_json
 from vitlab.serve import page_queries
-from vitlab.serve.errors import RefusedError
-from vitlab.serve.executor import computed
-from vitlab.serve.image_io import Upload
-from vitlab.serve.model_pool import Remembered, Served
-from vitlab.serve.page_queries import Look
-from vitlab.serve.request import Case, Desk, answer, in_time, unless_gone
+from vitlab.serve.errors import RequestError
+from vitlab.serve.executor import compute_async
+from vitlab.serve.image_io import encode_png
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.page_queries import PageImage
+from vitlab.serve.request import InferenceJob, context_of, respond, until_disconnect
 
 router = APIRouter(include_in_schema=False)
 
 FILES = files("vitlab.serve") / "page"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-KEPT = 64  # pictures that are looked at; the one that was asked for longest ago is forgotten
-DIGITS = (0, 1, 2)  # of the test pictures: no two show the same
-LINES = 2_000_000  # bytes of a log that one answer brings
-MOST = 2**62  # where no log has a byte
+SAMPLE_DIGITS = (0, 1, 2)  # of the test images: three different digits
+MAX_LOG_BYTES = 2_000_000  # in one response
+MAX_OFFSET = 2**62  # beyond any log
 
 
 @router.get("/")
@@ -61,15 +59,16 @@ async def asset(name: str) -> Response:
 
 @router.get("/page/models")
 async def models(request: Request) -> Response:
-    served = list(request.app.state.house.models.values())
-    return JSONResponse(await computed(lambda: [{**one.about(), **page_queries.about(one.model)} for one in served]))
+    pool = context_of(request).pool
+    info = lambda: [{**served.summary(), **page_queries.model_info(served)} for served in pool.models.values()]
+    return JSONResponse(await compute_async(info))
 
 
 @router.get("/page/index")
-async def indexed(request: Request) -> Response:
-    """What POST /search searches; null: nothing."""
-    desk: Desk = request.app.state.desk
-    return JSONResponse(None if desk.shelf is None else await desk.read(desk.shelf.about))
+async def search_index(request: Request) -> Response:
+    """The index that POST /search searches, or null."""
+    context = context_of(request)
+    return JSONResponse(None if context.index is None else await context.run_blocking(context.index.summary))
 
 
 @router.get("/page/samples")
@@ -80,63 +79,61 @@ async def samples() -> Response:
 @router.get("/page/samples/{name}")
 async def sample(name: str) -> Response:
     if name not in _samples():
-        raise RefusedError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
+        raise RequestError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
     return Response(_samples()[name](), media_type="image/png")
 
 
 @router.post("/page/look")
-async def look(request: Request, model: Annotated[str | None, Query(max_length=200)] = None) -> Response:
-    """Keep a picture to look at; its later questions name it by a number that cannot be guessed."""
+async def keep_image(request: Request, model: Annotated[str | None, Query(max_length=200)] = None) -> Response:
+    """Keep an image for queries; its ID cannot be guessed."""
 
-    async def work(case: Case) -> dict[str, Any]:
-        found = await case.picture()
-        kept = Look(case.served.name, found.tensor[None])
+    async def answer(job: InferenceJob) -> dict[str, Any]:
+        image = await job.image()
         number = secrets.token_urlsafe(12)
-        looks(request).put(number, kept)
+        kept = PageImage(job.served.name, image.tensor[None])
+        job.context.page_images.put(number, kept)
         return {"look": number}
 
-    return await answer(request, None, model, work)
+    return await respond(request, None, model, answer)
 
 
 @router.get("/page/look/{number}/view")
 async def view(request: Request, number: str) -> Response:
-    served, kept = _kept(request, number)
-    picture = io.BytesIO()
-    Image.fromarray(await computed(page_queries.view, served.model, kept)).save(picture, "PNG")
-    return Response(picture.getvalue(), media_type="image/png")
+    served, image = _find_image(request, number)
+    pixels = await compute_async(page_queries.model_view, served, image)
+    return Response(encode_png(Image.fromarray(pixels)), media_type="image/png")
 
 
-@router.get("/page/look/{number}/{part}")
-async def part(request: Request, number: str, part: str) -> Response:
-    served, kept = _kept(request, number)
-    if part not in page_queries.offers(served.model):
-        there = ", ".join(page_queries.offers(served.model))
-        raise RefusedError(404, f"{served.name} has no {part[:100]!r}.", f"It has: {there}.")
+@router.get("/page/look/{number}/{name}")
+async def query(request: Request, number: str, name: str) -> Response:
+    served, image = _find_image(request, number)
+    supported = page_queries.supported_queries(served)
+    if name not in supported:
+        raise RequestError(404, f"{served.name} has no {name[:100]!r}.", f"It has: {', '.join(supported)}.")
     options = dict(request.query_params)
-    case = Case(request.app.state.desk, served, None)
-    case.upload = Upload(b"")  # it came before
-    work = lambda items: [page_queries.PARTS[part](served.model, item, options) for item in items]
-    async with in_time(case):
-        with served.place():
-            found = await unless_gone(request, case.run(kept, work))
-    return JSONResponse(found) if isinstance(found, dict) else _array(found)
+    job = InferenceJob(context_of(request), served)
+    function = lambda image: page_queries.QUERIES[name](served, image, options)
+    async with job.time_limit():
+        with served.slot():
+            content = await until_disconnect(request, job.run_alone(function, image))
+    return JSONResponse(content) if isinstance(content, dict) else _array_response(content)
 
 
 @router.get("/page/runs")
 async def runs(request: Request) -> Response:
-    """Run folders, the one that was written last first."""
-    folder = Path(request.app.state.house.settings.runs)
-    logs = await request.app.state.desk.read(lambda: _logs(folder))
+    """Names of run folders, the last modified first."""
+    context = context_of(request)
+    logs = await context.run_blocking(lambda: _logs(Path(context.pool.settings.runs)))
     return JSONResponse(sorted(logs, key=lambda name: -logs[name][1]))
 
 
 @router.get("/page/runs/{name}")
-async def run(request: Request, name: str, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> Response:
-    """What the log of a run has gained since byte `after`."""
-    folder = Path(request.app.state.house.settings.runs)
-    gained = await request.app.state.desk.read(lambda: _read_log(folder, name, after))
-    # Escaped as ASCII: a note may name a file whose name is not UTF-8, which is a lone surrogate.
-    return Response(json.dumps(gained, allow_nan=False), media_type="application/json")
+async def run(request: Request, name: str, after: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0) -> Response:
+    """New lines of a run's log since byte `after`."""
+    context = context_of(request)
+    content = await context.run_blocking(lambda: _read_log(Path(context.pool.settings.runs), name, after))
+    # Escaped as ASCII: a log may contain file names that are not UTF-8, decoded to lone surrogates.
+    return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
 
 def _logs(folder: Path) -> dict[str, tuple[Path, float]]:
@@ -147,7 +144,7 @@ def _logs(folder: Path) -> dict[str, tuple[Path, float]]:
             status = path.stat()
         except OSError:
             continue
-        if stat.S_ISREG(status.st_mode):  # to open a pipe would block
+        if stat.S_ISREG(status.st_mode):  # opening a pipe would block
             logs[os.fsencode(path.parent.name).decode("utf-8", "replace")] = (path, status.st_mtime)
     return logs
 
@@ -155,23 +152,23 @@ def _logs(folder: Path) -> dict[str, tuple[Path, float]]:
 def _read_log(folder: Path, name: str, after: int) -> dict[str, Any]:
     path, _ = _logs(folder).get(name, (None, 0))
     if path is None:
-        raise RefusedError(404, f"there is no run {name[:100]!r} here.", "GET /page/runs lists them.")
+        raise RequestError(404, f"there is no run {name[:100]!r} here.", "GET /page/runs lists them.")
     try:
         with path.open("rb") as log:
-            log.seek(min(after, os.fstat(log.fileno()).st_size))  # beyond the largest file that a disk allows it fails
-            text = log.read(LINES)
+            log.seek(min(after, os.fstat(log.fileno()).st_size))  # seeking beyond the largest possible file fails
+            text = log.read(MAX_LOG_BYTES)
     except OSError as error:
-        why = f"the log of {name[:100]!r} cannot be read: {error.strerror}."
-        raise RefusedError(404, why, "Let the server read the file.") from None
-    full = text[: text.rfind(b"\n") + 1]  # a line may be half written
-    if not full and len(text) == LINES:
-        full = text  # no line of ours is that long: go past it
-    lines = [line for line in map(_event, full.splitlines()) if line is not None]
-    return {"lines": lines, "after": after + len(full), "ended": (path.parent / "result.json").is_file()}
+        message = f"the log of {name[:100]!r} cannot be read: {error.strerror}."
+        raise RequestError(404, message, "Give the server permission to read the file.") from None
+    complete = text[: text.rfind(b"\n") + 1]  # the last line may be half written
+    if not complete and len(text) == MAX_LOG_BYTES:
+        complete = text  # not a line of a run: skip it
+    lines = [line for line in map(_event, complete.splitlines()) if line is not None]
+    return {"lines": lines, "after": after + len(complete), "ended": (path.parent / "result.json").is_file()}
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """A line of a log; None: damaged, or empty."""
+    """One line of a log; None: damaged or empty."""
     try:
         event = parse_json(line)
     except ValueError:
@@ -179,32 +176,24 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def looks(request: Request) -> Remembered:
-    """The pictures of this server, made when the first one comes."""
-    state = request.app.state
-    if not hasattr(state, "looks"):
-        state.looks = Remembered(KEPT)
-    return state.looks
-
-
-def _kept(request: Request, number: str) -> tuple[Served, Look]:
-    found: Look | None = looks(request).get(number)
-    if found is None:
-        raise RefusedError(404, "this picture is not here any more.", "Send it again.")
-    return request.app.state.house.models[found.model], found
+def _find_image(request: Request, number: str) -> tuple[ServedModel, PageImage]:
+    context = context_of(request)
+    image = context.page_images.get(number)
+    if image is None:
+        raise RequestError(404, "this image is no longer kept.", "Send it again.")
+    return context.pool.models[image.model], image
 
 
 def _file(name: str) -> Response:
-    kind = KINDS.get(Path(name).suffix)
-    there = {entry.name for entry in FILES.iterdir()}
-    if kind is None or name not in there:
-        raise RefusedError(404, f"there is no file {name[:100]!r}.", "GET / is the page.")
+    media_type = MEDIA_TYPES.get(Path(name).suffix)
+    if media_type is None or name not in {entry.name for entry in FILES.iterdir()}:
+        raise RequestError(404, f"there is no file {name[:100]!r}.", "GET / is the page.")
     headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
-    return Response((FILES / name).read_bytes(), media_type=f"{kind}; charset=utf-8", headers=headers)
+    return Response((FILES / name).read_bytes(), media_type=f"{media_type}; charset=utf-8", headers=headers)
 
 
-def _array(values: Tensor | np.ndarray) -> Response:
-    """Little-endian numbers, row by row; their type and shape are in the headers."""
+def _array_response(values: Tensor | np.ndarray) -> Response:
+    """Little-endian numbers in row-major order; dtype and shape are in the headers."""
     array = values.cpu().numpy() if isinstance(values, Tensor) else values
     if array.dtype == np.float64:
         array = array.astype(np.float32)
@@ -213,22 +202,17 @@ def _array(values: Tensor | np.ndarray) -> Response:
     return Response(array.tobytes(), media_type="application/octet-stream", headers=headers)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _samples() -> dict[str, Callable[[], bytes]]:
-    """Pictures that are on every machine: two photos and some digits, of scikit-learn. Each is encoded once."""
+    """PNG encoders by name, for images on every machine: two photos and some digits, from scikit-learn."""
     from sklearn.datasets import load_sample_image
 
     def photo(name: str) -> Callable[[], bytes]:
-        return cache(lambda: _png(Image.fromarray(load_sample_image(name))))
+        return cache(lambda: encode_png(Image.fromarray(load_sample_image(name))))
 
-    def digit(number: int) -> Callable[[], bytes]:
-        return cache(lambda: _png(open_sample(f"digits#{number}").picture.resize((64, 64), Image.Resampling.NEAREST)))
+    def digit(image: Image.Image) -> Callable[[], bytes]:
+        return cache(lambda: encode_png(image.resize((64, 64), Image.Resampling.NEAREST)))
 
-    found = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
-    return found | {f"digit {open_sample(f'digits#{number}').label}": digit(number) for number in DIGITS}
-
-
-def _png(picture: Image.Image) -> bytes:
-    written = io.BytesIO()
-    picture.save(written, "PNG")
-    return written.getvalue()
+    digits = [open_sample(f"digits#{number}") for number in SAMPLE_DIGITS]
+    photos = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
+    return photos | {f"digit {one.label}": digit(one.picture) for one in digits}

@@ -1,4 +1,4 @@
-"""The way of one request, the same for every verb: refused early, received, given a place, decoded, run, answered."""
+"""The life of one request, the same for every verb: check the queue, receive, take a slot, decode, run, respond."""
 
 from __future__ import annotations
 
@@ -7,135 +7,148 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from torch import Tensor
 
-from vitlab.serve.batching import Timing
-from vitlab.serve.errors import RefusedError, busy
-from vitlab.serve.image_io import Prepared, Upload, prepare, read_upload
-from vitlab.serve.model_pool import House, Served, task
-from vitlab.serve.search_index import Shelf
+from vitlab.serve.batching import Item, Result
+from vitlab.serve.errors import RequestError, busy_error
+from vitlab.serve.image_io import PreparedImage, Upload, prepare, read_upload
+from vitlab.serve.model_pool import LRUCache, ModelPool, ServedModel
+from vitlab.serve.page_queries import PageImage
+from vitlab.serve.search_index import SearchIndex
 
+Value = TypeVar("Value")
 
-class Desk:
-    """What requests share: the models, the threads that decode, an index, and how many requests are being received."""
-
-    def __init__(self, house: House, decoders: Executor, shelf: Shelf | None = None):
-        self.house, self.decoders, self.shelf, self.receiving = house, decoders, shelf, 0
-
-    async def read(self, work: Callable[[], Any]) -> Any:
-        """In a thread of those that read files."""
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, work)
+MAX_PAGE_IMAGES = 64
 
 
-class Case:
-    """One request to one model."""
+@dataclass
+class ServerContext:
+    """What requests share."""
 
-    def __init__(self, desk: Desk, served: Served, verb: str | None):
-        self.desk, self.served, self.verb = desk, served, verb
-        self.settings = desk.house.settings
+    pool: ModelPool
+    decoders: Executor
+    index: SearchIndex | None = None
+    page_images: LRUCache[PageImage] = field(default_factory=lambda: LRUCache(MAX_PAGE_IMAGES))  # by ID
+    receiving: int = 0  # requests
+
+    async def run_blocking(self, function: Callable[[], Value]) -> Value:
+        """Runs on the decoder pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, function)
+
+
+def context_of(request: Request) -> ServerContext:
+    return request.app.state.context
+
+
+class InferenceJob:
+    """One request to one model: its upload, deadline and timings."""
+
+    def __init__(self, context: ServerContext, served: ServedModel, verb: str | None = None):
+        self.context, self.served, self.verb = context, served, verb
+        self.settings = context.pool.settings
         self.began = time.monotonic()
         self.deadline = self.began + self.settings.timeout
-        self.upload: Upload | None = None
+        self.upload = Upload(b"")
         self.milliseconds: dict[str, float] = {}
         self.batch = 1
 
-    async def receive(self, request: Request, known: Iterable[str], needed: bool) -> None:
-        if self.desk.receiving >= self.settings.uploads:
-            raise busy(f"{self.desk.receiving} other requests are being received.", 1)
-        self.desk.receiving += 1
+    async def receive(self, request: Request, field_names: Iterable[str], *, image_required: bool) -> None:
+        if self.context.receiving >= self.settings.uploads:
+            raise busy_error(f"{self.context.receiving} other requests are being received.", 1)
+        self.context.receiving += 1
         try:
-            self.upload = await read_upload(request, known, self.settings, needed=needed)
+            self.upload = await read_upload(request, field_names, self.settings, image_required=image_required)
         finally:
-            self.desk.receiving -= 1
-        self._note("received", self.began)
+            self.context.receiving -= 1
+        self.record("received", self.began)
 
-    async def picture(self, *, keep: bool = False) -> Prepared:
-        """Decoded and laid out for the model; `keep`: with the picture itself."""
-        assert self.upload is not None
-        began, image = time.monotonic(), self.upload.image
-        work = lambda: prepare(self.served.model.preprocess, image, self.settings, keep=keep)
+    async def image(self, *, keep_original: bool = False) -> PreparedImage:
+        """Decode the uploaded image."""
+        began, content = time.monotonic(), self.upload.image
+        function = lambda: prepare(self.served.model.preprocess, content, self.settings, keep_original=keep_original)
         with self.served.worker.expect():
-            found = await self.desk.read(work)
+            image = await self.context.run_blocking(function)
         self.upload.image = b""
-        self._note("decoded", began)
-        return found
+        self.record("decoded", began)
+        return image
 
-    async def run(self, item: Any, work: Callable[[list[Any]], list[Any]] | None = None) -> Any:
-        """In a batch of this verb; or by other work, alone."""
-        if work is None:
-            assert self.verb is not None
-            result, timing = await self.served.worker.run(*task(self.served, self.verb), item, self.deadline)
-        else:
-            result, timing = await self.served.worker.run(work, None, item, self.deadline)
-        self._note_timing(timing)
+    async def run_verb(self, tensor: Tensor) -> Tensor:
+        """Run the request's verb on an image, in a batch with others."""
+        assert self.verb is not None
+        return await self._run(self.served.batch_function(self.verb), self.verb, tensor)
+
+    async def run_alone(self, function: Callable[[Item], Result], item: Item) -> Result:
+        """Run a function in the model's turn, not batched."""
+        return await self._run(lambda items: [function(items[0])], None, item)
+
+    async def _run(self, function: Callable[[list[Item]], list[Result]], kind: str | None, item: Item) -> Result:
+        result, timing = await self.served.worker.run(function, kind, item, self.deadline)
+        for stage, seconds in (("waited", timing.waited), ("ran", timing.ran)):
+            self.milliseconds[stage] = round(self.milliseconds.get(stage, 0) + 1e3 * seconds, 3)
+        self.batch = max(self.batch, timing.batch)
         return result
 
     def fields(self, name: str) -> list[str]:
-        return self.upload.fields.get(name, []) if self.upload is not None else []
+        return self.upload.fields.get(name, [])
 
-    def _note(self, what: str, since: float) -> None:
-        self.milliseconds[what] = round(1e3 * (time.monotonic() - since), 3)
+    def record(self, stage: str, began: float) -> None:
+        self.milliseconds[stage] = round(1e3 * (time.monotonic() - began), 3)
 
-    def _note_timing(self, timing: Timing) -> None:
-        for what, seconds in (("waited", timing.waited), ("ran", timing.ran)):
-            self.milliseconds[what] = round(self.milliseconds.get(what, 0) + 1e3 * seconds, 3)
-        self.batch = max(self.batch, timing.batch)
+    @asynccontextmanager
+    async def time_limit(
+        self, status: int = 504, error: str = "there was no answer", remedy: str = "Ask again later, or for less."
+    ) -> AsyncIterator[None]:
+        """Refuse the request when its deadline passes."""
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                yield
+        except TimeoutError:
+            raise RequestError(status, f"{error} within {self.settings.timeout:g} s.", remedy) from None
 
 
-async def answer(
+async def respond(
     request: Request,
     verb: str | None,
     model: str | None,
-    work: Callable[[Case], Awaitable[dict[str, Any] | Response]],
-    known: Iterable[str] = (),
+    answer: Callable[[InferenceJob], Awaitable[dict[str, Any] | Response]],
+    field_names: Iterable[str] = (),
     *,
-    needed: bool = True,
+    image_required: bool = True,
 ) -> Response:
-    """`verb`: what the model must be able to do, if anything. `work` finds the answer; `known` are the form's fields
-    beside the picture, which is `needed` or not.
-    """
-    desk: Desk = request.app.state.desk
-    case = Case(desk, desk.house.find(model, verb), verb)
-    case.served.check_room()  # before anything is received
-    async with in_time(case):
-        await case.receive(request, known, needed)
-        with case.served.place():
-            found = await unless_gone(request, work(case))
-    if isinstance(found, Response):
-        return found
-    case._note("total", case.began)
-    return JSONResponse({"model": case.served.name, **found, "batch": case.batch, "milliseconds": case.milliseconds})
+    """Receive a form and respond with what `answer` returns. `verb`: what the model must support."""
+    context = context_of(request)
+    job = InferenceJob(context, context.pool.find(model, verb), verb)
+    job.served.check_capacity()  # before anything is received
+    async with job.time_limit(408, "the request did not arrive", "Send a smaller image."):
+        await job.receive(request, field_names, image_required=image_required)
+    async with job.time_limit():
+        with job.served.slot():
+            content = await until_disconnect(request, answer(job))
+    if isinstance(content, Response):
+        return content
+    job.record("total", job.began)
+    return JSONResponse({"model": job.served.name, **content, "batch": job.batch, "milliseconds": job.milliseconds})
 
 
-@asynccontextmanager
-async def in_time(case: Case) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(case.settings.timeout):
-            yield
-    except TimeoutError:
-        limit = f"{case.settings.timeout:g} s"
-        if case.upload is None:
-            raise RefusedError(408, f"the request did not arrive within {limit}.", "Send a smaller picture.") from None
-        raise RefusedError(504, f"there was no answer within {limit}.", "Ask again later, or for less.") from None
+async def until_disconnect(request: Request, work: Awaitable[Value]) -> Value:
+    """The result of `work`, which is cancelled when the client disconnects."""
 
-
-async def unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """The result of the work, which ends as soon as the client hangs up."""
-
-    async def hung_up() -> None:
+    async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(hung_up())]
+    result, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise RefusedError(499, "the client has gone.", "")
-        return tasks[0].result()
+        await asyncio.wait([result, disconnected], return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise RequestError(499, "the client has disconnected.", "")
+        return result.result()
     finally:
-        for one in tasks:
-            one.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        result.cancel()
+        disconnected.cancel()
+        await asyncio.gather(result, disconnected, return_exceptions=True)
