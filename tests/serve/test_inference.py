@@ -187,7 +187,7 @@ def test_a_full_queue(models, picture):
     for one in found:
         if one.status_code == 503:
             assert int(one.headers["retry-after"]) >= 1
-            assert "the queue of small is full" in one.json()["error"] and "Ask again in" in one.json()["remedy"]
+            assert "the queue of small is full" in one.json()["error"] and "Try again in" in one.json()["remedy"]
     assert app.state.pool.models["small"].in_progress == 0
 
 

@@ -85,7 +85,7 @@ class Connection(H11Protocol):
         self._await_headers()
         if not has_room:
             text = f"all {self.pool.limit} connections of this server are in use."
-            self._refuse(503, text, "Ask again in 1 s.", {"Retry-After": "1"})
+            self._refuse(503, text, "Try again in 1 s.", {"Retry-After": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_read_deadline(None)
@@ -209,7 +209,7 @@ class Connection(H11Protocol):
             return
         if self.stage is Stage.HEADERS and self.conn.trailing_data[0]:  # a part of them has come
             limit = f"{self.settings.header_seconds:g} s"
-            self._refuse(408, f"the request's headers did not arrive within {limit}.", "Ask again.")
+            self._refuse(408, f"the request's headers did not arrive within {limit}.", "Try again.")
         self.transport.abort()
 
     def _refuse(self, status: int, error: str, remedy: str, headers: dict[str, str] | None = None) -> None:

@@ -35,7 +35,7 @@ class RequestError(Exception):
 
 def busy_error(error: str, seconds: float) -> RequestError:
     wait = max(1, math.ceil(seconds))
-    return RequestError(503, error, f"Ask again in {wait} s.", {"Retry-After": str(wait)})
+    return RequestError(503, error, f"Try again in {wait} s.", {"Retry-After": str(wait)})
 
 
 def image_error(error: ImageError) -> RequestError:

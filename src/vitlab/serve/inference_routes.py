@@ -76,7 +76,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         413: "Too many bytes or pixels.",
         415: "Not an image.",
         422: "An option is wrong, or the model does not support this.",
-        503: "The queue is full: ask again after Retry-After seconds.",
+        503: "The queue is full: try again after Retry-After seconds.",
         504: "There was no answer in time.",
     }.items()
 }

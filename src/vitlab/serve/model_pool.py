@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
-from vitlab.inference import check_predicts, class_probabilities, image_features, image_vectors, reads_text
+from vitlab.inference import (
+    check_predicts,
+    class_probabilities,
+    encoder_of,
+    fingerprint,
+    image_features,
+    image_vectors,
+    reads_text,
+)
 from vitlab.models.around import AroundEncoder
 from vitlab.models.clip import CLIP
 from vitlab.models.features import features_of
@@ -63,7 +71,7 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self.model.eval()
-        self.unsupported = unsupported_verbs(self.model, self.encoder)
+        self.unsupported = self._find_unsupported()
 
     @property
     def encoder(self) -> Any:
@@ -73,6 +81,11 @@ class ServedModel:
     @property
     def verbs(self) -> list[str]:
         return [verb for verb in VERBS if verb not in self.unsupported]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that make its embeddings."""
+        return fingerprint(encoder_of(self.model))
 
     def check_capacity(self) -> None:
         if self.in_progress >= self.capacity:
@@ -104,6 +117,27 @@ class ServedModel:
             "image_size": list(self.model.preprocess.size),
             "parameters": sum(p.numel() for p in self.model.parameters()) or None,  # unknown of an exported file
         }
+
+    def _find_unsupported(self) -> dict[str, str]:
+        checks = {
+            "predict": lambda: check_predicts(self.model),
+            "embed": lambda: features_of(self.model),
+            "zeroshot": self._check_zero_shot,
+            "explain": lambda: check_model(self.encoder),
+        }
+        reasons = {}
+        for verb, check in checks.items():
+            try:
+                check()
+            except ValueError as error:
+                reasons[verb] = str(error)
+        return reasons
+
+    def _check_zero_shot(self) -> None:
+        if not reads_text(self.model):
+            raise ValueError(f"A model of the family {self.model.family} reads no text: this needs a CLIP.")
+        if self.model.tokenizer is None:
+            raise ValueError("This CLIP has no tokenizer, so it reads no text.")
 
 
 class ModelPool:
@@ -195,30 +229,6 @@ def unique_name(source: str, taken: Container[str]) -> str:
         number += 1
         name = f"{default_name(source)}-{number}"
     return name
-
-
-def unsupported_verbs(model: Any, encoder: Any) -> dict[str, str]:
-    """The verbs that a model does not support, each with the reason."""
-    checks = {
-        "predict": lambda: check_predicts(model),
-        "embed": lambda: features_of(model),
-        "zeroshot": lambda: _check_zero_shot(model),
-        "explain": lambda: check_model(encoder),
-    }
-    reasons = {}
-    for verb, check in checks.items():
-        try:
-            check()
-        except ValueError as error:
-            reasons[verb] = str(error)
-    return reasons
-
-
-def _check_zero_shot(model: Any) -> None:
-    if not reads_text(model):
-        raise ValueError(f"A model of the family {model.family} reads no text: this needs a CLIP.")
-    if model.tokenizer is None:
-        raise ValueError("This CLIP has no tokenizer, so it reads no text.")
 
 
 def _split_name(source: str) -> tuple[str | None, str]:

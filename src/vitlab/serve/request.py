@@ -101,7 +101,7 @@ class InferenceJob:
 
     @asynccontextmanager
     async def time_limit(
-        self, status: int = 504, error: str = "there was no answer", remedy: str = "Ask again later, or for less."
+        self, status: int = 504, error: str = "there was no answer", remedy: str = "Try again later, or for less."
     ) -> AsyncIterator[None]:
         """Refuse the request when its deadline passes."""
         try:

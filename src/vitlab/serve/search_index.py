@@ -11,7 +11,6 @@ import numpy as np
 
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load
-from vitlab.inference import encoder_of, fingerprint
 from vitlab.search import Hit, Index, SearchError, check
 from vitlab.serve.model_pool import Loader, ServedModel, unique_name
 
@@ -50,7 +49,7 @@ def open_index(path: str | Path, models: list[ServedModel], load: Loader = load)
     path = Path(path).expanduser()
     with Index(path) as index:
         made_by, folder = index.made_by, index.folder
-    served = next((one for one in models if _fingerprint(one.model) == made_by["fingerprint"]), None)
+    served = next((one for one in models if one.fingerprint == made_by["fingerprint"]), None)
     if served is None:
         checkpoint = made_by["checkpoint"]
         names = [one.name for one in models]
@@ -60,18 +59,13 @@ def open_index(path: str | Path, models: list[ServedModel], load: Loader = load)
             f"vitlab index {quote(str(folder))} -o OTHER --model CHECKPOINT"
         )
         try:
-            model = load(checkpoint)
+            served = ServedModel(unique_name(checkpoint, names), load(checkpoint))
         except CheckpointError as error:
             raise SearchError(f"{problem} and cannot be loaded: {error} {remedy}") from None
-        if _fingerprint(model) != made_by["fingerprint"]:
+        if served.fingerprint != made_by["fingerprint"]:
             raise SearchError(f"{problem} and has changed since: their embeddings cannot be compared. {remedy}")
-        served = ServedModel(unique_name(checkpoint, names), model)
         models.append(served)
     return SearchIndex(path, served.name, made_by)
-
-
-def _fingerprint(model: Any) -> str:
-    return fingerprint(encoder_of(model))
 
 
 def _as_utf8(text: str) -> str:
