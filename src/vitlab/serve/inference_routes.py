@@ -247,7 +247,7 @@ def _labels(job: InferenceJob) -> list[str]:
     if duplicates := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         error = f"the label {duplicates[0][:MAX_TEXT_LENGTH]!r} is given twice."
         raise RequestError(422, error, "Send each label once.")
-    _check_lengths(names, "label")
+    check_lengths(names, "label")
     return names
 
 
@@ -266,11 +266,11 @@ def _texts(job: InferenceJob) -> list[str]:
     texts = [text.strip() for text in job.fields("text")]
     if not all(texts) or len(texts) > MAX_TEXTS:
         raise RequestError(422, f"{len(texts)} texts were given.", f"Send 1 to {MAX_TEXTS} of them, none empty.")
-    _check_lengths(texts, "text")
+    check_lengths(texts, "text")
     return texts
 
 
-def _check_lengths(texts: list[str], name: str) -> None:
+def check_lengths(texts: list[str], name: str) -> None:
     if any(len(text) > MAX_TEXT_LENGTH for text in texts):
         raise RequestError(422, f"a {name} is longer than {MAX_TEXT_LENGTH} characters.", "Shorten it.")
 

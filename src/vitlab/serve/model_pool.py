@@ -15,18 +15,10 @@ from typing import Any, Generic, TypeVar
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
-from vitlab.inference import (
-    check_predicts,
-    class_probabilities,
-    encoder_of,
-    fingerprint,
-    image_features,
-    image_vectors,
-    reads_text,
-)
 from vitlab.models.around import AroundEncoder
 from vitlab.models.clip import CLIP
 from vitlab.models.features import features_of
@@ -39,7 +31,11 @@ Loader = Callable[[str], nn.Module]
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors", ".npz", ".pth", ".pt", ".bin")
 VERBS = ("predict", "embed", "zeroshot", "explain")
-BATCH_FUNCTIONS = {"predict": class_probabilities, "embed": image_vectors, "zeroshot": image_features}
+BATCH_FUNCTIONS = {
+    "predict": inference.class_probabilities,
+    "embed": inference.image_vectors,
+    "zeroshot": inference.image_features,
+}
 
 
 class LRUCache(Generic[Value]):
@@ -85,14 +81,12 @@ class ServedModel:
     @property
     def fingerprint(self) -> str:
         """Of the weights that make its embeddings."""
-        return fingerprint(encoder_of(self.model))
+        return inference.fingerprint(inference.encoder_of(self.model))
 
     def check_capacity(self) -> None:
         if self.in_progress >= self.capacity:
-            seconds = self.in_progress * self.worker.seconds_per_image
-            raise busy_error(
-                f"the queue of {self.name} is full: {self.in_progress} requests are before yours.", seconds
-            )
+            error = f"the queue of {self.name} is full: {self.in_progress} requests are before yours."
+            raise busy_error(error, self.in_progress * self.worker.seconds_per_image)
 
     @contextmanager
     def slot(self) -> Iterator[None]:
@@ -120,7 +114,7 @@ class ServedModel:
 
     def _find_unsupported(self) -> dict[str, str]:
         checks = {
-            "predict": lambda: check_predicts(self.model),
+            "predict": lambda: inference.check_predicts(self.model),
             "embed": lambda: features_of(self.model),
             "zeroshot": self._check_zero_shot,
             "explain": lambda: check_model(self.encoder),
@@ -134,7 +128,7 @@ class ServedModel:
         return reasons
 
     def _check_zero_shot(self) -> None:
-        if not reads_text(self.model):
+        if not inference.reads_text(self.model):
             raise ValueError(f"A model of the family {self.model.family} reads no text: this needs a CLIP.")
         if self.model.tokenizer is None:
             raise ValueError("This CLIP has no tokenizer, so it reads no text.")

@@ -16,7 +16,7 @@ from vitlab.images.read import ImageError, read_image
 from vitlab.inference import embed_text
 from vitlab.serve.errors import RequestError
 from vitlab.serve.image_io import encode_png
-from vitlab.serve.inference_routes import ERRORS, IMAGE_SCHEMA, ModelResponse, form_schema
+from vitlab.serve.inference_routes import ERRORS, IMAGE_SCHEMA, ModelResponse, check_lengths, form_schema
 from vitlab.serve.request import InferenceJob, context_of, respond
 from vitlab.serve.search_index import SearchIndex
 from vitlab.serve.settings import FORMATS, MAX_TEXT_LENGTH, Settings
@@ -83,8 +83,7 @@ async def _query_vector(job: InferenceJob, index: SearchIndex) -> np.ndarray:
     if not texts:
         image = await job.image()
         return (await job.run_verb(image.tensor)).numpy()
-    if len(texts[0]) > MAX_TEXT_LENGTH:
-        raise RequestError(422, f"a text is longer than {MAX_TEXT_LENGTH} characters.", "Shorten it.")
+    check_lengths(texts, "text")
     if not index.reads_text:
         error = f"the index was made with {index.model}, a model that reads no text."
         remedy = "Search by image: curl -F image=@dog.jpg URL; or serve an index of a CLIP."
