@@ -285,7 +285,8 @@ def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, pho
     from vitlab.explain.attention_maps import attention_maps
     from vitlab.export.metadata import model_metadata
     from vitlab.export.wrapper import example_input
-    from vitlab.serve.looking import about
+    from vitlab.serve.model_pool import ServedModel
+    from vitlab.serve.page_queries import model_info
 
     model = vitlab.load(dinov2)
     assert attention_maps(model, photos[0]).shape[-2:] == (16, 16)
@@ -293,7 +294,8 @@ def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, pho
     assert vitlab.inspect(dinov2, image_size=518).image_size == (518, 518)
     assert model_metadata(model, "features").image_size == (224, 224)
     assert tuple(example_input(model, "features").shape[-2:]) == (224, 224)
-    assert (about(model)["grid"], about(model)["size"]) == ([16, 16], [224, 224])
+    info = model_info(ServedModel("dinov2", model))
+    assert (info["grid"], info["size"]) == ([16, 16], [224, 224])
 
 
 # ---------------------------------------------------------------- what a preprocessor_config.json leaves out

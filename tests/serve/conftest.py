@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import vitlab
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, refusals
+from vitlab.serve.model_pool import ServedModel
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
 
@@ -35,8 +35,8 @@ def small_clip():
     return model
 
 
-def served(**models) -> list[Served]:
-    return [Served(name, model.eval(), refusals(model)) for name, model in models.items()]
+def served(**models) -> list[ServedModel]:
+    return [ServedModel(name, model) for name, model in models.items()]
 
 
 @pytest.fixture(scope="session")

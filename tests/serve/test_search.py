@@ -17,8 +17,8 @@ from vitlab.inference import encoder_of, fingerprint, reads_text
 from vitlab.search import Index, SearchError, graph, update
 from vitlab.search.database import FILE, ImageDatabase, row_digest
 from vitlab.serve.app import create_app
+from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import open_index
 
 from .conftest import URL, ask, picture, served, small_model
 from .test_limits import check
@@ -93,7 +93,7 @@ def test_an_index_of_a_model_without_words_takes_pictures_only(searching, models
     found = ask(client, "/search?top=5", picture(4, 11, 17)).json()
     assert_same(found, alike, photos)
     assert found["hits"][0]["name"] == "4.png" and found["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
-    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that knows pictures and no words")
+    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that reads no text")
 
 
 def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, photos, tmp_path):
@@ -111,7 +111,7 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
         assert client.get(f"/search/pictures/{wrong}").status_code in (404, 422)
     for wrong in ("0", "-1", "1e3", "1.5", str(2**63), "９９x", "1;2"):
         check(client.get(f"/search/pictures/{wrong}"), 422, "number")
-    check(client.get("/search/pictures/9999"), 404, "has no picture 9999")
+    check(client.get("/search/pictures/9999"), 404, "has no image 9999")
     with ImageDatabase(tmp_path / "ix" / FILE) as database:
         for path, name in ((b"../secret.png", "plain.png"), (os.fsencode(tmp_path / "secret.png"), "wide.png")):
             number = hits[name]
@@ -121,7 +121,7 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
             query = "SELECT hash, vector FROM pictures JOIN vectors USING (id) WHERE id = ?"
             digest = row_digest(number, path, *database.rows.execute(query, (number,)).fetchone())
             database.rows.execute("UPDATE checks SET digest = ? WHERE id = ?", (digest, number))
-            check(client.get(f"/search/pictures/{number}"), 404, "has no picture")
+            check(client.get(f"/search/pictures/{number}"), 404, "has no image")
 
 
 def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(searching, photos):
@@ -170,7 +170,7 @@ def test_ways_to_ask_wrongly(searching, client):
         check(there.post("/search", files=form), 422, "either a text or an image")
     check(there.post("/search", files=[("text", (None, "a")), ("text", (None, "b"))]), 422, "either a text or an image")
     check(there.post("/search", files={"text": (None, "x" * 301)}), 422, "longer than 300")
-    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "a field 'path'")
+    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "field 'path'")
     check(there.post("/search", data={"text": "a dog"}), 415, "multipart/form-data")
     check(ask(there, "/search", b"no picture"), 415, "not a picture")
     check(ask(there, "/search?top=101", picture(1)), 422, "top='101'")

@@ -21,17 +21,17 @@ def run(
     import torch
 
     from vitlab.cli.predict import open_any
-    from vitlab.serve.computing import compute
-    from vitlab.serve.house import open_models
+    from vitlab.serve.executor import compute
+    from vitlab.serve.model_pool import open_models
+    from vitlab.serve.search_index import open_index
     from vitlab.serve.settings import Settings
-    from vitlab.serve.shelf import open_index
 
     settings = Settings(**options)
     if threads is not None:
         compute(torch.set_num_threads, threads)
     load = lambda source: open_any(source, None, None)
     served = compute(open_models, models, load)
-    shelf = None if index is None else compute(open_index, index, served, load)
+    search_index = None if index is None else compute(open_index, index, served, load)
     with listen(settings.host, port) as listening:
         host, port = listening.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -40,12 +40,12 @@ def run(
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
         for one in served:
             say(f"{one.name}: {', '.join(one.verbs)}")
-        if shelf is not None:
-            for note in shelf.notes:
+        if search_index is not None:
+            for note in search_index.notes:
                 say(f"note: {one_line(note)}")
-            about = shelf.about()
-            how = "words or a picture" if shelf.words else "a picture"
-            say(f"search: {about['pictures']:,} pictures of {about['name']}, with {how}, by {shelf.model}")
+            about = search_index.summary()
+            how = "words or a picture" if search_index.reads_text else "a picture"
+            say(f"search: {about['pictures']:,} pictures of {about['name']}, with {how}, by {search_index.model}")
         say(f"vitlab: open http://{place}/ in a browser; http://{place}/docs tells how to ask. Ctrl-C ends.")
-        serve(create_app(served, settings, shelf), listening, access_log=access_log)
+        serve(create_app(served, settings, search_index), listening, access_log=access_log)
     say("vitlab: all that was accepted is answered.")

@@ -13,7 +13,9 @@ from vitlab import explain
 from vitlab.explain.clip_prompts import ask
 from vitlab.inference import predict
 from vitlab.reduce.parse import reducer_of
-from vitlab.serve import glassbox, looking
+from vitlab.serve import page_queries, page_routes
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.request import MAX_PAGE_IMAGES
 
 from .conftest import picture
 
@@ -153,7 +155,7 @@ def test_a_picture_is_forgotten_in_time_and_cannot_be_guessed(client, models, mo
     first = looked(client, "small", picture(1))
     assert client.get(f"/page/look/{first}/predict").status_code == 200
     assert client.get("/page/look/0/predict").status_code == 404
-    for seed in range(glassbox.KEPT):
+    for seed in range(MAX_PAGE_IMAGES):
         looked(client, "small", picture(seed, 8, 8))
     assert "Send it again" in client.get(f"/page/look/{first}/predict").json()["remedy"]
 
@@ -162,10 +164,10 @@ def test_the_page_is_made_of_files_of_its_own(client):
     page = client.get("/")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-    for entry in glassbox.FILES.iterdir():
+    for entry in page_routes.FILES.iterdir():
         assert client.get(f"/page/files/{entry.name}").status_code == 200
         assert "http://" not in entry.read_text().replace("http://www.w3.org/2000/svg", "")
-    for name in ("..%2Fapp.py", "../app.py", "looking.py", "x.js"):
+    for name in ("..%2Fapp.py", "../app.py", "page_queries.py", "x.js"):
         assert client.get(f"/page/files/{name}").status_code == 404
 
 
@@ -202,4 +204,4 @@ def test_each_model_says_what_it_has(client, models):
     assert "fewer" in found["small"]["offers"] and "painted" not in found["small"]["offers"]
     assert "painted" in found["mae"]["offers"] and "predict" not in found["mae"]["offers"]
     assert "sentences" in found["clip"]["offers"]
-    assert looking.offers(models["small"]) == found["small"]["offers"]
+    assert page_queries.supported_queries(ServedModel("small", models["small"])) == found["small"]["offers"]

@@ -16,9 +16,9 @@ from PIL import Image
 import vitlab
 from vitlab import explain
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, open_models, refusals
+from vitlab.serve.image_io import prepare
+from vitlab.serve.model_pool import ServedModel, open_models
 from vitlab.serve.settings import Settings
-from vitlab.serve.uploads import prepare
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -139,11 +139,11 @@ def together(app, requests: list[tuple[str, bytes, dict]], busy: str = "small") 
 
     async def run() -> list[httpx.Response]:
         async with app.router.lifespan_context(app):
-            house = app.state.house
-            while not house.warm:
+            pool = app.state.pool
+            while not pool.warm:
                 await asyncio.sleep(0.01)
             held = threading.Event()
-            worker = house.models[busy].worker
+            worker = pool.models[busy].worker
             holding = asyncio.create_task(worker.run(lambda items: [held.wait(30)], None, 0, time.monotonic() + 60))
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
                 asked = [
@@ -161,7 +161,7 @@ def together(app, requests: list[tuple[str, bytes, dict]], busy: str = "small") 
 
 def test_batches_change_no_answer(models, picture):
     """22 pictures in batches of up to 8, two verbs mixed; each is answered as if it had come alone."""
-    served = [Served("small", models["small"], refusals(models["small"]))]
+    served = [ServedModel("small", models["small"])]
     images = [picture(seed, 20 + seed, 60 - seed) for seed in range(22)]
     verbs = ["/predict?model=small" if n % 3 else "/embed?model=small" for n in range(22)]
     found = together(
@@ -179,7 +179,7 @@ def test_batches_change_no_answer(models, picture):
 
 
 def test_a_full_queue(models, picture):
-    served = [Served("small", models["small"], refusals(models["small"]))]
+    served = [ServedModel("small", models["small"])]
     app = create_app(served, Settings(queue=5, max_batch=2))
     found = together(app, [("/predict", picture(seed), {}) for seed in range(12)])
     codes = sorted(one.status_code for one in found)
@@ -187,8 +187,8 @@ def test_a_full_queue(models, picture):
     for one in found:
         if one.status_code == 503:
             assert int(one.headers["retry-after"]) >= 1
-            assert "the queue of small is full" in one.json()["error"] and "Ask again in" in one.json()["remedy"]
-    assert app.state.house.models["small"].inside == 0
+            assert "the queue of small is full" in one.json()["error"] and "Try again in" in one.json()["remedy"]
+    assert app.state.pool.models["small"].in_progress == 0
 
 
 def test_a_model_with_damaged_weights(picture, ask, models, caplog):
@@ -196,7 +196,7 @@ def test_a_model_with_damaged_weights(picture, ask, models, caplog):
 
     broken = vitlab.create("vit_digits", image_size=16, channels=3, classes=4)
     broken.head.weight.data.fill_(torch.nan)
-    app = create_app([Served("broken", broken, refusals(broken))])
+    app = create_app([ServedModel("broken", broken)])
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         found = ask(client, "/predict", picture(1))
         assert found.status_code == 500 and found.json()["error"] == "the server failed at this request."
@@ -208,7 +208,7 @@ def test_a_model_that_cannot_run_is_told_at_once(models, picture, ask, caplog):
     from starlette.testclient import TestClient
 
     broken = vitlab.create("vit_digits", image_size=16, channels=3, classes=4)
-    known = [Served(name, model, refusals(model)) for name, model in (("broken", broken), ("small", models["small"]))]
+    known = [ServedModel(name, model) for name, model in (("broken", broken), ("small", models["small"]))]
     broken.blocks[0].forward = None
     with TestClient(create_app(known), "http://127.0.0.1") as client:
         while "warmed up" in (told := client.get("/ready")).text:
@@ -222,8 +222,8 @@ def test_a_large_picture_waits_in_a_small_size(models):
     """What is drawn on is made smaller before it waits; places are told in the picture as it was sent."""
     file = io.BytesIO()
     Image.new("RGB", (4000, 2400)).save(file, "PNG")
-    found = prepare(models["small"].preprocess, file.getvalue(), Settings(), keep=True)
-    assert found.picture.size == (1600, 960) and found.geometry.original == (2400, 4000)
+    found = prepare(models["small"].preprocess, file.getvalue(), Settings(), keep_original=True)
+    assert found.original.size == (1600, 960) and found.geometry.original == (2400, 4000)
 
 
 def test_an_exported_file(picture, ask, models, tmp_path):

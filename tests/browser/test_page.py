@@ -21,9 +21,9 @@ from vitlab.explain import attention_maps
 from vitlab.inference import fingerprint
 from vitlab.search import Index, update
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, refusals
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import open_index
 from vitlab.text.tokenizer import Tokenizer
 
 TABS = ("try", "walk", "attention", "fewer", "more", "training")
@@ -62,7 +62,7 @@ def site(tmp_path_factory):
     lines.append({"kind": "val", "step": 20, "top1": 0.5})
     (folder / "first" / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = models()
-    served = [Served(name, model.eval(), refusals(model)) for name, model in known.items()]
+    served = [ServedModel(name, model) for name, model in known.items()]
     index = index_of(known["clip"].eval(), tmp_path_factory.mktemp("search"))
     app = create_app(served, Settings(runs=str(folder)), open_index(index, served))
     listening = socket.create_server(("127.0.0.1", 0))
