@@ -109,7 +109,7 @@ def check_model(model: Any) -> None:
         raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
     if hasattr(model, "encode_text"):
         raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
-    if hasattr(model, "encoder"):
+    if model.encoder is not model:
         raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
     if not hasattr(model, "traceable"):
         raise ValueError("an exported file cannot be looked into: explain the checkpoint that it was made from.")

@@ -13,7 +13,6 @@ from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.checkpoints.native import spelled
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.input_size import input_size
 from vitlab.parsing import parse_json
 from vitlab.version import __version__
 
@@ -100,7 +99,7 @@ def about_model(model: Any, gives: Gives, **more: Any) -> About:
         gives=gives,
         family=model.family,
         classes=model.config.classes if gives == "logits" else 0,
-        image_size=input_size(model),
+        image_size=model.input_size,
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,

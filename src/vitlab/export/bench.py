@@ -24,7 +24,6 @@ from vitlab.export.runners import EXACT, Runner, Workshop, check_way
 from vitlab.export.timing import alternate, memory_of, summary
 from vitlab.export.verify import AGREEMENT, TOLERANCE, agreement_of
 from vitlab.models.config import nearest
-from vitlab.models.input_size import input_size
 from vitlab.reduce import r_for, reducer_of
 
 USUAL = (*EXACT, "int8")
@@ -214,5 +213,5 @@ def default_reducers(model: Any) -> list[str]:
     encoder = getattr(model, "encoder", model)
     if not hasattr(encoder, "blocks") or encoder.config.positions.kind not in ("learned", "sincos"):
         return []
-    patches = math.prod(encoder.layout(*input_size(model)).grid)
+    patches = math.prod(encoder.layout(*model.input_size).grid)
     return [f"tome:r={r_for(MERGED, patches=patches, depth=len(encoder.blocks))}"]

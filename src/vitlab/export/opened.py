@@ -10,16 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlab.checkpoints.native import Card
 from vitlab.export.about import KEY, About
 from vitlab.export.onnx import Session, beside
 from vitlab.export.program import load_program
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+from vitlab.models.base import Capability, Card, Network
 from vitlab.text.tokenizer import Tokenizer
 
 ENDINGS = (".onnx", ".pt2")
+CAPABILITY = {"logits": Capability.CLASSIFY, "features": Capability.EMBED, "text": Capability.TEXT}
 
 
 def is_export(source: str | Path) -> bool:
@@ -50,7 +53,7 @@ class ExportedConfig:
         return asdict(self.about)
 
 
-class Exported(nn.Module):
+class Exported(Network):
     """Runs on the CPU. It holds no weights that torch knows of."""
 
     def __init__(self, run: Any, about: About, path: Path):
@@ -60,6 +63,10 @@ class Exported(nn.Module):
         self.config = ExportedConfig(about)
         self.preprocess = Preprocess.from_dict(about.preprocess) if about.preprocess else None
         self.card = Card(**about.card)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({CAPABILITY[self.about.gives]})
 
     @property
     def bytes(self) -> int:
@@ -97,7 +104,7 @@ class Exported(nn.Module):
 
 
 class ExportedFeatures(Exported):
-    def encode_image(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         return self(images)
 
 
@@ -108,7 +115,7 @@ class ExportedText(Exported):
         super().__init__(run, about, path)
         self.tokenizer = Tokenizer.from_json(about.tokenizer) if about.tokenizer else None
 
-    def encode_text(self, ids: Tensor) -> Tensor:
+    def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         return self(ids)
 
 

@@ -15,25 +15,32 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.export.bench import Row, default_reducers, fastest, make_all, measure
 from vitlab.export.runners import EXACT, Runner, Workshop
 from vitlab.export.verify import AGREEMENT
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+from vitlab.models.base import Capability, Network
 
 Goal = Literal["exact", "fast", "small"]
 WAYS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
 
 
-class Optimized(nn.Module):
+class Optimized(Network):
     """Takes the model's place for inference on the CPU, in vitlab.predict and vitlab.embed too."""
 
     def __init__(self, model: Any, runner: Runner, chosen: Row, rows: list[Row], notes: list[str], keep: Any):
         super().__init__()
         self.family, self.config = model.family, model.config
-        self.preprocess, self.labels, self.card = model.preprocess, model.labels, getattr(model, "card", None)
+        self.preprocess, self.labels, self.card = model.preprocess, model.labels, model.card
         self.chosen, self.rows, self.notes = chosen, rows, notes
         self._keep = [runner, keep]  # in a list: torch is not to find modules here
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.CLASSIFY})
 
     def forward(self, images: Tensor) -> Tensor:
         return self._keep[0].run(images)
@@ -43,7 +50,11 @@ class Optimized(nn.Module):
 
 
 class OptimizedFeatures(Optimized):
-    def encode_image(self, images: Tensor) -> Tensor:
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.EMBED})
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         return self(images)
 
 

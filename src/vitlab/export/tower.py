@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from vitlab.export.about import Gives
 from vitlab.layers.reducer import Reducer
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.models.hierarchy import StagedConfig
-from vitlab.models.input_size import input_size
 from vitlab.reduce import reducer_of
 
 INPUTS = {"logits": "images", "features": "images", "text": "ids"}
@@ -60,7 +59,7 @@ def example(model: Any, gives: Gives, size: tuple[int, int] | None = None, batch
     if gives == "text":
         words = model.config.text
         return torch.full((batch, words.context), words.end_id)
-    return torch.zeros(batch, model.config.channels, *(size or input_size(model)))
+    return torch.zeros(batch, model.config.channels, *(size or model.input_size))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from vitlab.export.opened import Exported
 from vitlab.export.pictures import prepared, texts
 from vitlab.export.timing import alternate, summary
 from vitlab.export.tower import Tower
-from vitlab.models.evaluating import evaluating
+from vitlab.models.base import evaluating
 
 TOLERANCE = 1e-4
 AGREEMENT = 0.99

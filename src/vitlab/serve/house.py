@@ -16,7 +16,7 @@ from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
 from vitlab.inference import check_predicts, reads_text
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.serve.batching import Worker
 from vitlab.serve.errors import RefusedError, busy, logger
 from vitlab.serve.settings import Settings
@@ -193,7 +193,7 @@ def refusals(model: Any) -> dict[str, str]:
         "predict": lambda: check_predicts(model),
         "embed": lambda: features_of(model),
         "zeroshot": lambda: _check_words(model),
-        "explain": lambda: check_model(model if not hasattr(model, "encoder") else model.encoder),
+        "explain": lambda: check_model(model.encoder),
     }
     found = {}
     for verb, check in checks.items():

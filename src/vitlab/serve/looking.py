@@ -196,7 +196,7 @@ def offers(model: Any) -> list[str]:
     """The parts that this model has."""
     encoder = _encoder(model)
     plain = isinstance(encoder, VisionTransformer)
-    classes = not hasattr(model, "encoder") and bool(getattr(model.config, "classes", 0))
+    classes = model.encoder is model and bool(model.config.classes)
     has = {
         "predict": classes,
         **dict.fromkeys(("walk", "attention", "rollout", "distance", "similarity", "colours"), plain),

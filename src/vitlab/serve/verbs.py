@@ -17,7 +17,7 @@ from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS
 from vitlab.explain.relevance import class_numbers
 from vitlab.explain.sentences import ask
-from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
+from vitlab.inference import Labels, among, class_labels, embed_labels, ranked
 from vitlab.serve.asking import Case, answer
 from vitlab.serve.computing import computed
 from vitlab.serve.errors import Problem, RefusedError
@@ -199,7 +199,7 @@ def _look(
     label = probability = None
     if logits is not None:
         number = int(class_numbers(model, logits, target)[0])
-        label, probability = label_of(model, number), float(logits.softmax(-1)[0, number])
+        label, probability = model.label_of(number), float(logits.softmax(-1)[0, number])
     elif target is not None:
         raise ValueError("this model has no classes, so target has no meaning.")
     heat = _finite(METHODS[method](model, batch, target if method in BY_CLASS else None)[0])  # (rows, columns)

@@ -26,7 +26,6 @@ from vitlab.export.timing import alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.models.input_size import input_size
 from vitlab.reduce import r_for, reducer_of
 from vitlab.study.folder import PLOT, without_matplotlib, write_about, write_texts
 from vitlab.study.grid import file_safe
@@ -120,7 +119,7 @@ def study_tokens(
 
 def default_ways(model: Any) -> list[str]:
     """ToMe, EViT where there is a class token, and for each the same number of tokens dropped at random."""
-    depth, patches = len(model.blocks), math.prod(model.layout(*input_size(model)).grid)
+    depth, patches = len(model.blocks), math.prod(model.layout(*model.input_size).grid)
     counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
     ways = [f"tome:r={r}{schedule}" for schedule in ("", ",schedule=decreasing") for r in counts]
     ways += [f"evit:keep={keep}" for keep in KEEPS] if "class_attention" in model.traceable else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitlab.models.input_size import input_size
 from vitlab.reduce import reducer_of
 from vitlab.training.recipe import Recipe
 
@@ -54,7 +53,7 @@ def check_reducer(recipe: Recipe, model: Any) -> None:
             raise ValueError(f"a {model.family} reads its pictures whole; a ViT can do with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
-        rows, columns = network.layout(*input_size(network)).grid
+        rows, columns = network.layout(*network.input_size).grid
         reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
     except ValueError as error:
         raise ValueError(f"model.reducer={text} cannot be: {error}") from None
