@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.read import ImageError, Source
 from vitlab.layers.reducer import Reducer
-from vitlab.models.evaluating import evaluating
-from vitlab.models.features import features_of
+from vitlab.models.base import Capability, Network, evaluating, features_of
+from vitlab.models.clip import CLIP
 from vitlab.text.templates import class_embeddings, read_templates
 from vitlab.text.tokenizer import its_tokenizer
 
@@ -31,7 +31,6 @@ __all__ = [
     "embed_text",
     "encoder_of",
     "fingerprint",
-    "label_of",
     "predict",
     "reads_text",
     "zero_shot",
@@ -57,7 +56,7 @@ class Prediction:
 
 
 def predict(
-    model: Any,
+    model: Network,
     images: Source | Iterable[Source],
     *,
     top: int = 5,
@@ -82,7 +81,7 @@ def predict(
     return results
 
 
-def check_predicts(model: Any) -> None:
+def check_predicts(model: Network) -> None:
     """Whether it knows classes; if not, the error says what it can do instead."""
     _check_model(model, "predict")
     if reads_text(model):
@@ -90,7 +89,7 @@ def check_predicts(model: Any) -> None:
             "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
             "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
         )
-    if hasattr(model, "encoder"):
+    if model.encoder is not model:
         raise ValueError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
             "vitlab train DATA model.init_from=CHECKPOINT. Its features: vitlab.embed(model, images)."
@@ -101,7 +100,7 @@ def check_predicts(model: Any) -> None:
         )
 
 
-def class_probabilities(model: Any, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
+def class_probabilities(model: Network, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
     """Prepared pictures, each (C, H, W) -> (B, classes)."""
     look = model if reducer is None else partial(model, reducer=reducer)
     return _run(model, look, tensors).softmax(dim=-1)
@@ -115,7 +114,7 @@ class Labels:
     weights: Tensor  # (K, E), rows of length 1
 
 
-def embed_labels(model: Any, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
+def embed_labels(model: Network, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
     """Each label as the mean of its sentences; `templates`: what text/templates.py reads, or a list of sentences."""
     _check_model(model, "embed_labels", "labels")
     names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
@@ -126,7 +125,7 @@ def embed_labels(model: Any, labels: Sequence[str], templates: str | Sequence[st
 
 
 def zero_shot(
-    model: Any,
+    model: Network,
     images: Source | Iterable[Source],
     labels: Sequence[str] | Labels,
     *,
@@ -145,14 +144,14 @@ def zero_shot(
     known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(among(model, image_features(model, tensors), known)) if tensors else iter(())
+        chances = iter(among(cast(CLIP, model), image_features(model, tensors), known)) if tensors else iter(())
         results += _predictions(names, errors, chances, known.names, top)
         if progress is not None:
             progress(len(names))
     return results
 
 
-def among(model: Any, found: Tensor, known: Labels) -> Tensor:
+def among(model: CLIP, found: Tensor, known: Labels) -> Tensor:
     """A CLIP's features (B, E) of pictures -> their probabilities (B, K) among the labels."""
     return (model.scale.item() * found @ known.weights.T).softmax(dim=1)
 
@@ -180,12 +179,8 @@ def ranked(chances: Tensor, labels: list[str], top: int) -> list[tuple[str, floa
     return [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
 
 
-def class_labels(model: Any) -> list[str]:
-    return [label_of(model, index) for index in range(model.config.classes)]
-
-
-def label_of(model: Any, index: int) -> str:
-    return model.labels[index] if model.labels and index < len(model.labels) else f"class {index}"
+def class_labels(model: Network) -> list[str]:
+    return [model.label_of(index) for index in range(model.classes)]
 
 
 @dataclass
@@ -203,7 +198,7 @@ class Embedding:
 
 
 def embed(
-    model: Any,
+    model: Network,
     images: Source | Iterable[Source],
     *,
     batch_size: int = 16,
@@ -226,17 +221,17 @@ def embed(
     return results
 
 
-def image_vectors(model: Any, tensors: list[Tensor]) -> Tensor:
+def image_vectors(model: Network, tensors: list[Tensor]) -> Tensor:
     """Prepared pictures, each (C, H, W) -> (B, E), rows of length 1."""
     return F.normalize(image_features(model, tensors), dim=1)
 
 
-def image_features(model: Any, tensors: list[Tensor]) -> Tensor:
+def image_features(model: Network, tensors: list[Tensor]) -> Tensor:
     """The same, as long as the model makes them; a CLIP's are of length 1 already."""
     return _run(model, features_of(model), tensors)
 
 
-def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
+def embed_text(model: Network, texts: str | Iterable[str]) -> np.ndarray:
     """Texts -> (T, E), float32, rows of length 1, in one space with the pictures of `embed`. One text is one row."""
     _check_model(model, "embed_text", "texts")
     if not reads_text(model):
@@ -249,35 +244,35 @@ def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
     return _evaluate(model, lambda: model.encode_text(ids.to(like.device))).numpy()
 
 
-def reads_text(model: Any) -> bool:
-    return hasattr(model, "encode_text")
+def reads_text(model: Network) -> bool:
+    return Capability.TEXT in model.capabilities
 
 
-def encoder_of(model: Any) -> Any:
+def encoder_of(model: Network) -> Any:
     """What makes the vectors of `embed`: of a model that learned without labels, its encoder; of a CLIP, all of it."""
-    return model if reads_text(model) else getattr(model, "encoder", model)
+    return model if reads_text(model) else model.encoder
 
 
-def _check_model(model: Any, function: str, what: str = "images") -> None:
-    if not hasattr(model, "config"):
+def _check_model(model: Network, function: str, what: str = "images") -> None:
+    if not isinstance(model, Network):
         load = f": vitlab.{function}(vitlab.load({model!r}), {what})" if isinstance(model, str | PathLike) else ""
         raise ValueError(f"{function} takes a model first, not a {type(model).__name__}{load}.")
 
 
-def _run(model: Any, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
+def _run(model: Network, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
     like = next(model.parameters(), None)  # an exported model has none: it takes float32 from the CPU
     images = torch.stack(tensors)
     images = images if like is None else images.to(like.device, like.dtype)
     return _evaluate(model, lambda: look(images))
 
 
-def _evaluate(model: Any, work: Callable[[], Tensor]) -> Tensor:
+def _evaluate(model: Network, work: Callable[[], Tensor]) -> Tensor:
     with evaluating(model):
         return work().float().cpu()
 
 
 def _batches(
-    model: Any, images: Source | Iterable[Source], size: int
+    model: Network, images: Source | Iterable[Source], size: int
 ) -> Iterator[tuple[list[str], list[Tensor], list[str | None]]]:
     """Names, readable pictures as tensors, and per name what was wrong (None: nothing)."""
     if size < 1:

@@ -26,7 +26,7 @@ from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.samples import open_sample
 from vitlab.layers.positions import cubic_weights, resize_grid
 from vitlab.models import registry
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.reduce import reducer_of
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -24,7 +24,6 @@ from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.hf import MODEL_TYPES, PROCESSOR_OF, preprocess_from
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.input_size import input_size
 
 TOLERANCE = 1e-5
 ORIENTATION = 0x0112
@@ -209,7 +208,7 @@ def test_photo_to_features(name, folders, photos):
             warnings.filterwarnings("ignore", message=".*images are read at", category=AssumedWarning)
         model = vitlab.load(folder)
     side = FAMILIES[name][2]
-    assert input_size(model) == (side, side)
+    assert model.input_size == (side, side)
     ours = np.stack([row.vector for row in vitlab.embed(model, photos)])
     np.testing.assert_allclose(ours, F.normalize(features, dim=1).numpy(), rtol=0, atol=TOLERANCE)
     apart = np.linalg.norm(ours[:, None] - ours[None], axis=-1)[np.triu_indices(3, 1)]
@@ -241,7 +240,7 @@ def test_a_native_copy_keeps_the_grid_and_the_numbers(dinov2, photos, tmp_path):
     vitlab.save(model, tmp_path / "native")
     again = vitlab.load(tmp_path / "native")
     assert again.config.image_size == (518, 518) and again.positions.table.shape[1] == 1 + 37 * 37
-    assert input_size(again) == (224, 224) and again.preprocess.resize == 256
+    assert again.input_size == (224, 224) and again.preprocess.resize == 256
     for one, other in zip(vitlab.embed(model, photos), vitlab.embed(again, photos), strict=True):
         np.testing.assert_array_equal(one.vector, other.vector)
 

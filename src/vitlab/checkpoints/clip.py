@@ -12,6 +12,7 @@ from vitlab.checkpoints.clip_config import hf_files, open_clip_files
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
 from vitlab.models.registry import OPENAI
 from vitlab.models.vit_config import ViTConfig
@@ -236,7 +237,7 @@ def _check_writable(c: CLIPConfig, to: str) -> None:
         raise ValueError(f"{library} cannot express {', '.join(found)}. Use --to native.")
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors under the other library's names, and the JSON or text files beside them."""
     if to not in ("hf", "open_clip"):
         raise ValueError(f"a CLIP is not written as {to}: use --to hf, open_clip or native, or --encoder for its ViT.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitlab.checkpoints import hf, schema
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
 
@@ -113,7 +114,7 @@ def open_clip_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> tu
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def hf_files(model: Any) -> dict[str, Any]:
+def hf_files(model: Network) -> dict[str, Any]:
     """config.json, and the tokenizer's files where the model has one."""
     c, tokenizer = model.config, model.tokenizer
     theirs = {ours: name for name, ours in reversed(hf.ACTIVATIONS.items())}
@@ -170,7 +171,7 @@ def _hf_words(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"tokenizer.json": words.to_json(), "tokenizer_config.json": config, **words.to_two_files()}
 
 
-def open_clip_files(model: Any) -> dict[str, Any]:
+def open_clip_files(model: Network) -> dict[str, Any]:
     """open_clip_config.json; tokenizer.json too, which open_clip itself does not read."""
     c: CLIPConfig = model.config
     cfg: dict[str, Any] = {

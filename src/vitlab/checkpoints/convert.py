@@ -7,7 +7,7 @@ import importlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, 
 from vitlab.checkpoints.files import CheckpointError, read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate, table_grid
-from vitlab.models.input_size import input_size
+from vitlab.models.base import Network
+from vitlab.models.mae import MaskedAutoencoder
 
 TARGETS = ("native", "timm", "hf", "jax", "open_clip")
 OPENAI_VOCAB = 49408
@@ -26,7 +27,7 @@ STAGED = {"swin": swin.write, "pvt": pvt.write, "pvt_v2": pvt.write, "twins": tw
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 
-def write(model: Any, target: str | Path, to: str) -> list[str]:
+def write(model: Network, target: str | Path, to: str) -> list[str]:
     """Write a model in the named layout; returns notes on what the other library will do differently."""
     target = Path(target)
     if to not in TARGETS:
@@ -35,7 +36,7 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
         native.save(model, target)
         return []
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    if input_size(model) != model.config.image_size and not _resizes_itself(model, to):
+    if model.input_size != model.config.image_size and not _resizes_itself(model, to):
         model, state = _at_input_size(model, state)
         size = "x".join(map(str, model.config.image_size))
         return [
@@ -45,17 +46,17 @@ def write(model: Any, target: str | Path, to: str) -> list[str]:
     return _write(model, state, target, to)
 
 
-def _resizes_itself(model: Any, to: str) -> bool:
+def _resizes_itself(model: Network, to: str) -> bool:
     """Whether the other library runs it at another size than config.json's with the same numbers."""
     if model.family == "vit":
         return to == "hf" and hf.architecture(model.config).startswith("dinov2")
     return model.family in ("swin", "pvt_v2", "twins", "resnet")  # no weights belong to a size
 
 
-def _at_input_size(model: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+def _at_input_size(model: Network, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
     """The same network with its position tables resized to the images that it reads."""
     again = copy.copy(model)
-    again.config = model.config.with_options(image_size=input_size(model))
+    again.config = model.config.with_options(image_size=model.input_size)
     for key in state:
         if key.endswith("positions.table"):
             positions = model.get_submodule(key.removesuffix(".table"))
@@ -63,7 +64,7 @@ def _at_input_size(model: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str,
     return again, state
 
 
-def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
+def _write(model: Network, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
     c = model.config
     if model.family == "clip":
         return _write_clip(model, state, target, to)
@@ -74,13 +75,14 @@ def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[
             raise ValueError(
                 f"{to} has no masked autoencoder with its decoder: use --to hf or native, or --encoder for the encoder."
             )
-        return _write_hf(*mae.write(model, state), model.preprocess, target)
+        return _write_hf(*mae.write(cast(MaskedAutoencoder, model), state), model.preprocess, target)
     if model.family == "resnet":
         return _write_hf(*resnet.write(model, state, to), model.preprocess, target)
     if model.family in STAGED:
         return _write_hf(*STAGED[model.family](model, state, to), model.preprocess, target)
     if model.family == "vit" and c.positions.kind == "sincos":  # no other library computes them: they become a table
-        state["positions.table"] = model.positions(c.grid, like=next(iter(state.values()))).cpu()
+        positions = model.get_submodule("positions")
+        state["positions.table"] = positions(c.grid, like=next(iter(state.values()))).cpu()
         c = c.with_options(positions="learned")
     if to == "jax":
         jax.check_writable(c)
@@ -98,7 +100,7 @@ def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[
     return _write_hf(found, hf.config_for(c, model.labels), model.preprocess, target)
 
 
-def _write_clip(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
+def _write_clip(model: Network, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
     found, extra = clip.write(model, state, to)
     tokenizer, notes = model.tokenizer, []
     if to == "open_clip":
@@ -128,13 +130,13 @@ def _write_hf(state: dict[str, Tensor], config: dict[str, Any], preprocess: Any,
     return [] if processor is not None else ["its preprocess has no counterpart in transformers, so none was written."]
 
 
-def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) -> list[Compared]:
+def check(source: str | Path, target: str | Path, model: Network, *, changed: bool) -> list[Compared]:
     """The result read back by us, and source and result run by the library they belong to, where it is installed.
 
     `changed`: head or size are no longer the source's, so its numbers cannot be compared.
     """
     c = model.config
-    images = torch.randn(2, c.channels, *input_size(model), generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, c.channels, *model.input_size, generator=torch.Generator().manual_seed(0))
     told = _told(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **told)
@@ -153,9 +155,9 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     return rows
 
 
-def _told(model: Any) -> dict[str, Any]:
+def _told(model: Network) -> dict[str, Any]:
     """What a bare file cannot say."""
-    c, size = model.config, input_size(model)
+    c, size = model.config, model.input_size
     if model.family == "mae":
         names = ("heads", "eps", "activation", "mask_ratio", "norm_pix")
         return {**{name: getattr(c, name) for name in names}, "image_size": size, "decoder.heads": c.decoder.heads}
@@ -175,19 +177,20 @@ def _told(model: Any) -> dict[str, Any]:
     return told | ({"final_norm": c.norm.final_norm} if c.norm.final_norm != "auto" else {})
 
 
-def _answer(model: Any, images: Tensor) -> Tensor:
+def _answer(model: Network, images: Tensor) -> Tensor:
     """Logits or features; of a masked autoencoder, what it paints where the same patches are hidden."""
     if model.family == "clip":
         return model(images, _texts(model)).logits_per_image
     return model(images, _noise(model, images)).prediction if model.family == "mae" else model(images)
 
 
-def _noise(model: Any, images: Tensor) -> Tensor:
-    rows, columns = model.encoder.layout(*images.shape[-2:]).grid
+def _noise(model: Network, images: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    rows, columns = model.grid_of((height, width))
     return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
 
 
-def _texts(model: Any) -> Tensor:
+def _texts(model: Network) -> Tensor:
     """Three texts of any tokens, each with its end."""
     c = model.config.text
     ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
@@ -221,7 +224,7 @@ def _foreign_folder(path: Path) -> bool:
     return (path / "config.json").is_file() and not (path / native.CARD).exists()
 
 
-def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared:
+def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Compared:
     config = read_json(folder / "config.json")
     library = "transformers" if "model_type" in config else "timm"
     what = f"{name} in {library}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 import torch
 
+from vitlab.models.base import Network
 
-def fingerprint(model: Any) -> str:
+
+def fingerprint(model: Network) -> str:
     """Equal for models that make the same of every picture and text: their network, preprocess, words and weights."""
     about = [model.family, model.config.to_dict(), None if model.preprocess is None else model.preprocess.to_dict()]
     tokenizer = getattr(model, "tokenizer", None)

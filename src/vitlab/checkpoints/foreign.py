@@ -31,10 +31,10 @@ from vitlab.checkpoints import (
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
-from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.staged import Family
 from vitlab.checkpoints.usermap import Table, check_used, read_map
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Card
 from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import Config, option_paths
 from vitlab.models.mae import MAEConfig

@@ -21,12 +21,12 @@ from torch import Tensor
 from vitlab.checkpoints import bundled, clip, digests, files, hub, native, schema
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, assumed_notes, fitting_preprocess, read_foreign
-from vitlab.checkpoints.native import Card
 from vitlab.checkpoints.plausible import check_plausible
 from vitlab.checkpoints.report import Report, Row
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
+from vitlab.models.base import Card, Network
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ class AssumedWarning(UserWarning):
 def create(name: str, **options: Any):
     """A new, untrained model by name, with any option changed: create("vit_base", classes=10, image_size=384)."""
     entry, config = registry.build_config(name, **options)
-    model: Any = registry.build(entry.family, config)
+    model: Network = registry.build(entry.family, config)
     model.preprocess = fitting_preprocess(entry.preprocess, entry.config.image_size, config)
     model.card = Card(name=entry.name)
     return model
@@ -148,7 +148,7 @@ def _read_native(folder: Path) -> Found:
     return found
 
 
-def _check_input_size(model: Any, source: str) -> None:
+def _check_input_size(model: Network, source: str) -> None:
     """Images must be read at a size that the network can cut into patches."""
     config = _encoder(model.config)
     if model.preprocess is None or not isinstance(config, ViTConfig) or config.stem.pad:
@@ -194,7 +194,7 @@ def _assemble(found: Found, overrides: dict[str, Any], source: str) -> tuple[Any
     except RuntimeError as error:  # of torch: a tensor with more elements than a computer counts
         first = str(error).splitlines()[0]
         raise CheckpointError(f"{source}: no network can be built from its config ({first}). Fetch it again.") from None
-    model: Any = native.on_meta(lambda: registry.build(found.family, config))
+    model: Network = native.on_meta(lambda: registry.build(found.family, config))
     wanted = model.state_dict()
     problems = [f"{key} is missing" for key in as_saved.keys() - found.tensors.keys()]
     problems += [f"{key} is not part of this network" for key in found.tensors.keys() - as_saved.keys()]

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab.checkpoints import hf, keymap, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.layers.positions import sincos_2d
-from vitlab.models.mae import DecoderOptions, MAEConfig
+from vitlab.models.mae import DecoderOptions, MAEConfig, MaskedAutoencoder
 from vitlab.models.vit_config import ViTConfig
 
 HEADS = {512: 16}  # the published decoder's width; others must be told
@@ -132,9 +132,9 @@ WRITTEN = (
 )
 
 
-def write(model: Any, state: State) -> tuple[State, dict[str, Any]]:
+def write(model: MaskedAutoencoder, state: State) -> tuple[State, dict[str, Any]]:
     """Tensors under transformers' names (version 4), and config.json."""
-    c: MAEConfig = model.config
+    c = model.config
     if c.image_size[0] != c.image_size[1]:
         raise ValueError(
             f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from vitlab.checkpoints import digests
 from vitlab.checkpoints.files import CheckpointError, check_values, read_json
 from vitlab.models import registry
+from vitlab.models.base import Card, Network
 from vitlab.parsing import spell_not_finite
 from vitlab.version import __version__
 
@@ -28,34 +30,24 @@ FORMAT = 1
 WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 
-@dataclass
-class Card:
-    """Where a model comes from; everything here travels in model.json."""
-
-    name: str | None = None
-    source: str | None = None
-    licence: str | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-
-
-def save(model: Any, folder: str | Path) -> Path:
+def save(model: nn.Module, folder: str | Path) -> Path:
     """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
-    folder, model = Path(folder).expanduser(), _unwrapped(model)
+    folder, network = Path(folder).expanduser(), _unwrapped(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
-    state = _whole_state(model, folder)
-    _check_labels(model, folder)
+    state = _whole_state(network, folder)
+    _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
         "format": FORMAT,
         "vitlab": __version__,
-        "family": model.family,
-        "config": model.config.to_dict(),
-        "preprocess": model.preprocess.to_dict() if model.preprocess is not None else None,
-        "labels": model.labels,
-        **asdict(getattr(model, "card", None) or Card()),
+        "family": network.family,
+        "config": network.config.to_dict(),
+        "preprocess": network.preprocess.to_dict() if network.preprocess is not None else None,
+        "labels": network.labels,
+        **asdict(network.card or Card()),
     }
-    tokenizer = getattr(model, "tokenizer", None)
+    tokenizer = network.tokenizer
     writes = {WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"})}
     if tokenizer is not None:
         writes[WORDS] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
@@ -75,11 +67,14 @@ def save(model: Any, folder: str | Path) -> Path:
     return folder
 
 
-def _unwrapped(model: Any) -> Any:
-    """Out of what torch.compile, DataParallel and DistributedDataParallel put around a model."""
-    while (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None:
+def _unwrapped(model: Any) -> Network:
+    """The Network inside what torch.compile, DataParallel and DistributedDataParallel wrap around it."""
+    while (
+        not isinstance(model, Network)
+        and (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None
+    ):
         model = inner
-    if not hasattr(model, "family") or not hasattr(model, "config"):
+    if not isinstance(model, Network):
         raise CheckpointError(
             f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
             "For another network: torch.save(model.state_dict(), path)."
@@ -87,7 +82,7 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _whole_state(model: Any, folder: Path) -> dict[str, Tensor]:
+def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
     wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
@@ -122,7 +117,7 @@ def _remedy(state: dict[str, Any], classes: int) -> str:
     )
 
 
-def _check_labels(model: Any, folder: Path) -> None:
+def _check_labels(model: Network, folder: Path) -> None:
     labels, n = model.labels, model.config.classes
     named = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
     if labels is not None and not (named and len(labels) == n):
@@ -176,7 +171,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def on_meta(build: Any) -> nn.Module:
-    """Build a model without memory for its weights; they are assigned from the file."""
+def on_meta(build: Callable[[], Network]) -> Network:
+    """Build a model on the meta device; its weights are assigned from the file."""
     with torch.device("meta"):
         return build()

@@ -13,6 +13,7 @@ from vitlab.checkpoints import hf, staged
 from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.models.base import Network
 from vitlab.models.pvt import PVTConfig, PVTv2Config
 
 HEADS: dict[tuple[int, ...], tuple[int, ...]] = dict.fromkeys(
@@ -253,7 +254,7 @@ def config_for(c: PVTConfig, labels: list[str] | None) -> dict[str, Any]:
     return config | hf.named_classes(c.classes, labels)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
         raise ValueError(f"a {type(model).__name__} is not written as {to}: use --to hf or native.")

@@ -12,6 +12,7 @@ import torch
 from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
+from vitlab.models.base import Network
 from vitlab.models.resnet import ResNetConfig
 
 STAGES = 8  # as many as a file may have; the published ones have 4
@@ -180,7 +181,7 @@ def config_for(c: ResNetConfig, labels: list[str] | None) -> dict[str, Any]:
     return config | hf.named_classes(c.classes, labels)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
         raise ValueError(f"a ResNet is not written as {to}: use --to hf or native.")

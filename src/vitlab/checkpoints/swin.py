@@ -16,6 +16,7 @@ from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
 from vitlab.layers.positions import relative_index
+from vitlab.models.base import Network
 from vitlab.models.swin import SwinConfig
 
 
@@ -208,7 +209,7 @@ def config_for(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
     return config | hf.named_classes(c.classes, labels)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
         raise ValueError(f"a Swin is not written as {to}: use --to hf or native.")

@@ -8,6 +8,7 @@ from vitlab.checkpoints import staged
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.checkpoints.pvt import common_options
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.models.base import Network
 from vitlab.models.twins import VARIANTS, TwinsConfig
 
 HEADS = {config.widths: config.heads for config in (TwinsConfig(**variant) for variant in VARIANTS.values())}
@@ -76,5 +77,5 @@ FAMILY = Family(
 )
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
+def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     raise ValueError(f"a Twins is not written as {to}: use --to native.")

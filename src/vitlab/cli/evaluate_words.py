@@ -9,6 +9,7 @@ from vitlab.checkpoints.load import locate
 from vitlab.cli.console import out
 from vitlab.cli.progress import counting
 from vitlab.images.datasets import Captioned, Data
+from vitlab.inference import reads_text
 from vitlab.layers.reducer import Reducer
 from vitlab.text.templates import LISTS, read_templates
 from vitlab.text.tokenizer import its_tokenizer
@@ -47,7 +48,7 @@ def judge_by_words(
     device: str,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What is found, for JSON; and the pictures that could not be read."""
-    if not hasattr(model, "encode_text"):
+    if not reads_text(model):
         why = "--zeroshot judges" if templates is not None else f"{data.name} has captions, which judge"
         raise ValueError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
     its_tokenizer(model)

@@ -18,7 +18,7 @@ from vitlab.export.loader import is_export, open_export
 from vitlab.images.read import ImageError, read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.printable import one_line
 from vitlab.search import Counts, Hit, Index, check, open_database, update
 from vitlab.training.processes import start, stop

@@ -14,23 +14,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.explain.inputs import evaluating
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.models.base import Capability, Network
+from vitlab.models.clip import CLIP
 from vitlab.text.tokenizer import its_tokenizer
 
 
-class PromptClassifier(nn.Module):
+class PromptClassifier(Network):
     """The image tower with a sentence for each class. Other attributes are those of the tower."""
 
-    def __init__(self, clip: Any, sentences: Sequence[str]):
+    def __init__(self, clip: CLIP, sentences: Sequence[str]):
         super().__init__()
         self.clip = clip
-        self.labels = list(dict.fromkeys(sentences))
-        self.config = replace(clip.config.image, classes=len(self.labels))
-        ids = its_tokenizer(clip)(self.labels).to(clip.log_scale.device)
+        self.family = clip.image.family
+        self.labels = labels = list(dict.fromkeys(sentences))
+        self.config = replace(clip.config.image, classes=len(labels))
+        self.preprocess, self.card = clip.preprocess, clip.card
+        ids = its_tokenizer(clip)(labels).to(clip.log_scale.device)
         with torch.no_grad(), evaluating(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 
@@ -40,6 +44,27 @@ class PromptClassifier(nn.Module):
         except AttributeError:
             clip: Any = super().__getattr__("clip")
             return getattr(clip.image, name)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.clip.image.capabilities | {Capability.CLASSIFY}
+
+    @property
+    def traceable(self) -> tuple[str, ...]:
+        return self.clip.image.traceable
+
+    @property
+    def feature_width(self) -> int:
+        return self.clip.image.feature_width
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.clip.image.grid_of(size)
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        return self.clip.image.features(images, trace=trace, reducer=reducer)
+
+    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        return self.clip.image.forward_features(images, trace=trace, reducer=reducer)
 
     def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """(B, C, H, W) -> (B, sentences)."""
@@ -55,7 +80,7 @@ class PromptClassifier(nn.Module):
 
 def ask(model: Any, sentences: str | Sequence[str]) -> PromptClassifier:
     """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
-    if not hasattr(model, "encode_text"):
+    if not isinstance(model, CLIP):
         raise ValueError(
             f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
         )

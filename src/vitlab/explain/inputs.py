@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.layers.patches import check_images
+from vitlab.models.base import Capability, Network
 
 
 @dataclass
@@ -104,19 +105,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def check_model(model: Any) -> None:
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+    if not isinstance(model, Network):
         load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
         raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
-    if hasattr(model, "encode_text"):
+    if Capability.TEXT in model.capabilities:
         raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
-    if hasattr(model, "encoder"):
+    if model.encoder is not model:
         raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
-    if not hasattr(model, "traceable"):
+    if not model.traceable:
         raise ValueError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
     if not hasattr(model, "layout"):
         raise ValueError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
-            f"{', '.join(cast('tuple[str, ...]', model.traceable))}."
+            f"{', '.join(model.traceable)}."
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.images.randomness import uniform
+from vitlab.models.base import Network
 from vitlab.models.mae import MaskedAutoencoder
 
 
@@ -95,7 +96,7 @@ def check_decoder(model: Any) -> None:
     """Raises for a model without a decoder."""
     if isinstance(model, MaskedAutoencoder):
         return
-    check_model(getattr(model, "encoder", model))
+    check_model(model.encoder if isinstance(model, Network) else model)
     raise ValueError(
         f"this is a {model.family} model without a decoder, so it cannot reconstruct pictures. Most released MAE files "
         "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file "

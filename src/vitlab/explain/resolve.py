@@ -10,7 +10,6 @@ from typing import Any
 from vitlab.checkpoints import load
 from vitlab.checkpoints.files import CheckpointError
 from vitlab.models import registry
-from vitlab.models.input_size import input_size
 
 
 def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
@@ -55,7 +54,7 @@ def check_batch(batch: int) -> None:
 
 def input_size_of(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
     """(H, W) of the input: by the preprocess of a built model, by the config of a name."""
-    return config.image_size if model is None or "image_size" in options else input_size(model)
+    return config.image_size if model is None or "image_size" in options else model.input_size
 
 
 def image_size_pair(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:

@@ -23,7 +23,6 @@ from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
 from vitlab.export.verify import TOLERANCE, Comparison, agreement_rate
 from vitlab.models.config import nearest
-from vitlab.models.input_size import input_size
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
 
@@ -210,8 +209,8 @@ def fastest(rows: Sequence[BackendResult], agreement: float) -> BackendResult | 
 
 
 def default_reducers(model: Any) -> list[str]:
-    encoder = getattr(model, "encoder", model)
+    encoder = model.encoder
     if not isinstance(encoder, VisionTransformer) or encoder.config.positions.kind not in ("learned", "sincos"):
         return []
-    patches = math.prod(encoder.layout(*input_size(model)).grid)
+    patches = math.prod(encoder.layout(*model.input_size).grid)
     return [f"tome:r={r_for(MERGED, patches=patches, depth=len(encoder.blocks))}"]

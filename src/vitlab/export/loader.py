@@ -11,16 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlab.checkpoints.native import Card
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.onnx import Session, external_data_path
 from vitlab.export.program import load_program
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+from vitlab.models.base import Capability, Card, Network
 from vitlab.text.tokenizer import Tokenizer
 
 SUFFIXES = (".onnx", ".pt2")
+CAPABILITY = {"logits": Capability.CLASSIFY, "features": Capability.EMBED, "text": Capability.TEXT}
 
 
 def is_export(source: str | Path) -> bool:
@@ -51,7 +54,7 @@ class ExportedConfig:
         return asdict(self.metadata)
 
 
-class Exported(nn.Module):
+class Exported(Network):
     """An exported model. It runs on the CPU and has no torch parameters."""
 
     def __init__(self, run: Callable[[Tensor], Tensor], metadata: ExportMetadata, path: Path):
@@ -61,6 +64,10 @@ class Exported(nn.Module):
         self.config = ExportedConfig(metadata)
         self.preprocess = Preprocess.from_dict(metadata.preprocess) if metadata.preprocess else None
         self.card = Card(**metadata.card)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({CAPABILITY[self.metadata.gives]})
 
     @property
     def bytes(self) -> int:
@@ -96,7 +103,7 @@ class Exported(nn.Module):
 
 
 class ExportedFeatures(Exported):
-    def encode_image(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         return self(images)
 
 
@@ -107,7 +114,7 @@ class ExportedText(Exported):
         super().__init__(run, metadata, path)
         self.tokenizer = Tokenizer.from_json(metadata.tokenizer) if metadata.tokenizer else None
 
-    def encode_text(self, ids: Tensor) -> Tensor:
+    def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         return self(ids)
 
 

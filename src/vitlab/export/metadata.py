@@ -13,7 +13,6 @@ from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIP
-from vitlab.models.input_size import input_size
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
 
@@ -100,7 +99,7 @@ def model_metadata(model: Any, gives: OutputKind, **options: Any) -> ExportMetad
         gives=gives,
         family=model.family,
         classes=model.config.classes if gives == "logits" else 0,
-        image_size=input_size(model),
+        image_size=model.input_size,
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,

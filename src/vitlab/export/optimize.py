@@ -15,17 +15,20 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
 from vitlab.export.runners import EXACT, Runner, RunnerFactory
 from vitlab.export.verify import AGREEMENT
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace
+from vitlab.models.base import Capability, Network
 
 Goal = Literal["exact", "fast", "small"]
 BACKENDS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
 
 
-class Optimized(nn.Module):
+class Optimized(Network):
     """Replaces the model for inference on the CPU, also in vitlab.predict and vitlab.embed."""
 
     def __init__(
@@ -38,6 +41,10 @@ class Optimized(nn.Module):
         self.chosen, self.rows, self.notes = chosen, rows, notes
         self._hidden = runner, factory  # a tuple hides them from nn.Module; the factory owns the runner's files
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.CLASSIFY})
+
     def forward(self, images: Tensor) -> Tensor:
         return self._hidden[0].run(images)
 
@@ -46,7 +53,11 @@ class Optimized(nn.Module):
 
 
 class OptimizedFeatures(Optimized):
-    def encode_image(self, images: Tensor) -> Tensor:
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.EMBED})
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         return self(images)
 
 

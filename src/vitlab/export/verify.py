@@ -24,7 +24,7 @@ from vitlab.export.metadata import ExportMetadata
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
 from vitlab.export.wrapper import ExportWrapper
-from vitlab.models.evaluating import evaluating
+from vitlab.models.base import evaluating
 from vitlab.parsing import spell_not_finite
 
 TOLERANCE = 1e-4

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from vitlab.export.metadata import OutputKind
 from vitlab.layers.reducer import Reducer
+from vitlab.models.base import features_of
 from vitlab.models.clip import CLIP
-from vitlab.models.features import features_of
 from vitlab.models.hierarchy import StagedConfig
-from vitlab.models.input_size import input_size
 from vitlab.reduce import reducer_of
 
 INPUTS = {"logits": "images", "features": "images", "text": "ids"}
@@ -29,12 +28,14 @@ class ExportWrapper(nn.Module):
         self.gives: OutputKind = gives
         self.model = _required_part(model, gives)
         self.reducer = reducer_of(reducer) if isinstance(reducer, str) else reducer
+        if gives == "features":
+            features_of(self.model)  # refuses a model without features; here, so that `forward` is traced without it
 
     def forward(self, x: Tensor) -> Tensor:
         options = {} if self.reducer is None else {"reducer": self.reducer}
         if self.gives == "text":
             return self.model.encode_text(x)
-        return self.model(x, **options) if self.gives == "logits" else features_of(self.model, **options)(x)
+        return self.model(x, **options) if self.gives == "logits" else self.model.features(x, **options)
 
 
 def output_kind(model: Any, gives: OutputKind | None = None) -> OutputKind:
@@ -53,7 +54,7 @@ def _required_part(model: Any, gives: OutputKind) -> Any:
         part = copy.copy(model)
         part._modules = {k: m for k, m in model._modules.items() if k not in (other, f"{other}_projection")}
         return part
-    return model if gives == "logits" else getattr(model, "encoder", model)
+    return model if gives == "logits" else model.encoder
 
 
 def example_input(model: Any, gives: OutputKind, size: tuple[int, int] | None = None, batch: int = 2) -> Tensor:
@@ -61,7 +62,7 @@ def example_input(model: Any, gives: OutputKind, size: tuple[int, int] | None = 
     if gives == "text":
         config = model.config.text
         return torch.full((batch, config.context), config.end_id)
-    return torch.zeros(batch, model.config.channels, *(size or input_size(model)))
+    return torch.zeros(batch, model.config.channels, *(size or model.input_size))
 
 
 @dataclass(frozen=True)

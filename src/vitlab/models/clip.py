@@ -23,6 +23,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config, largest_divisor
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
@@ -181,15 +182,14 @@ class CLIPOutput(NamedTuple):
     logits_per_text: Tensor  # (T, B)
 
 
-class CLIP(nn.Module):
+class CLIP(WrapsEncoder):
     """Two towers, a projection for each, and a learned scale: logits = scale * cos(image, text) (figure 3)."""
 
     family = "clip"
 
     def __init__(self, config: CLIPConfig):
-        super().__init__()
-        self.config = c = config
-        self.labels: None = None
+        super().__init__(config)
+        c = config
         self._tokenizer: Any = None
         self.image = VisionTransformer(c.image)
         self.image_projection = nn.Linear(self.image.feature_width, c.embed_dim, bias=False)
@@ -202,27 +202,17 @@ class CLIP(nn.Module):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.EMBED, Capability.TEXT})
+
+    @property
     def encoder(self) -> VisionTransformer:
         """The image tower, for everything that needs no words; it ends before the projection."""
         return self.image
 
-    @property
-    def preprocess(self) -> Any:
-        """How a picture becomes this model's input: the image tower's, which may be used alone."""
-        return self.image.preprocess
-
-    @preprocess.setter
-    def preprocess(self, value: Any) -> None:
-        self.image.preprocess = value
-
-    @property
-    def card(self) -> Any:
-        """Where the weights come from."""
-        return self.image.card
-
-    @card.setter
-    def card(self, value: Any) -> None:
-        self.image.card = value
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """Unit-length embeddings in one space with those of texts."""
+        return self.encode_image(images, trace=trace, reducer=reducer)
 
     @property
     def tokenizer(self) -> Any:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
-from vitlab.models.around import AroundEncoder
+from vitlab.models.base import WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
@@ -150,15 +150,13 @@ class DINOOutput(NamedTuple):
     numbers: dict[str, Tensor]  # see `watch`; each one number, without gradient
 
 
-class DINO(AroundEncoder):
+class DINO(WrapsEncoder):
     """g = h(f(x)), twice: the student learns to say of every view what the teacher says of the two global ones."""
 
     family = "dino"
 
     def __init__(self, config: DINOConfig):
-        super().__init__()
-        self.config = config
-        self.labels: None = None
+        super().__init__(config)
         self.student = VisionTransformer(config.encoder)
         self.student_head = DINOHead(config.width, config.projection)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()

@@ -24,6 +24,7 @@ from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, to_map
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config, largest_divisor
 
 
@@ -146,10 +147,9 @@ class Step(NamedTuple):
     at: LayerTrace | None
 
 
-class Hierarchy(nn.Module):
+class Hierarchy(Network):
     """A network of stages; what is left to a paper's file is `run` and `places`."""
 
-    family: str
     stages: nn.ModuleList
     norm: nn.Module | None  # after the last stage, for the classifier
     prefix: tuple[str, ...] = ()  # tokens before the patches in the last stage
@@ -158,9 +158,6 @@ class Hierarchy(nn.Module):
     def __init__(self, config: Any):
         super().__init__()
         self.config = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
 
     @abstractmethod
     def run(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
@@ -192,6 +189,19 @@ class Hierarchy(nn.Module):
         inside = [kind for kind in FROM_HEADS if kind != "class_attention"]
         ends = (*(["norm"] if self.norm is not None else []), "pool", *(["head"] if self.config.classes else []))
         return ("patch_embed", "merge", *self.block_kinds, *inside, *ends)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.TOKENS, Capability.PYRAMID}
+        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.layout(*size).grid
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        return self.forward_head(
+            self.forward_features(images, trace=trace, reducer=reducer), pre_logits=True, trace=trace
+        )
 
     def layout(self, height: int, width: int) -> TokenLayout:
         """The first stage's tokens, on whose grid explanations are laid."""

@@ -20,7 +20,7 @@ from vitlab.layers.block import BLOCK_KINDS, Activation, Block
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
-from vitlab.models.around import AroundEncoder
+from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
@@ -165,17 +165,24 @@ class Decoder(nn.Module):
         return mark(trace, "pixels", self.pixels(x[:, 1:]))  # (B, N, P*P*C)
 
 
-class MaskedAutoencoder(AroundEncoder):
+class MaskedAutoencoder(WrapsEncoder):
     """Hide, encode what is left, decode, compare what was hidden (figure 1)."""
 
     family = "mae"
 
     def __init__(self, config: MAEConfig):
-        super().__init__()
-        self.config = config
-        self.labels: None = None
-        self.encoder = VisionTransformer(config.encoder)
+        super().__init__(config)
+        self._modules["encoder"] = VisionTransformer(config.encoder)  # under a name that is a property of the class
         self.decoder = Decoder(config)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.EMBED, Capability.RECONSTRUCT})
+
+    @property
+    def encoder(self) -> VisionTransformer:
+        """The network that is kept after pre-training."""
+        return cast(VisionTransformer, self._modules["encoder"])
 
     def forward(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any
 
-from torch import nn
-
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.clip import MODELS as CLIP_MODELS
 from vitlab.models.config import Config
@@ -32,7 +32,7 @@ from vitlab.models.twins import Twins, TwinsConfig
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import PATCH_SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
-FAMILIES: dict[str, tuple[type[Config], type[nn.Module]]] = {
+FAMILIES: dict[str, tuple[type[Config], Callable[[Any], Network]]] = {
     "vit": (ViTConfig, VisionTransformer),
     "clip": (CLIPConfig, CLIP),
     "dino": (DINOConfig, DINO),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config
 from vitlab.models.hierarchy import Level
 
@@ -130,7 +131,7 @@ class ResidualBlock(nn.Module):
         return mark(at, "block", F.relu(x + y))  # (B, D, H/stride, W/stride), eq. 1 or 2
 
 
-class ResNet(nn.Module):
+class ResNet(Network):
     """Stem, stages that halve the map and widen it, the mean over places, one linear layer."""
 
     family = "resnet"
@@ -138,9 +139,6 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = c = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
 
         kernel, stride = (7, 2) if c.stem == "imagenet" else (3, 1)
         self.stem = ConvNorm(c.channels, c.stem_width, kernel, stride)
@@ -155,6 +153,19 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # sec. 3.4: arXiv:1502.01852
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.PYRAMID}
+        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.config.grid(*size)
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        return self.forward_head(
+            self.forward_features(images, trace=trace, reducer=reducer), pre_logits=True, trace=trace
+        )
 
     @property
     def feature_width(self) -> int:

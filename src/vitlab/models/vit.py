@@ -24,10 +24,11 @@ from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
 from vitlab.layers.reducer import Reducer, Reducing
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, Network
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Network):
     """z_0 = [x_class; x_p E] + E_pos;  z_l = block(z_{l-1});  y = LN(z_L)[class];  logits = head(y)."""
 
     family = "vit"
@@ -35,9 +36,6 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = c = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
         self.patch_dropout = c.drop.patch_dropout  # a training loop may change it on the way
 
         if c.stem.kind == "conv":
@@ -76,6 +74,15 @@ class VisionTransformer(nn.Module):
             _init_head(head)
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.TOKENS}
+        if self.config.classes:
+            able.add(Capability.CLASSIFY)
+        if self.config.positions.kind not in ("rotary", "relative"):  # those belong to a full grid of patches
+            able.add(Capability.REDUCE)
+        return frozenset(able)
+
+    @property
     def pooled_width(self) -> int:
         return self.config.width * (2 if self.config.head.pooling == "class_mean" else 1)
 
@@ -106,6 +113,13 @@ class VisionTransformer(nn.Module):
     def layout(self, height: int, width: int) -> TokenLayout:
         return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
 
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.layout(*size).grid
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
+        return self.forward_head(tokens, pre_logits=True, sizes=sizes, trace=trace)  # a mean weighs merged tokens
+
     def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, sizes=sizes, trace=trace)
@@ -134,8 +148,8 @@ class VisionTransformer(nn.Module):
             trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
         z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
-        twice = self.config.gradient_checkpointing and self.training and trace is None
-        call = partial(checkpoint, use_reentrant=False) if twice else _at_once
+        checkpointed = self.config.gradient_checkpointing and self.training and trace is None
+        call = partial(checkpoint, use_reentrant=False) if checkpointed else _direct
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             relative = block.attention.relative
@@ -173,7 +187,7 @@ class VisionTransformer(nn.Module):
 
     def reducing(self, reducer: Reducer) -> Reducing:
         """A forward pass under this reducer; refused where the network cannot do with fewer tokens."""
-        if self.config.positions.kind in ("rotary", "relative"):
+        if Capability.REDUCE not in self.capabilities:
             raise ValueError(
                 f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
                 'reduced: use a model with positions="learned" or "sincos".'
@@ -278,7 +292,7 @@ def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
 
 
-def _at_once(work: Callable[..., Any], *inputs: Any) -> Any:
+def _direct(work: Callable[..., Any], *inputs: Any) -> Any:
     return work(*inputs)
 
 

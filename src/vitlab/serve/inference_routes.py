@@ -16,7 +16,7 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
-from vitlab.inference import Labels, among, class_labels, embed_labels, label_of, ranked
+from vitlab.inference import Labels, among, class_labels, embed_labels, ranked
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
 from vitlab.serve.image_io import PreparedImage, encode_png
@@ -195,7 +195,7 @@ def _explain(
     label = probability = None
     if logits is not None:
         number = int(class_numbers(model, logits, target)[0])
-        label, probability = label_of(model, number), float(logits.softmax(-1)[0, number])
+        label, probability = model.label_of(number), float(logits.softmax(-1)[0, number])
     elif target is not None:
         raise ValueError("this model has no classes, so target has no meaning.")
     heat = _finite(METHODS[method](model, batch, target)[0])  # (rows, columns)

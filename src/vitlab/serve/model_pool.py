@@ -19,9 +19,7 @@ from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.explain.inputs import check_model
-from vitlab.models.around import AroundEncoder
-from vitlab.models.clip import CLIP
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.serve.batching import Worker
 from vitlab.serve.errors import RequestError, busy_error, logger
 from vitlab.serve.settings import Settings
@@ -72,7 +70,7 @@ class ServedModel:
     @property
     def encoder(self) -> Any:
         """The image encoder; of most models, the model itself."""
-        return self.model.encoder if isinstance(self.model, AroundEncoder | CLIP) else self.model
+        return self.model.encoder
 
     @property
     def verbs(self) -> list[str]:

@@ -26,7 +26,6 @@ from vitlab.export.timing import TimingOptions, alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.models.input_size import input_size
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
 from vitlab.study.folder import PLOT, try_draw, write_study_json, write_texts
@@ -121,7 +120,7 @@ def study_tokens(
 
 def default_ways(model: Any) -> list[str]:
     """ToMe, EViT if there is a class token, and for each as many tokens dropped at random."""
-    depth, patches = len(model.blocks), math.prod(model.layout(*input_size(model)).grid)
+    depth, patches = len(model.blocks), math.prod(model.layout(*model.input_size).grid)
     counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
     ways = [f"tome:r={r}{schedule}" for schedule in ("", ",schedule=decreasing") for r in counts]
     ways += [f"evit:keep={keep}" for keep in KEEPS] if "class_attention" in model.traceable else []

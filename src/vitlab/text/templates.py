@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.models.base import Capability, Network
 from vitlab.text.tokenizer import its_tokenizer
 
 LISTS = {
@@ -85,9 +85,9 @@ def fill(template: str, label: str) -> str:
     return template.replace("{}", " ".join(label.replace("_", " ").split()))
 
 
-def class_embeddings(model: Any, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
+def class_embeddings(model: Network, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
     """(K, E): for each label the mean of its sentences' embeddings, made of unit length again."""
-    if not hasattr(model, "encode_text"):
+    if Capability.TEXT not in model.capabilities:
         raise ValueError(f"a model of the family {model.family} reads no words: this needs a CLIP.")
     tokenizer = its_tokenizer(model)
     if not labels or not all(label.strip() for label in labels):

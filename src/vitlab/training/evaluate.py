@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.layers.reducer import Reducer
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.text.templates import class_embeddings
 from vitlab.training.batches import Pictures
 from vitlab.training.processes import Processes

@@ -12,8 +12,8 @@ import torch
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
-from vitlab.checkpoints.native import Card
 from vitlab.images.datasets import Captioned
+from vitlab.models.base import Card
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob

@@ -196,7 +196,7 @@ def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] |
         options = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
     model, report = load_with_report(path, **options)
     side = Side(letter, getattr(model, "encoder", model), path)
-    if hasattr(model, "encoder"):
+    if model.encoder is not model:
         side.notes.append(f"{path}: a {model.family} model, of which the encoder is compared.")
     side.notes += [f"{path}: {note}" for note in report.notes]
     return side

@@ -25,7 +25,6 @@ from vitlab.images.mix import Mix
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
-from vitlab.models.input_size import input_size
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures, Plan
@@ -248,7 +247,7 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Any) -> None:
             raise ValueError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
-        rows, columns = network.layout(*input_size(network)).grid
+        rows, columns = network.layout(*network.input_size).grid
         reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
     except ValueError as error:
         raise ValueError(f"model.reducer={text} is not possible: {error}") from None

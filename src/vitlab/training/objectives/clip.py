@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vitlab.checkpoints.load import create, load_with_report
 from vitlab.images.datasets import Captioned, Data
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
-from vitlab.models.clip import gather, same_captions
+from vitlab.models.clip import CLIP, gather, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
@@ -172,7 +172,7 @@ def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tu
     else:
         tower, notes = _image_tower(m, m.init_image)
         options = {"image": tower.config, **options}
-    model = create(m.name, **options)
+    model = cast(CLIP, create(m.name, **options))
     if tower is not None:
         model.image.load_state_dict(tower.state_dict())
         model.preprocess = tower.preprocess
