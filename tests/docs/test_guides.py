@@ -17,7 +17,10 @@ from vitlab.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("tour", "learning_path", "choosing", "finetune", "pretrained", "many_machines", "troubleshooting")
-QUICK = {"run.dir=runs/tour": ["run.epochs=1", "model.depth=2"]}  # what the tests add to a training
+QUICK = {  # what the tests add to a training
+    "run.dir=runs/tour": ["run.epochs=1", "model.depth=2"],
+    "run.dir=runs/photos": ["run.epochs=1"],
+}
 
 
 def page(language: str, name: str) -> str:

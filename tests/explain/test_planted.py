@@ -83,7 +83,7 @@ def trained(depth: int, steps: int) -> VisionTransformer:
     torch.manual_seed(1)
     config = ViTConfig(image_size=(24, 24), patch_size=PATCH, width=32, depth=depth, heads=4, classes=3)
     model = VisionTransformer(config.with_options(positions="sincos"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5, fused=True)
     for step in range(steps):
         images, there = lessons()[step % 2]
         picked = torch.randint(len(images), (32,))

@@ -319,9 +319,9 @@ def test_a_folder_in_eighteen_seconds(tmp_path, monkeypatch, capsys, clock):
 
 
 def test_the_pick_is_measured_here_and_its_data_are_open():
-    picked = pick("digits", 3, ["data.per_class=20", "model.depth=2"])
+    picked = pick("digits", 1, ["data.per_class=20", "model.depth=2"])
     assert len(picked.data.train) == 200 and picked.recipe.model.options["depth"] == 2
-    assert picked.recipe.data.per_class == 20 and picked.recipe.run.minutes == 3
+    assert picked.recipe.data.per_class == 20 and picked.recipe.run.minutes == 1
 
 
 class Slow(Silent):
