@@ -94,6 +94,7 @@ def open_model(checkpoint: str, size: str | None = None, *, whole: bool = False,
     told: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # whoever left a file open, it is no note on the model
         model = load(checkpoint, encoder=not (whole or texts), **told)  # of MAE, DINO and CLIP
     for note in caught:
         say(f"note: {note.message}")
