@@ -46,6 +46,7 @@ def holder(tmp_path):
         with suppress(ProcessLookupError):  # the test has killed it
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        child.stdout.close()
 
 
 def test_the_second_writer_is_told_who_the_first_is(tmp_path, holder, command):
@@ -111,22 +112,29 @@ def test_a_folder_that_was_replaced_is_not_written(tmp_path):
 
 
 def test_of_many_at_once_exactly_one_gets_the_lock(tmp_path):
-    """Forks that all try at the same moment; the winner stays until all have tried."""
-    run, start = tmp_path / "run", time.time() + 0.2
+    """Forks that try together; the winner stays until all have tried."""
+    (tried, report), (released, release) = os.pipe(), os.pipe()
     children = []
     for _ in range(8):
         child = os.fork()
         if child == 0:
             code = 3
             try:
-                time.sleep(max(0.0, start - time.time()))
-                with hold(run):
-                    time.sleep(0.8)
+                os.close(release)
+                with hold(tmp_path / "run"):
+                    os.write(report, b"1")
+                    os.read(released, 1)  # until the parent closes its end
                 code = 0
             except RunLockedError as error:
-                code = 1 if "is being written by process" in str(error) else 2
+                code = 1 if "is being written by" in str(error) else 2
+                os.write(report, b"0")
             finally:
                 os._exit(code)
         children.append(child)
+    for _ in children:
+        os.read(tried, 1)
+    os.close(release)
     codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    for end in (tried, report, released):
+        os.close(end)
     assert codes == [0, *[1] * 7]

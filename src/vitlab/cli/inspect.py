@@ -18,6 +18,7 @@ def run(
     options: dict[str, Any] = {} if heads is None else {"heads": heads}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # whoever left a file open, it is no note on the model
         found = inspect(what, image_size=image_size, batch=batch, **options)
         slopes = gradients(what, image_size=image_size, batch=max(batch, 2), **options) if grads else None
     for note in dict.fromkeys(str(warning.message) for warning in caught):

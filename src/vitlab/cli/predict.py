@@ -61,6 +61,7 @@ def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> A
     options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # whoever left a file open, it is no note on the model
         model = load(checkpoint, **{k: v for k, v in options.items() if v is not None})
     for note in caught:
         say(f"note: {note.message}")

@@ -90,6 +90,7 @@ def open_model(checkpoint: str, size: str | None = None, *, encoder: bool = True
     load_options: dict[str, Any] = {} if size is None else {"image_size": parse_size(size)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # a file left open elsewhere says nothing about the model
         model = load(checkpoint, encoder=encoder and not texts, **load_options)
     for note in caught:
         say(f"note: {note.message}")
