@@ -29,9 +29,10 @@ from measure import machine, print_table
 from torch import Tensor
 
 import vitlab
+from vitlab.errors import DataError
 from vitlab.export.timing import alternate, summary
 from vitlab.images.augment import Augment, AugmentOptions
-from vitlab.images.datasets import DataError, Dataset, open_data
+from vitlab.images.datasets import Dataset, open_data
 from vitlab.images.mix import Mix
 from vitlab.images.sources.dataset import ArrayDataset
 from vitlab.training.batches import BatchDataset, Pictures, Plan, batches

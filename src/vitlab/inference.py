@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.checkpoints.fingerprint import fingerprint
-from vitlab.images.read import ImageError, Source
+from vitlab.errors import ImageError, UsageError
+from vitlab.images.read import Source
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
 from vitlab.models.clip import CLIP
@@ -70,7 +71,7 @@ def predict(
     """
     check_predicts(model)
     if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
+        raise UsageError(f"top={top} must be at least 1.")
     labels = class_labels(model)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
@@ -85,17 +86,17 @@ def check_predicts(model: Network) -> None:
     """Whether it knows classes; if not, the error says what it can do instead."""
     _check_model(model, "predict")
     if reads_text(model):
-        raise ValueError(
+        raise UsageError(
             "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
             "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
         )
     if model.encoder is not model:
-        raise ValueError(
+        raise UsageError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
             "vitlab train DATA model.init_from=CHECKPOINT. Its features: vitlab.embed(model, images)."
         )
     if not model.config.classes:
-        raise ValueError(
+        raise UsageError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
         )
 
@@ -119,7 +120,7 @@ def embed_labels(model: Network, labels: Sequence[str], templates: str | Sequenc
     _check_model(model, "embed_labels", "labels")
     names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"the label {twice[0]!r} is given twice: name each class once.")
+        raise UsageError(f"the label {twice[0]!r} is given twice: name each class once.")
     sentences = read_templates(templates) if isinstance(templates, str) else list(templates)
     return Labels(names, _evaluate(model, lambda: class_embeddings(model, names, sentences)))
 
@@ -140,7 +141,7 @@ def zero_shot(
     """
     _check_model(model, "zero_shot", "images, labels")
     if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
+        raise UsageError(f"top={top} must be at least 1.")
     known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
     results: list[Prediction] = []
     for names, tensors, errors in _batches(model, images, batch_size):
@@ -235,7 +236,7 @@ def embed_text(model: Network, texts: str | Iterable[str]) -> np.ndarray:
     """Texts -> (T, E), float32, rows of length 1, in one space with the pictures of `embed`. One text is one row."""
     _check_model(model, "embed_text", "texts")
     if not reads_text(model):
-        raise ValueError(
+        raise UsageError(
             f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
             "picture, or use a CLIP."
         )
@@ -256,7 +257,7 @@ def encoder_of(model: Network) -> Any:
 def _check_model(model: Network, function: str, what: str = "images") -> None:
     if not isinstance(model, Network):
         load = f": vitlab.{function}(vitlab.load({model!r}), {what})" if isinstance(model, str | PathLike) else ""
-        raise ValueError(f"{function} takes a model first, not a {type(model).__name__}{load}.")
+        raise UsageError(f"{function} takes a model first, not a {type(model).__name__}{load}.")
 
 
 def _run(model: Network, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
@@ -276,16 +277,16 @@ def _batches(
 ) -> Iterator[tuple[list[str], list[Tensor], list[str | None]]]:
     """Names, readable pictures as tensors, and per name what was wrong (None: nothing)."""
     if size < 1:
-        raise ValueError(f"batch_size={size} must be at least 1.")
+        raise UsageError(f"batch_size={size} must be at least 1.")
     if model.preprocess is None:
-        raise ValueError(
+        raise UsageError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first."
         )
     single = _is_picture(images) or isinstance(images, Tensor) or not isinstance(images, Iterable)
     sources: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
     for source in sources:
         if not _is_picture(source):
-            raise ValueError(_no_picture(source))
+            raise UsageError(_no_picture(source))
     for start in range(0, len(sources), size):
         names: list[str] = []
         tensors: list[Tensor] = []
@@ -310,7 +311,7 @@ def _plain(source: Any) -> Source:
     """An open file is one picture, from where it stands; its bytes, like any others, as `bytes`."""
     found = source.read() if hasattr(source, "read") else source
     if found is not source and isinstance(found, str):
-        raise ValueError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
+        raise UsageError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
     return bytes(found) if isinstance(found, bytearray | memoryview) else found
 
 

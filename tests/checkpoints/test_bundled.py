@@ -10,10 +10,10 @@ from sklearn.datasets import load_digits
 import vitlab
 import vitlab.cli.main
 from vitlab.checkpoints import bundled
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import read_card
-from vitlab.images.datasets import DataError, open_data
+from vitlab.errors import CheckpointError, DataError
+from vitlab.images.datasets import open_data
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import features, knn_accuracy

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert, files, keymap, native, timm
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 
 TOLD = dict(heads=4, eps=1e-6, activation="gelu")  # what a bare state dict of width 48 leaves open
 UNSAFE = ("weights_only", "allow_pickle", "add_safe_globals")  # torch's and numpy's advice to open a file unsafely

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 
 
 def tiny():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 
 TABLE = r"""

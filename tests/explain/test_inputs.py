@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.errors import ImageError
 from vitlab.explain.inputs import as_batch, batches, evaluating, grid_of
-from vitlab.images.read import ImageError
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=1, heads=4, classes=7)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.images.datasets import Captioned, Captions, DataError, open_data, subset
+from vitlab.errors import DataError
+from vitlab.images.datasets import Captioned, Captions, open_data, subset
 
 WRITTEN = {  # picture -> its split and captions; commas, quotes and Chinese included
     "a.png": ("train", ['a dog, brown, "good"', "the dog"]),

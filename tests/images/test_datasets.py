@@ -25,10 +25,10 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import SOURCES, Data, open_data, stratified_split, subset
-from vitlab.images.read import ImageError
 from vitlab.images.sources import cifar, digits, download, idx
-from vitlab.images.sources.dataset import DataError, FileDataset, Strings
+from vitlab.images.sources.dataset import FileDataset, Strings
 from vitlab.images.sources.download import Remote
 from vitlab.images.sources.splits import few_labels
 

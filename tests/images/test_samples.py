@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.errors import DataError
 from vitlab.images import samples
-from vitlab.images.datasets import DataError, open_data
+from vitlab.images.datasets import open_data
 
 
 def test_a_folder_is_a_source(tmp_path):

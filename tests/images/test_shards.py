@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.errors import ImageError
 from vitlab.images.datasets import open_data
-from vitlab.images.read import ImageError
 from vitlab.images.sources import shards
 from vitlab.images.sources.shards import expand, index_of
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import distributed
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.explain.gradients import gradients
 from vitlab.explain.sizes import size_of
 from vitlab.models.clip import (

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.models import dino
 from vitlab.models.dino import DINO, DINOConfig, NormalisedLinear, Projection
 

@@ -20,9 +20,9 @@ from PIL import Image, ImageOps
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.hf import MODEL_TYPES, PROCESSOR_OF, preprocess_from
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 
 TOLERANCE = 1e-5

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 
 TOLERANCE = 1e-5
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -30,7 +30,7 @@ from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
 from vitlab.study.plot import draw
 from vitlab.study.runner import Outcome
 from vitlab.study.table import Group, display_rows, group, rows
-from vitlab.training.doctor import TrainingError
+from vitlab.training.doctor import DivergedError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 
@@ -74,7 +74,7 @@ def pretend(monkeypatch):
         run.mkdir(parents=True, exist_ok=True)
         (run / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
         if recipe.optim.lr > 1:
-            raise TrainingError("step 3 (epoch 0): the loss is nan; no layer. Try optim.lr=1e-3, or less.")
+            raise DivergedError("step 3 (epoch 0): the loss is nan; no layer. Try optim.lr=1e-3, or less.")
         drawn = np.random.default_rng([recipe.run.seed, recipe.model.options.get("depth", 0)]).random(5).tolist()
         keys = ("top1", "val_top1", "loss", "seconds", "images_per_second")
         result = {"split": "test", **dict(zip(keys, drawn, strict=True)), "params": 1234}

@@ -23,7 +23,8 @@ import torch
 from PIL import Image
 
 import vitlab
-from vitlab.images.datasets import DataError, open_data
+from vitlab.errors import DataError
+from vitlab.images.datasets import open_data
 from vitlab.images.sources import cifar, download, idx
 from vitlab.images.sources.download import Remote
 

@@ -12,9 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
+from vitlab.errors import TrainingError
 from vitlab.images.datasets import open_data
 from vitlab.training.batches import Pictures, Plan
-from vitlab.training.doctor import TrainingError, check_installation
+from vitlab.training.doctor import DivergedError, check_installation
 from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
 from vitlab.training.loop import fit
 from vitlab.training.recipe import Recipe, with_settings
@@ -111,7 +112,7 @@ def test_a_loss_that_is_not_finite_stops_with_layer_and_advice(tmp_path):
         start.blocks[1].mlp.fc1.weight.mul_(1e30)
         start.blocks[1].mlp.fc2.weight.mul_(1e30)
     vitlab.save(start, tmp_path / "start")
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(DivergedError) as error:
         fit(with_settings(Recipe(), [f"model.init_from={tmp_path / 'start'}", "run.epochs=1"]), tmp_path / "run")
     text = str(error.value)
     assert "step 0" in text and "block 1, fc" in text and "optim.lr" in text

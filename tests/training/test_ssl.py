@@ -132,7 +132,7 @@ def test_the_doctor_sees_a_mask_that_is_the_wrong_way_round(tmp_path, monkeypatc
 
 
 def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
-    from vitlab.training.doctor import TrainingError
+    from vitlab.training.doctor import DivergedError
     from vitlab.training.objectives.mae import MaskedReconstruction
 
     plain = MaskedReconstruction.inputs
@@ -142,7 +142,7 @@ def test_a_batch_of_nan_stops_the_run_and_says_where(tmp_path, monkeypatch):
         return {k: v * float("nan") if at.step == 5 else v for k, v in inputs.items()}
 
     monkeypatch.setattr(MaskedReconstruction, "inputs", broken)
-    with pytest.raises(TrainingError, match=r"step 5 .*the images of the batch hold NaN"):
+    with pytest.raises(DivergedError, match=r"step 5 .*the images of the batch hold NaN"):
         run_with("mae", [], tmp_path / "run")
 
 

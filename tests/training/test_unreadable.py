@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
-from vitlab.training.doctor import TrainingError
+from vitlab.errors import TrainingError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 from vitlab.training.runlog import read_log

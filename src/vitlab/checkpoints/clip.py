@@ -12,6 +12,7 @@ from vitlab.checkpoints.clip_config import hf_files, open_clip_files
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
 from vitlab.models.registry import OPENAI
@@ -128,12 +129,14 @@ def infer_config(dialect: Dialect, renamed: Renamed, says: dict[str, Any], told:
     tensors, known = renamed.tensors, {**{name: told[name] for name in FACTS if name in told}, **says}
     if "image.class_token" not in tensors:
         found = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
-        raise ValueError(f"its image tower is no ViT of CLIP's kind ({found} is there): only those are known here.")
+        raise CheckpointError(
+            f"its image tower is no ViT of CLIP's kind ({found} is there): only those are known here."
+        )
     if "image_projection.weight" not in tensors:
-        raise ValueError("image_projection.weight is missing, so this is not a whole CLIP.")
+        raise CheckpointError("image_projection.weight is missing, so this is not a whole CLIP.")
     activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
-        raise ValueError(ASK)
+        raise CheckpointError(ASK)
     eps = {tower: known.get(f"{tower}.eps", known.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
     image = {name.removeprefix("image."): value for name, value in known.items() if name.startswith("image.")}
     if "image.image_size" in says:
@@ -157,12 +160,12 @@ def _part(tensors: State, prefix: str) -> State:
 def _infer_text(state: State, known: dict[str, Any]) -> dict[str, Any]:
     for key in ("embed.weight", "positions", "blocks.0.mlp.fc1.weight"):
         if getattr(state.get(key), "ndim", None) != 2:
-            raise ValueError(f"text.{key} is missing or damaged, so this is not a whole CLIP.")
+            raise CheckpointError(f"text.{key} is missing or damaged, so this is not a whole CLIP.")
     vocab, width = state["embed.weight"].shape
     heads = known.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
-        raise ValueError(
+        raise CheckpointError(
             f"the number of heads cannot be read from a text tower of width {width}. "
             f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
         )
@@ -188,7 +191,7 @@ def check_agreement(says: dict[str, Any], config: CLIPConfig) -> None:
         said = (says[name],) * 2 if name == "image.image_size" and isinstance(says[name], int) else says[name]
         said = tuple(said) if isinstance(said, list) else said
         if said != found[name]:
-            raise ValueError(
+            raise CheckpointError(
                 f"config says {name}={said} but the weights have {found[name]}: they do not belong together."
             )
 
@@ -234,13 +237,15 @@ def _check_writable(c: CLIPConfig, to: str) -> None:
         }
     if found := [what for what, wrong in refuse.items() if wrong]:
         library = {"hf": "transformers' CLIPModel", "open_clip": "open_clip's CLIP"}[to]
-        raise ValueError(f"{library} cannot express {', '.join(found)}. Use --to native.")
+        raise CheckpointError(f"{library} cannot express {', '.join(found)}. Use --to native.")
 
 
 def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors under the other library's names, and the JSON or text files beside them."""
     if to not in ("hf", "open_clip"):
-        raise ValueError(f"a CLIP is not written as {to}: use --to hf, open_clip or native, or --encoder for its ViT.")
+        raise CheckpointError(
+            f"a CLIP is not written as {to}: use --to hf, open_clip or native, or --encoder for its ViT."
+        )
     c: CLIPConfig = model.config
     _check_writable(c, to)
     if to == "open_clip":

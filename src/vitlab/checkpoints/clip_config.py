@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitlab.checkpoints import hf, schema
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
@@ -14,7 +15,9 @@ def hf_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str,
     """transformers' config.json -> options by path; what it leaves out has its library's default."""
     schema.check(config, schema.HF, "config.json")
     if config.get("model_type") != "clip":
-        raise ValueError(f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's.")
+        raise CheckpointError(
+            f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
+        )
     text, vision = (
         _without_nulls(config.get(f"{part}_config") or config.get(f"{part}_config_dict") or {})
         for part in ("text", "vision")
@@ -54,7 +57,7 @@ def _without_nulls(config: Any) -> Any:
 def _activation(config: dict[str, Any]) -> str:
     name = config.get("hidden_act", "quick_gelu")
     if name not in hf.ACTIVATIONS:
-        raise ValueError(f"config.json has hidden_act {name!r}; known are {', '.join(hf.ACTIVATIONS)}.")
+        raise CheckpointError(f"config.json has hidden_act {name!r}; known are {', '.join(hf.ACTIVATIONS)}.")
     return hf.ACTIVATIONS[name]
 
 
@@ -83,7 +86,7 @@ def open_clip_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> tu
         for name, value in (model.get(part) or {}).items():
             harmless = WITHOUT_EFFECT.get(name, ()) if name not in known else None
             if value and harmless is not None and value not in harmless:
-                raise ValueError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
+                raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
     vision, text = model.get("vision_cfg") or {}, model.get("text_cfg") or {}
     theirs = {
         "image.image_size": vision.get("image_size"),
@@ -105,7 +108,7 @@ def open_clip_options(config: dict[str, Any], tokenizer: Tokenizer | None) -> tu
     cfg, how = config.get("preprocess_cfg") or {}, {"shortest": "crop", "squash": "stretch", "longest": "fit"}
     schema.check(cfg, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
     if (mode := cfg.get("resize_mode", "shortest")) not in how:
-        raise ValueError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
+        raise CheckpointError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
     preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
     preprocess |= {"how": how[mode]} if preprocess else {}
     return {name: value for name, value in theirs.items() if value is not None}, preprocess

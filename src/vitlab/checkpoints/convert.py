@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, swin, timm, twins
-from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.infer import HEADS
 from vitlab.checkpoints.load import load_with_report, locate, table_grid
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.mae import MaskedAutoencoder
 
@@ -31,7 +32,7 @@ def write(model: Network, target: str | Path, to: str) -> list[str]:
     """Write a model in the named layout; returns notes on what the other library will do differently."""
     target = Path(target)
     if to not in TARGETS:
-        raise ValueError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+        raise CheckpointError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
     if to == "native":
         native.save(model, target)
         return []
@@ -69,10 +70,10 @@ def _write(model: Network, state: dict[str, Tensor], target: Path, to: str) -> l
     if model.family == "clip":
         return _write_clip(model, state, target, to)
     if to == "open_clip":
-        raise ValueError(f"open_clip has no {model.family} alone: --to open_clip is for a CLIP.")
+        raise CheckpointError(f"open_clip has no {model.family} alone: --to open_clip is for a CLIP.")
     if model.family == "mae":
         if to != "hf":
-            raise ValueError(
+            raise CheckpointError(
                 f"{to} has no masked autoencoder with its decoder: use --to hf or native, or --encoder for the encoder."
             )
         return _write_hf(*mae.write(cast(MaskedAutoencoder, model), state), model.preprocess, target)

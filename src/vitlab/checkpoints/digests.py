@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 
 DIGESTS, SEAL = "digests", "seal"
 

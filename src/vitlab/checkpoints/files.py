@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitlab.errors import CheckpointError
 from vitlab.parsing import parse_json
-from vitlab.printable import one_line
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -32,18 +32,7 @@ MAX_TENSORS = 10_000  # the largest published networks have about a thousand
 MAX_NAME = 500  # characters of a tensor's name
 MAX_HEADER = 2**24  # bytes of names, shapes and offsets, in a .safetensors header or a .pth file's pickle
 SAVE_TENSORS = 'torch.save(model.state_dict(), "weights.pth")'
-LONGEST = 2000  # characters of a message
 SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.savez(path, **arrays)."
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says what was found and what to do.
-
-    A message quotes names out of the file, so it is made one printable line of a sane length.
-    """
-
-    def __init__(self, message: str):
-        super().__init__(one_line(message if len(message) <= LONGEST else f"{message[: LONGEST - 4]} ..."))
 
 
 @contextmanager

@@ -28,11 +28,11 @@ from vitlab.checkpoints import (
     torchvision,
     twins,
 )
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.infer import infer_options
 from vitlab.checkpoints.keymap import Dialect
 from vitlab.checkpoints.staged import Family
 from vitlab.checkpoints.usermap import Table, check_used, read_map
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Card
 from vitlab.models.clip import CLIPConfig
@@ -341,7 +341,9 @@ def _check_channels(table: Path, preprocess: dict[str, Any], channels: int) -> N
     """A mean for another number of channels cannot be used, and must not be dropped quietly."""
     given = len(preprocess.get("mean", [0] * channels))
     if given != channels:
-        raise ValueError(f"{table}: [preprocess] mean and std have {given} numbers, but the network reads {channels}.")
+        raise CheckpointError(
+            f"{table}: [preprocess] mean and std have {given} numbers, but the network reads {channels}."
+        )
 
 
 def assumed_notes(found: Found, preprocess: dict[str, Any]) -> list[str]:
@@ -412,7 +414,7 @@ def _check_agreement(says: dict[str, Any], inferred: dict[str, Any]) -> None:
         if name == "image_size":
             said = (said, said) if isinstance(said, int) else tuple(said)
         if name != "layer_scale" and said != found:
-            raise ValueError(
+            raise CheckpointError(
                 f"config.json says {name}={said} but the weights have {found}: they do not belong together."
             )
 

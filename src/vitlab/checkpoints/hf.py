@@ -10,6 +10,7 @@ from typing import Any
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Renamed, Rule, State
+from vitlab.errors import CheckpointError
 from vitlab.models.registry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 
@@ -107,14 +108,14 @@ def options_from(config: dict[str, Any]) -> dict[str, Any]:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
     if kind not in MODEL_TYPES:
-        raise ValueError(f"config.json has model_type {kind!r}; known are {', '.join(MODEL_TYPES)}.")
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(MODEL_TYPES)}.")
     activation = config.get("hidden_act", "gelu")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"config.json has hidden_act {activation!r}; known are {', '.join(ACTIVATIONS)}.")
+        raise CheckpointError(f"config.json has hidden_act {activation!r}; known are {', '.join(ACTIVATIONS)}.")
     if config.get("pooler_act", "tanh") != "tanh":
-        raise ValueError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
+        raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):
-        raise ValueError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
+        raise CheckpointError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
     options: dict[str, Any] = {
         "image_size": config.get("image_size", 224),
         "patch_size": config.get("patch_size", 16),
@@ -170,7 +171,7 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
     processor = _processor(config, model_type)
     config = _with_defaults(config, processor)
     if config["resample"] not in RESAMPLE:
-        raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
+        raise CheckpointError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
     values: dict[str, Any] = {"how": "stretch", "interpolation": RESAMPLE[config["resample"]]}
     if config.get("do_normalize", True):
         values |= {"mean": config["image_mean"], "std": config["image_std"]}
@@ -181,12 +182,14 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
     elif "rescale_factor" in config:
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
-        raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
+        raise CheckpointError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
     size, crop = config["size"], config.get("crop_size")
     shorter = _shorter_side(size, processor)
     if processor == "ConvNext":  # transformers' ResNets use it too
         if shorter is None:
-            raise ValueError(f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge.")
+            raise CheckpointError(
+                f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge."
+            )
         values["size"] = _pair(shorter)  # from 384 on it stretches
         values |= {"how": "crop", "resize": int(shorter / (config.get("crop_pct") or 0.875))} if shorter < 384 else {}
     elif config.get("do_center_crop") and crop is not None:
@@ -279,7 +282,7 @@ def architecture(c: ViTConfig) -> str:
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
     if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"transformers' {kind} cannot express {', '.join(found)}. Use --to native.")
+        raise CheckpointError(f"transformers' {kind} cannot express {', '.join(found)}. Use --to native.")
     return kind
 
 

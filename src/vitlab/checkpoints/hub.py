@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 
 PREFIX = "hf-hub:"
 FIRST = ["*.json", "*.safetensors"]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from vitlab.checkpoints.keymap import State
+from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
 
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # the published widths; others must be told
@@ -19,7 +20,7 @@ def infer_options(state: State, told: dict[str, Any]) -> dict[str, Any]:
     numbers = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
     depth = len(numbers)
     if numbers != set(range(depth)):
-        raise ValueError(f"the blocks are not numbered 0 to {depth - 1}: blocks.{max(numbers)} is there.")
+        raise CheckpointError(f"the blocks are not numbered 0 to {depth - 1}: blocks.{max(numbers)} is there.")
     classes = state["head.weight"].shape[0] if "head.weight" in state else 0
     found: dict[str, Any] = {
         "width": width,
@@ -39,7 +40,7 @@ def infer_options(state: State, told: dict[str, Any]) -> dict[str, Any]:
         "head_hidden": state["pre_logits.weight"].shape[0] if "pre_logits.weight" in state else 0,
     }
     if found["distill_token"] and (("head_distill.weight" in state) != bool(classes) or found["head_hidden"]):
-        raise ValueError(
+        raise CheckpointError(
             "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
             "(transformers' DeiTForImageClassification, DeiTModel), is not known."
         )
@@ -65,20 +66,20 @@ AXES = {  # of the tensors that tell the sizes; True: they must be there
 def _check_shapes(state: State) -> None:
     for key, (axes, needed) in AXES.items():
         if key not in state and needed:
-            raise ValueError(f"{key} is missing, so this is not a whole ViT.")
+            raise CheckpointError(f"{key} is missing, so this is not a whole ViT.")
         if key in state and state[key].ndim != axes:
-            raise ValueError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
+            raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
 
 
 def _check_told(told: dict[str, Any]) -> None:
     heads = told.get("heads", 1)
     if not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"heads={heads!r} must be a whole number of at least 1.")
+        raise CheckpointError(f"heads={heads!r} must be a whole number of at least 1.")
     for name in ("image_size", "grid"):
         value = told.get(name, (1, 1))
         pair = [value] if isinstance(value, int) and name == "image_size" else value
         if not isinstance(pair, list | tuple) or not 1 <= len(pair) <= 2 or not all(isinstance(n, int) for n in pair):
-            raise ValueError(f"{name}={value!r} must be (height, width) in whole numbers.")
+            raise CheckpointError(f"{name}={value!r} must be (height, width) in whole numbers.")
 
 
 def _mlp(state: State, width: int) -> dict[str, Any]:
@@ -88,14 +89,14 @@ def _mlp(state: State, width: int) -> dict[str, Any]:
     for ratio in (4.0, hidden * 1.5 / width):
         if swiglu_hidden(width, ratio) == hidden:
             return {"mlp": "swiglu", "mlp_ratio": ratio}
-    raise ValueError(f"an MLP of {hidden} hidden channels at width {width} is neither plain nor a known SwiGLU.")
+    raise CheckpointError(f"an MLP of {hidden} hidden channels at width {width} is neither plain nor a known SwiGLU.")
 
 
 def _patch_bias(state: State, told: dict[str, Any]) -> bool:
     """Only networks with a norm before the blocks do without; elsewhere a missing bias is a missing tensor."""
     has = "patch_embed.proj.bias" in state
     if not has and "norm_pre.weight" not in state and told.get("patch_bias", True):
-        raise ValueError("patch_embed.proj.bias is missing. If the network has none, pass patch_bias=False.")
+        raise CheckpointError("patch_embed.proj.bias is missing. If the network has none, pass patch_bias=False.")
     return has
 
 
@@ -108,12 +109,12 @@ def _heads(state: State, width: int, told: dict[str, Any]) -> dict[str, Any]:
         heads = HEADS.get(width)
     if heads is None:
         guess = next((h for h in (inner // 64, 8, 6, 4, 3) if h > 1 and inner % h == 0), 1)
-        raise ValueError(
+        raise CheckpointError(
             f"the number of heads cannot be read from weights of width {width}. "
             f"Say it: vitlab.load(path, heads={guess}), or --heads {guess}."
         )
     if inner % heads:
-        raise ValueError(f"heads={heads} does not divide the attention width {inner}.")
+        raise CheckpointError(f"heads={heads} does not divide the attention width {inner}.")
     return {"heads": heads, "head_dim": None if inner == width and width % heads == 0 else inner // heads}
 
 
@@ -140,7 +141,9 @@ def _grid(state: State, found: dict[str, Any], told: dict[str, Any]) -> dict[str
     """The stored grid, and which prefix tokens have a position. Grids are compared, not counts: 196 = 14x14 = 7x28."""
     if "positions.table" not in state:
         if told.get("positions", "learned") == "learned":
-            raise ValueError("positions.table is missing. If the network has no position table, pass positions='none'.")
+            raise CheckpointError(
+                "positions.table is missing. If the network has no position table, pass positions='none'."
+            )
         return {"positions": told["positions"], "image_size": told.get("image_size", 224)}
     count = state["positions.table"].shape[1]
     special = found["class_token"] + found["distill_token"]
@@ -153,13 +156,13 @@ def _grid(state: State, found: dict[str, Any], told: dict[str, Any]) -> dict[str
             if count - n == grid[0] * grid[1]:
                 return _positions(which, grid, found["patch_size"])
     if stated is not None:
-        raise ValueError(f"{count} positions do not fit a grid of {stated[0]}x{stated[1]} patches.")
+        raise CheckpointError(f"{count} positions do not fit a grid of {stated[0]}x{stated[1]} patches.")
     squares = {which: math.isqrt(max(count - n, 0)) for which, n in prefixes.items()}
     squares = {which: side for which, side in squares.items() if side > 0 and side**2 == count - prefixes[which]}
     first = next(iter(prefixes))
     if first in squares:  # the usual reading: a square grid, and a position for the class token
         return _positions(first, (squares[first], squares[first]), found["patch_size"])
-    raise ValueError(_ask_for_grid(count, prefixes[first], squares, found["patch_size"]))
+    raise CheckpointError(_ask_for_grid(count, prefixes[first], squares, found["patch_size"]))
 
 
 def _stated_grid(told: dict[str, Any], P: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Rule, State
+from vitlab.errors import CheckpointError
 from vitlab.models.vit_config import ViTConfig
 
 
@@ -86,4 +87,4 @@ def check_writable(c: ViTConfig) -> None:
         "patch_bias=False": not c.stem.patch_bias,
     }
     if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"the JAX layout cannot express {', '.join(found)}. Use --to native.")
+        raise CheckpointError(f"the JAX layout cannot express {', '.join(found)}. Use --to native.")

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import CheckpointError
+
 State = dict[str, Tensor]
 
 
@@ -103,20 +105,20 @@ def read(dialect: Dialect, state: State) -> Renamed:
             if ours in tensors or taken.intersection(theirs):
                 continue
             if absent := [k for k in theirs if k not in state]:
-                raise ValueError(
+                raise CheckpointError(
                     f"{key} is there but {absent[0]} is missing: the {dialect.name} weights are incomplete."
                 )
             try:
                 tensors[ours] = rule.codec.read([state[k] for k in theirs]).contiguous()
             except (RuntimeError, IndexError) as error:
                 shapes = ", ".join(f"{k} {tuple(state[k].shape)}" for k in theirs)
-                raise ValueError(f"{shapes}: cannot become {ours} ({str(error).splitlines()[0]})") from None
+                raise CheckpointError(f"{shapes}: cannot become {ours} ({str(error).splitlines()[0]})") from None
             origin[ours] = theirs
             taken.update(theirs)
     left = sorted(state.keys() - taken)
     unused = {key: why for key in left for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)}
     if stray := [key for key in left if key not in unused]:
-        raise ValueError(
+        raise CheckpointError(
             f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. "
             "If this is another network, write a rename table (map='keys.toml', --map keys.toml); "
             "what the table leaves out goes under [ignore]."
@@ -139,7 +141,7 @@ def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "",
                     found[key.replace("{i}", number)] = part.contiguous()
                 break
         else:
-            raise ValueError(
+            raise CheckpointError(
                 f"{name} has no name for {ours}: this network cannot be written in that layout. Use --to native."
             )
     return found

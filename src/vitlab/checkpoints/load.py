@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import bundled, clip, digests, files, hub, native, schema
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.foreign import Found, assumed_notes, fitting_preprocess, read_foreign
 from vitlab.checkpoints.plausible import check_plausible
 from vitlab.checkpoints.report import Report, Row
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
@@ -139,7 +139,7 @@ def _read_native(folder: Path) -> Found:
         preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
         labels = card.get("labels")
         if labels is not None and len(labels) != config.classes:
-            raise ValueError(f"labels must be a list of {config.classes} names, or null.")
+            raise CheckpointError(f"labels must be a list of {config.classes} names, or null.")
     found = Found(tensors, {k: (k,) for k in tensors}, {}, "native", card["family"], config)
     found.preprocess, found.labels = preprocess, labels
     found.card = Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vitlab.checkpoints import hf, keymap, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
+from vitlab.errors import CheckpointError
 from vitlab.layers.positions import sincos_2d
 from vitlab.models.mae import DecoderOptions, MAEConfig, MaskedAutoencoder
 from vitlab.models.vit_config import ViTConfig
@@ -82,20 +83,20 @@ def infer_config(c: ViTConfig, decoder: State, told: dict[str, Any]) -> MAEConfi
     """The config of an encoder and a decoder; `told`: what the caller or config.json says."""
     for key, axes in {"embed.weight": 2, "blocks.0.mlp.fc1.weight": 2, "positions.table": 3}.items():
         if getattr(decoder.get(f"decoder.{key}"), "ndim", None) != axes:
-            raise ValueError(f"decoder.{key} is missing or damaged, so this is not a whole masked autoencoder.")
+            raise CheckpointError(f"decoder.{key} is missing or damaged, so this is not a whole masked autoencoder.")
     width = decoder["decoder.embed.weight"].shape[0]
     depth = len({key.split(".")[2] for key in decoder if key.startswith("decoder.blocks.")})
     inside = told["decoder"] if isinstance(told.get("decoder"), dict) else {}
     says = {"width": width, "depth": depth, **inside}
     says |= {name: told[f"decoder.{name}"] for name in ("width", "depth", "heads") if f"decoder.{name}" in told}
     if (says["width"], says["depth"]) != (width, depth):
-        raise ValueError(
+        raise CheckpointError(
             f"a decoder of width {says['width']} and depth {says['depth']} was asked for, but the weights have width "
             f"{width} and depth {depth}: they do not belong together."
         )
     heads = says.get("heads", HEADS.get(width))
     if heads is None:
-        raise ValueError(
+        raise CheckpointError(
             f"the number of the decoder's heads cannot be read from weights of width {width}. "
             f"Say it: vitlab.load(path, decoder=dict(heads={next(h for h in (16, 8, 4, 2, 1) if width % h == 0)}))."
         )
@@ -113,7 +114,9 @@ def infer_config(c: ViTConfig, decoder: State, told: dict[str, Any]) -> MAEConfi
         **{name: told.get(name, usual) for name, usual in USUAL.items()},
     )
     if config.encoder != c:
-        raise ValueError("its encoder is none that a masked autoencoder has here: read it alone, with encoder=True.")
+        raise CheckpointError(
+            "its encoder is none that a masked autoencoder has here: read it alone, with encoder=True."
+        )
     return config
 
 
@@ -136,7 +139,7 @@ def write(model: MaskedAutoencoder, state: State) -> tuple[State, dict[str, Any]
     """Tensors under transformers' names (version 4), and config.json."""
     c = model.config
     if c.image_size[0] != c.image_size[1]:
-        raise ValueError(
+        raise CheckpointError(
             f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "
             f"load it with image_size={max(c.image_size)} first, or use --to native."
         )

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitlab.checkpoints import digests
-from vitlab.checkpoints.files import CheckpointError, check_values, read_json
+from vitlab.checkpoints.files import check_values, read_json
+from vitlab.errors import CheckpointError
 from vitlab.models import registry
 from vitlab.models.base import Card, Network
 from vitlab.parsing import spell_not_finite

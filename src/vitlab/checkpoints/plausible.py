@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitlab.checkpoints.schema import shown
+from vitlab.errors import CheckpointError
 
 STACKED = ("depth", "depths", "layers")  # options that count equal parts, which the weights number
 NOT_IN_WEIGHTS = ("image_size", "patch_size", "window", "reductions", "sinkhorn")  # need not show in any shape
@@ -35,7 +36,7 @@ def check_plausible(config: dict[str, Any], tensors: dict[str, Tensor], weights:
         else:
             most, what = widest, f"the longest side of a tensor in {weights} is {widest}"
         if value > most:
-            raise ValueError(
+            raise CheckpointError(
                 f"{name} is {shown(value)}, but {what}: config and weights do not belong together. Fetch or save the "
                 "checkpoint again."
             )
@@ -58,7 +59,7 @@ def _numbers(value: Any, name: str = "") -> list[tuple[str, float]]:
         return [found for key, inner in value.items() for found in _numbers(inner, key)]
     if isinstance(value, list):
         if len(value) > MAX_LISTED:
-            raise ValueError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
+            raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
         return [found for inner in value for found in _numbers(inner, name)]
     size = (isinstance(value, int) and not isinstance(value, bool)) or (
         name == "mlp_ratio" and isinstance(value, float)

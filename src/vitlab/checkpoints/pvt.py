@@ -13,6 +13,7 @@ from vitlab.checkpoints import hf, staged
 from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.pvt import PVTConfig, PVTv2Config
 
@@ -112,7 +113,7 @@ def common_options(
     found |= staged.told_heads(found["widths"], told, known)
     ratios = [staged.mlp_ratio(state, stage, width) for stage, width in enumerate(found["widths"])]
     if any(ratio != int(ratio) for ratio in ratios):
-        raise ValueError(f"MLPs {ratios} times as wide as their stages: only whole numbers are known.")
+        raise CheckpointError(f"MLPs {ratios} times as wide as their stages: only whole numbers are known.")
     found["mlp_ratios"] = tuple(map(int, ratios))
     kernels = [state.get(f"stages.{n}.{block}.attention.reduction.weight") for n in range(len(found["depths"]))]
     found["reductions"] = tuple(1 if kernel is None else kernel.shape[-1] for kernel in kernels)
@@ -132,7 +133,7 @@ def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
             return found  # it is what the table was made for; otherwise what it shall be resized to
     side = math.isqrt(places)
     if side**2 != places:
-        raise ValueError(
+        raise CheckpointError(
             f"positions of {places} places are no square: say what image size they were made for, e.g. "
             "vitlab.load(path, image_size=(224, 320))."
         )
@@ -143,7 +144,9 @@ def infer_options_v2(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
     found = common_options(renamed, told)
     kernel = found.pop("kernel")
     if kernel % 2 == 0:
-        raise ValueError(f"patches of {kernel} x {kernel}: those of PVT v2 overlap, 2S - 1 pixels by a stride of S.")
+        raise CheckpointError(
+            f"patches of {kernel} x {kernel}: those of PVT v2 overlap, 2S - 1 pixels by a stride of S."
+        )
     found["patch_size"] = (kernel + 1) // 2
     found["linear"] = found["reductions"][0] == 1 and "stages.0.0.attention.reduction.weight" in renamed.tensors
     if found["linear"] and "reductions" in told:
@@ -174,7 +177,7 @@ def hf_options(config: dict[str, Any]) -> dict[str, Any]:
     staged.check_type(config, "pvt")
     patches, strides = (list(config.get(name, (4, 2, 2, 2))) for name in ("patch_sizes", "strides"))
     if patches != strides or any(stride != 2 for stride in strides[1:]):
-        raise ValueError(
+        raise CheckpointError(
             f"config.json has patch_sizes {patches} and strides {strides}: known are equal ones, 2 after the first."
         )
     widths = tuple(config.get("hidden_sizes", (64, 128, 320, 512)))
@@ -185,7 +188,7 @@ def hf_options_v2(config: dict[str, Any]) -> dict[str, Any]:
     staged.check_type(config, "pvt_v2")
     patches, strides = list(config.get("patch_sizes", (7, 3, 3, 3))), list(config.get("strides", (4, 2, 2, 2)))
     if patches != [2 * stride - 1 for stride in strides] or any(stride != 2 for stride in strides[1:]):
-        raise ValueError(
+        raise CheckpointError(
             f"config.json has patch_sizes {patches} and strides {strides}: known are patches of 2S - 1 by strides of "
             "S, 2 after the first."
         )
@@ -215,13 +218,13 @@ def config_for(c: PVTConfig, labels: list[str] | None) -> dict[str, Any]:
     second = isinstance(c, PVTv2Config)
     kind = "pvt_v2" if second else "pvt"
     if {c.merge_eps, c.reduction_eps} != {c.eps}:
-        raise ValueError(
+        raise CheckpointError(
             f"transformers' {kind} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
             f"reduction_eps={c.reduction_eps:g}: it has one in all norms."
         )
     square = c.image_size[0] == c.image_size[1]
     if not second and not (square and c.patch_size == 4):
-        raise ValueError(
+        raise CheckpointError(
             "transformers' pvt has positions for square images and a first patch of 4 alone: this network has "
             f"image_size={c.image_size} and patch_size={c.patch_size}."
         )
@@ -257,7 +260,7 @@ def config_for(c: PVTConfig, labels: list[str] | None) -> dict[str, Any]:
 def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
-        raise ValueError(f"a {type(model).__name__} is not written as {to}: use --to hf or native.")
+        raise CheckpointError(f"a {type(model).__name__} is not written as {to}: use --to hf or native.")
     config = config_for(model.config, model.labels)
     rules = HF_V2.rules if model.family == "pvt_v2" else HF.rules
     prefix = f"{model.family}." if model.config.classes else ""

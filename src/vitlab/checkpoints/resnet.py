@@ -12,6 +12,7 @@ import torch
 from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.resnet import ResNetConfig
 
@@ -90,18 +91,18 @@ def infer_options(renamed: Renamed) -> dict[str, Any]:
     for stage in sorted({int(stage) for stage, _ in numbers}):
         blocks = {int(block) for at, block in numbers if int(at) == stage}
         if stage != len(depths) or blocks != set(range(len(blocks))):
-            raise ValueError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
+            raise CheckpointError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
         depths.append(len(blocks))
         widths.append(_shape(state, f"stages.{stage}.0.convs.{last}.conv.weight")[0])
         inside = _shape(state, f"stages.{stage}.0.convs.1.conv.weight")[:2]
         expected = (widths[-1] // 4,) * 2 if kind == "bottleneck" else (widths[-1],) * 2
         if inside != expected:
-            raise ValueError(
+            raise CheckpointError(
                 f"stage {stage} has a 3x3 convolution of {inside[1]} to {inside[0]} channels, and ResNet's is of "
                 f"{expected[1]} to {expected[0]}: a ResNeXt or a wide ResNet, which are not known."
             )
     if stem[2:] not in ((7, 7), (3, 3)) or not depths:
-        raise ValueError(
+        raise CheckpointError(
             f"a stem of {stem[2]}x{stem[3]} and {len(depths)} stages: expected 7x7 or 3x3, and some stages."
         )
     for key in [key for key in state if key.endswith("norm.running_mean")]:
@@ -119,9 +120,9 @@ def infer_options(renamed: Renamed) -> dict[str, Any]:
 
 def _shape(state: State, key: str, axes: int = 4) -> tuple[int, ...]:
     if key not in state:
-        raise ValueError(f"{key} is missing, so this is not a whole ResNet.")
+        raise CheckpointError(f"{key} is missing, so this is not a whole ResNet.")
     if state[key].ndim != axes:
-        raise ValueError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
+        raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
     return tuple(state[key].shape)
 
 
@@ -129,11 +130,11 @@ def hf_options(config: dict[str, Any]) -> dict[str, Any]:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
     if kind != "resnet":
-        raise ValueError(f"config.json has model_type {kind!r} beside the weights of a ResNet.")
+        raise CheckpointError(f"config.json has model_type {kind!r} beside the weights of a ResNet.")
     if config.get("hidden_act", "relu") != "relu":
-        raise ValueError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
+        raise CheckpointError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
     if config.get("downsample_in_first_stage", False):
-        raise ValueError("config.json has downsample_in_first_stage, which is not known here.")
+        raise CheckpointError("config.json has downsample_in_first_stage, which is not known here.")
     return {
         "channels": config.get("num_channels", 3),
         "stem": "imagenet",
@@ -152,9 +153,11 @@ def timm_options(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     """
     name = str(timm.check_config(config).get("architecture", ""))
     if not KNOWN.fullmatch(name):
-        raise ValueError(f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152.")
+        raise CheckpointError(
+            f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152."
+        )
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
-        raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
+        raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
     cfg = config.get("pretrained_cfg", {})
     size = {"size": tuple(cfg["input_size"][1:])} if len(cfg.get("input_size", ())) == 3 else {}
     colours = {key: IMAGENET[key] for key in ("mean", "std", "how")}
@@ -164,7 +167,7 @@ def timm_options(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def config_for(c: ResNetConfig, labels: list[str] | None) -> dict[str, Any]:
     """config.json for transformers."""
     if c.stem != "imagenet":
-        raise ValueError("transformers' resnet cannot express stem=small. Use --to native.")
+        raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
     config: dict[str, Any] = {
         "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
         "model_type": "resnet",
@@ -184,7 +187,7 @@ def config_for(c: ResNetConfig, labels: list[str] | None) -> dict[str, Any]:
 def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
-        raise ValueError(f"a ResNet is not written as {to}: use --to hf or native.")
+        raise CheckpointError(f"a ResNet is not written as {to}: use --to hf or native.")
     config = config_for(model.config, model.labels)
     prefix = "resnet." if model.config.classes else ""
     return rename("transformers", HF.rules, state, prefix=prefix, heads=1), config

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vitlab.errors import CheckpointError
+
 MOST = 2**31 - 1  # of a whole number: any that is larger is a mistake
 
 
@@ -154,10 +156,10 @@ CARD: Kinds = {  # model.json, beside its config
 def check(values: Any, kinds: Kinds, where: str) -> dict[str, Any]:
     """The values, once each that `kinds` names is of its kind."""
     if not isinstance(values, dict):
-        raise ValueError(f"{where} is {shown(values)}; expected a JSON object.")
+        raise CheckpointError(f"{where} is {shown(values)}; expected a JSON object.")
     for name, kind in kinds.items():
         if name in values and not kind.fits(values[name]):
-            raise ValueError(f"{where} has {name} {shown(values[name])}; expected {kind.words}.")
+            raise CheckpointError(f"{where} has {name} {shown(values[name])}; expected {kind.words}.")
     return values
 
 
@@ -172,13 +174,15 @@ def shown(value: Any) -> str:
 def class_names(names: Any, where: str) -> list[str]:
     """transformers' id2label, {"0": "cat", "1": "dog"} -> the names in order; every number must be there."""
     if not isinstance(names, dict):
-        raise ValueError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
+        raise CheckpointError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
     for key, name in names.items():
         if not re.fullmatch("[0-9]{1,9}", key):
-            raise ValueError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
+            raise CheckpointError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
         if not isinstance(name, str) and not _whole(name):
-            raise ValueError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
+            raise CheckpointError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
     numbers = {int(key): str(name) for key, name in names.items()}
     if len(numbers) != len(names) or numbers.keys() != set(range(len(names))):
-        raise ValueError(f"{where} has id2label with {len(names)} names that are not numbered from 0 without gaps.")
+        raise CheckpointError(
+            f"{where} has id2label with {len(names)} names that are not numbered from 0 without gaps."
+        )
     return [numbers[number] for number in range(len(names))]

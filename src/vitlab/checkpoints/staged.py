@@ -8,6 +8,7 @@ from typing import Any
 
 from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.keymap import Dialect, Renamed, State
+from vitlab.errors import CheckpointError
 
 STAGES = 8  # as many as a file may have; the published ones have 4
 IMAGENET: dict[str, Any] = {
@@ -55,18 +56,18 @@ def depths_of(state: State) -> tuple[int, ...]:
     for stage in sorted({int(stage) for stage, _ in numbers}):
         blocks = {int(block) for at, block in numbers if int(at) == stage}
         if stage != len(depths) or blocks != set(range(len(blocks))):
-            raise ValueError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
+            raise CheckpointError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
         depths.append(len(blocks))
     if not depths:
-        raise ValueError("there are no blocks in it, so this is not a whole network.")
+        raise CheckpointError("there are no blocks in it, so this is not a whole network.")
     return tuple(depths)
 
 
 def shape(state: State, key: str, axes: int) -> tuple[int, ...]:
     if key not in state:
-        raise ValueError(f"{key} is missing, so this is not a whole network.")
+        raise CheckpointError(f"{key} is missing, so this is not a whole network.")
     if state[key].ndim != axes:
-        raise ValueError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
+        raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
     return tuple(state[key].shape)
 
 
@@ -97,7 +98,7 @@ def told_heads(widths: tuple[int, ...], told: Options, known: dict[tuple[int, ..
     heads = told.get("heads", known.get(widths))
     if heads is None:
         guess = tuple(max(1, width // 64) for width in widths)
-        raise ValueError(
+        raise CheckpointError(
             f"the heads cannot be read from weights of widths {list(widths)}. Say them, one number for each stage: "
             f"vitlab.load(path, heads={guess})."
         )
@@ -107,7 +108,7 @@ def told_heads(widths: tuple[int, ...], told: Options, known: dict[tuple[int, ..
 def activation_of(config: Options) -> str:
     name = config.get("hidden_act", "gelu")
     if name not in hf.ACTIVATIONS:
-        raise ValueError(f"config.json has hidden_act {name!r}; known are {', '.join(hf.ACTIVATIONS)}.")
+        raise CheckpointError(f"config.json has hidden_act {name!r}; known are {', '.join(hf.ACTIVATIONS)}.")
     return hf.ACTIVATIONS[name]
 
 
@@ -118,7 +119,9 @@ def theirs_of_activation(name: str) -> str:
 def check_type(config: Options, kind: str) -> None:
     schema.check(config, schema.HF_STAGES, "config.json")
     if config.get("model_type") != kind:
-        raise ValueError(f"config.json has model_type {config.get('model_type')!r} beside the weights of a {kind}.")
+        raise CheckpointError(
+            f"config.json has model_type {config.get('model_type')!r} beside the weights of a {kind}."
+        )
 
 
 def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
@@ -136,5 +139,5 @@ def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
     wrong = {key: value for key, value in args.items() if key not in (*known, *harmless) and value}
     if wrong:
         told = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
-        raise ValueError(f"timm's {told} is not known for this network.")
+        raise CheckpointError(f"timm's {told} is not known for this network.")
     return args

@@ -15,6 +15,7 @@ from vitlab.checkpoints import hf, staged
 from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
 from vitlab.checkpoints.keymap import write as rename
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.errors import CheckpointError
 from vitlab.layers.positions import relative_index
 from vitlab.models.base import Network
 from vitlab.models.swin import SwinConfig
@@ -121,12 +122,12 @@ def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
     found["patch_size"] = found.pop("kernel")
     widths = staged.widths_of(state, found["depths"])
     if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
-        raise ValueError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
+        raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
     tables = [staged.shape(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
     rows = {rows for rows, _ in tables}
     side = math.isqrt(min(rows))
     if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
-        raise ValueError(
+        raise CheckpointError(
             f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
             "windows of M x M."
         )
@@ -136,7 +137,7 @@ def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
     if "mlp_ratio" not in told:
         found["mlp_ratio"] = ratio
     elif int(widths[0] * told["mlp_ratio"]) != int(widths[0] * ratio):
-        raise ValueError(f"mlp_ratio={told['mlp_ratio']} is said, but the weights have {ratio:g}.")
+        raise CheckpointError(f"mlp_ratio={told['mlp_ratio']} is said, but the weights have {ratio:g}.")
     return found
 
 
@@ -144,7 +145,7 @@ def hf_options(config: dict[str, Any]) -> dict[str, Any]:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     staged.check_type(config, "swin")
     if config.get("use_absolute_embeddings", False):
-        raise ValueError("config.json has use_absolute_embeddings, which is not known here.")
+        raise CheckpointError("config.json has use_absolute_embeddings, which is not known here.")
     return {
         "image_size": config.get("image_size", 224),
         "patch_size": config.get("patch_size", 4),
@@ -184,7 +185,7 @@ FAMILY = Family(
 def config_for(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
     """config.json for transformers."""
     if c.merge_eps != 1e-5:
-        raise ValueError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+        raise CheckpointError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
     square = c.image_size[0] == c.image_size[1]
     config: dict[str, Any] = {
         "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
@@ -212,7 +213,7 @@ def config_for(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
 def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
     """Tensors and config.json as transformers has them."""
     if to != "hf":
-        raise ValueError(f"a Swin is not written as {to}: use --to hf or native.")
+        raise CheckpointError(f"a Swin is not written as {to}: use --to hf or native.")
     config = config_for(model.config, model.labels)
     prefix = "swin." if model.config.classes else ""
     found = rename("transformers", HF.rules, state, prefix=prefix, heads=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import Dialect, Rule, State
+from vitlab.errors import CheckpointError
 from vitlab.models.registry import OPENAI
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -91,7 +92,7 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
     if "heads" not in options and variant.get("width") == state["patch_embed.proj.weight"].shape[0]:
         options["heads"] = variant["heads"]
     if options.get("activation", "gelu") not in ACTIVATIONS:
-        raise ValueError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
+        raise CheckpointError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
         options["image_size"] = tuple(cfg["input_size"][1:])
     if args.get("no_embed_class"):
@@ -106,7 +107,7 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
     known = {*ARGUMENTS, *OWN_RULE}
     wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
     if wrong:
-        raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
+        raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
     return options, preprocess_from(cfg)
@@ -121,7 +122,7 @@ def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
         sides = [int(side / cfg["crop_pct"] + 1e-6) for side in preprocess["size"]]
         mode = cfg.get("crop_mode") or "center"
         if mode not in ("center", "squash"):
-            raise ValueError(f"pretrained_cfg has crop_mode {mode!r}; known are center and squash.")
+            raise CheckpointError(f"pretrained_cfg has crop_mode {mode!r}; known are center and squash.")
         preprocess |= {"how": "crop", "resize": tuple(sides) if mode == "squash" else min(sides)}
     return preprocess
 
@@ -146,7 +147,7 @@ def check_writable(c: ViTConfig) -> None:
         ),
     }
     if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"timm's ViT cannot express {', '.join(found)}. Use --to native.")
+        raise CheckpointError(f"timm's ViT cannot express {', '.join(found)}. Use --to native.")
 
 
 def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:

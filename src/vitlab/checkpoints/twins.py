@@ -8,6 +8,7 @@ from vitlab.checkpoints import staged
 from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
 from vitlab.checkpoints.pvt import common_options
 from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.twins import VARIANTS, TwinsConfig
 
@@ -61,7 +62,7 @@ def timm_options(config: dict[str, Any]) -> dict[str, Any]:
     args = staged.check_arguments(config, known)
     windows = set(args.get("wss", ()))
     if len(windows) > 1:
-        raise ValueError(f"timm's wss={args['wss']}: windows of one size in all stages are known.")
+        raise CheckpointError(f"timm's wss={args['wss']}: windows of one size in all stages are known.")
     found: dict[str, Any] = {"heads": tuple(args["num_heads"])} if "num_heads" in args else {}
     return {**ASSUMED, **found, **({"window": windows.pop()} if windows else {})}
 
@@ -78,4 +79,4 @@ FAMILY = Family(
 
 
 def write(model: Network, state: State, to: str) -> tuple[State, dict[str, Any]]:
-    raise ValueError(f"a Twins is not written as {to}: use --to native.")
+    raise CheckpointError(f"a Twins is not written as {to}: use --to native.")

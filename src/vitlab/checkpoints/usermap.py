@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.checkpoints.clip import PREPROCESS as CLIP_PREPROCESS
-from vitlab.checkpoints.files import CheckpointError, check_regular
+from vitlab.checkpoints.files import check_regular
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, expand
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import nearest, option_paths

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from vitlab.cli.language import spoken
+from vitlab.errors import UsageError, VitlabError
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import printable, printable_json
+
+BUG = "vitlab: this is a bug in vitlab. Please report it with the lines above, your command and what `vitlab doctor` prints."
 
 
 def set_up_output() -> None:
@@ -76,7 +80,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
         return None
     parts = text.lower().replace("×", "x").split("x")
     if len(parts) not in (1, 2) or not all(p.strip().isdigit() for p in parts):
-        raise ValueError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
+        raise UsageError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
     numbers = [int(p) for p in parts]
     return (numbers[0], numbers[-1])
 
@@ -93,7 +97,7 @@ def _words(error: Exception) -> str:
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """VITLAB_DEBUG=1 shows the whole traceback."""
+    """Print a user's error in one line (VITLAB_DEBUG=1 shows its traceback), and a bug with its traceback."""
     import typer
 
     from vitlab.cli.help import UsageError, usage_error
@@ -103,7 +107,7 @@ def reporting_errors() -> Iterator[None]:
     except UsageError as error:
         print(printable(usage_error(error)), file=sys.stderr)
         raise SystemExit(2) from None
-    except (ValueError, OSError) as error:
+    except (VitlabError, OSError, UnicodeDecodeError) as error:
         if os.environ.get("VITLAB_DEBUG"):
             raise
         say(f"vitlab: error: {_words(error)}")
@@ -111,3 +115,7 @@ def reporting_errors() -> Iterator[None]:
     except (KeyboardInterrupt, typer.Abort):
         say("vitlab: stopped.")
         raise SystemExit(130) from None
+    except Exception:
+        traceback.print_exc()
+        say(BUG)
+        raise SystemExit(1) from None

@@ -10,6 +10,7 @@ from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.errors import UsageError
 from vitlab.inference import reads_text
 from vitlab.printable import one_line
 from vitlab.text.tokenizer import Tokenizer
@@ -31,10 +32,10 @@ def run(
     json: bool,
 ) -> None:
     if to not in convert.TARGETS:
-        raise ValueError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
+        raise UsageError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
     target, map = target.expanduser(), map.expanduser() if map is not None else None
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
+        raise UsageError(f"{target} is there already. Name another place, or pass --force to write over it.")
     told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
     model, report = load_with_report(source, map=map, preprocess=_numbers(colours), **told)
     if tokenizer is not None:
@@ -70,17 +71,17 @@ def _numbers(colours: dict[str, str | None]) -> dict[str, Any] | None:
     """--mean 0.49,0.48,0.45 and --std likewise, both or neither -> values for Preprocess."""
     given = {name: text for name, text in colours.items() if text is not None}
     if len(given) == 1:
-        raise ValueError(f"--{next(iter(given))} needs its counterpart: give --mean and --std.")
+        raise UsageError(f"--{next(iter(given))} needs its counterpart: give --mean and --std.")
     try:
         return {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()} or None
     except ValueError:
-        raise ValueError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
+        raise UsageError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
 
 
 def _give_tokenizer(model: Any, path: Path) -> None:
     """Its words, as long and padded as the model wants them."""
     if not reads_text(model):
-        raise ValueError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
+        raise UsageError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
     c = model.config.text
     model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
 

@@ -10,6 +10,7 @@ from vitlab.cli.console import out as console
 from vitlab.cli.console import print_json, say
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.cli.search import PATIENCE, name_unreadable, open_encoder
+from vitlab.errors import UsageError
 from vitlab.images.listing import open_items
 from vitlab.inference import embed
 from vitlab.search.table import write_table
@@ -31,7 +32,7 @@ def run(
 ) -> None:
     """`allow`: allow_cut and allow_outside of open_items."""
     if out.suffix.lower() in OTHERS:
-        raise ValueError(f"{out}: the table is written as Parquet: name it {out.with_suffix('.parquet')}.")
+        raise UsageError(f"{out}: the table is written as Parquet: name it {out.with_suffix('.parquet')}.")
     began = time.perf_counter()
     who = start(device, patience=PATIENCE)
     try:

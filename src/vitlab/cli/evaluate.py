@@ -13,6 +13,7 @@ from vitlab.cli.console import out, print_json_text, say
 from vitlab.cli.evaluate_words import confused, is_clip, judge_by_words, recipe_of, show_recall, words_of
 from vitlab.cli.predict import INSIDE, place
 from vitlab.cli.progress import counting, following_downloads
+from vitlab.errors import UsageError
 from vitlab.export.loader import Exported, is_export, open_export
 from vitlab.images.datasets import Data, open_data
 from vitlab.layers.reducer import Reducer
@@ -54,7 +55,7 @@ def run(
     """
     frozen, shipped = knn or probe or few_shot is not None, is_export(checkpoint)
     if shipped and fewer is not None:
-        raise ValueError(INSIDE.format(checkpoint))
+        raise UsageError(INSIDE.format(checkpoint))
     reducer = _reducer(checkpoint, fewer)
     model = _exported(checkpoint, frozen or zeroshot is not None) if shipped else _loaded(checkpoint, zeroshot is None)
     with following_downloads():
@@ -65,11 +66,11 @@ def run(
     chosen = split or ("test" if data.test is not None else "val")
     if chosen not in ("train", "val", "test") or getattr(data, chosen) is None:
         have = [name for name in ("train", "val", "test") if getattr(data, name) is not None]
-        raise ValueError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
+        raise UsageError(f"{source} has no split {chosen!r}: use --split {' or '.join(have)}.")
     about = {"checkpoint": checkpoint, "data": source, "split": chosen, "reducer": fewer}
     if zeroshot is not None or data.captioned:
         if frozen:
-            raise ValueError("--knn, --probe and --few-shot judge features by classes: leave them out here.")
+            raise UsageError("--knn, --probe and --few-shot judge features by classes: leave them out here.")
         whole = model if zeroshot is not None or shipped else load_with_report(checkpoint)[0]
         common = dict(flip=flip, reducer=reducer, batch_size=batch_size, device=device)
         found, skipped = judge_by_words(whole, checkpoint, data, chosen, zeroshot, **common)
@@ -78,14 +79,14 @@ def run(
         print_json_text(to_json(found)) if json else _show(found)
         return
     if chosen == "train" and frozen:
-        raise ValueError(
+        raise UsageError(
             "--knn, --probe and --few-shot learn from train, so they cannot be judged on it: use --split val or test."
         )
     fewest = int(np.bincount(data.train.labels, minlength=len(data.classes)).min())
     if few_shot is not None and fewest < few_shot:
-        raise ValueError(f"--few-shot {few_shot}: train holds only {fewest} of one class. Use that or less.")
+        raise UsageError(f"--few-shot {few_shot}: train holds only {fewest} of one class. Use that or less.")
     if model.preprocess is None:
-        raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
+        raise UsageError(f"{checkpoint}: the model has no preprocess, so it cannot read pictures.")
     model = place(model, device)
     pictures, skipped = Pictures(getattr(data, chosen), model.preprocess), {}
     found: dict[str, Any] = {**about, "classes": data.classes}
@@ -130,11 +131,11 @@ def _exported(path: str, more: bool) -> Exported:
     """`more`: something else than its classes is asked for."""
     model = open_export(path)
     if model.metadata.gives != "logits":
-        raise ValueError(
+        raise UsageError(
             f"{path} was exported to give features and no classes: judge the checkpoint that it is made of."
         )
     if more:
-        raise ValueError(
+        raise UsageError(
             "--knn, --probe, --few-shot and --zeroshot judge features, and an exported file gives classes alone: "
             "leave them out, or judge the checkpoint that it is made of."
         )
@@ -173,8 +174,8 @@ def _order(model: Any, data: Data, checkpoint: str, source: str, features_will_d
         say(f"note: {what}. Its features alone are judged.")
         return None
     if isinstance(model, Exported):
-        raise ValueError(f"{what}. Rename the classes of the data if they mean the same.")
-    raise ValueError(
+        raise UsageError(f"{what}. Rename the classes of the data if they mean the same.")
+    raise UsageError(
         f"{what}. Rename the classes of the data if they mean the same; fine-tune the model on them: "
         f"vitlab train {source} model.init_from={checkpoint}; or judge its features alone: --knn, --probe, --few-shot."
     )

@@ -8,6 +8,7 @@ from vitlab.checkpoints import native
 from vitlab.checkpoints.load import locate
 from vitlab.cli.console import out
 from vitlab.cli.progress import counting
+from vitlab.errors import UsageError
 from vitlab.images.datasets import Captioned, Data
 from vitlab.inference import reads_text
 from vitlab.layers.reducer import Reducer
@@ -50,10 +51,10 @@ def judge_by_words(
     """What is found, for JSON; and the pictures that could not be read."""
     if not reads_text(model):
         why = "--zeroshot judges" if templates is not None else f"{data.name} has captions, which judge"
-        raise ValueError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
+        raise UsageError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
     its_tokenizer(model)
     if templates is not None and data.captioned:
-        raise ValueError(f"{data.name} has captions and no classes: leave out --zeroshot.")
+        raise UsageError(f"{data.name} has captions and no classes: leave out --zeroshot.")
     model.to(pick_device(device))
     part = getattr(data, split)
     pictures = Pictures(part, model.preprocess)

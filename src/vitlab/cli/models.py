@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitlab.cli.console import count, out, print_json, short
+from vitlab.errors import UsageError
 from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS, list_models
 
@@ -10,7 +11,7 @@ from vitlab.models.registry import MODELS, list_models
 def run(pattern: str, json: bool) -> None:
     names = list_models(pattern)
     if not names:
-        raise ValueError(f"no model's name matches {pattern!r}. `vitlab models` lists all.")
+        raise UsageError(f"no model's name matches {pattern!r}. `vitlab models` lists all.")
     rows = []
     for name in names:
         config = MODELS[name].config

@@ -10,6 +10,7 @@ from typing import Any
 
 from vitlab.checkpoints.load import load
 from vitlab.cli.console import out, parse_size, print_json, say
+from vitlab.errors import UsageError
 from vitlab.export.loader import Exported, is_export, open_export
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import Prediction, predict
@@ -33,7 +34,7 @@ def run(
     """`fewer`: a reducer in words."""
     reducer = None if fewer is None else reducer_of(fewer)
     if reducer is not None and is_export(checkpoint):
-        raise ValueError(INSIDE.format(checkpoint))
+        raise UsageError(INSIDE.format(checkpoint))
     model = place(open_any(checkpoint, size, heads), device)
     common: dict[str, Any] = dict(top=top, reducer=reducer)
     report(with_progress(lambda pictures, **more: predict(model, pictures, **common, **more), images), json)
@@ -44,7 +45,7 @@ def open_any(source: str, size: str | None, heads: int | None) -> Any:
     if not is_export(source):
         return open_model(source, size, heads)
     if heads is not None:
-        raise ValueError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
+        raise UsageError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
     shipped, asked = open_export(source), parse_size(size)
     return shipped if asked is None else shipped.with_size(asked)
 
@@ -53,7 +54,7 @@ def place(model: Any, device: str) -> Any:
     if not isinstance(model, Exported):
         return model.to(pick_device(device))
     if device not in ("auto", "cpu"):
-        raise ValueError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
+        raise UsageError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
     return model
 
 

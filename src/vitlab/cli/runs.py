@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import out, print_json_text, print_plain, say
+from vitlab.errors import UsageError
 from vitlab.training.report import plot
 from vitlab.training.runlog import to_json
 from vitlab.training.runs import list_runs, shown, table, to_csv, to_markdown
@@ -16,7 +17,7 @@ TITLES = {"val_top1": "best val", "images_per_second": "images/s"}
 
 def run(folder: Path, format: str, plot_to: Path | None, sort: str | None, json: bool) -> None:
     if format not in FORMATS:
-        raise ValueError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
+        raise UsageError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
     found = list_runs(folder)
     rows = table(found.runs, sort)
     for line in found.skipped:

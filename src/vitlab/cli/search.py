@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import write_whole
 from vitlab.cli.console import out, print_json, say
 from vitlab.cli.progress import Meter
+from vitlab.errors import CheckpointError, ImageError, UsageError
 from vitlab.explain import draw
 from vitlab.export.loader import is_export, open_export
-from vitlab.images.read import ImageError, read_image
+from vitlab.images.read import read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.base import features_of
@@ -33,7 +33,7 @@ def index(
     began = time.perf_counter()
     if checkpoint is None:
         if not place.exists():
-            raise ValueError(f"{place} is a new index: which model makes it? Add --model CHECKPOINT.")
+            raise UsageError(f"{place} is a new index: which model makes it? Add --model CHECKPOINT.")
         with open_database(place) as database:  # not its graph: `update` rebuilds that and says so
             checkpoint = str(database.about["made_by"]["checkpoint"])
     who = start(device, patience=PATIENCE)
@@ -73,20 +73,20 @@ def search(
     json: bool,
 ) -> None:
     if (text is None) == (image is None):
-        raise ValueError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
+        raise UsageError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
     if text is not None and not text.strip():
-        raise ValueError('the question is empty: vitlab search INDEX "a dog on a beach".')
+        raise UsageError('the question is empty: vitlab search INDEX "a dog on a beach".')
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{html}: name an .html file.")
+        raise UsageError(f"{html}: name an .html file.")
     with Meter("pictures") as meter:
         opened = Index(place, lambda what, done, total: meter.update("graph of neighbours", done, total))
     for note in opened.notes:
         say(f"note: {note}")
     with opened as there:
         if text is not None and not there.made_by.get("reads_text", True):
-            raise ValueError(
+            raise UsageError(
                 f"{place}: was made with {there.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
                 "with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
             )
@@ -94,7 +94,7 @@ def search(
             model, made_by = open_encoder(checkpoint or there.made_by["checkpoint"])
         except CheckpointError as error:
             hint = "" if checkpoint else " The index was made with it; where is it now? Add --model CHECKPOINT."
-            raise ValueError(f"{error}{hint}") from None
+            raise UsageError(f"{error}{hint}") from None
         asked = None if image is None else _picture(image)
         if text is not None:
             vector: Any = embed_text(model, text)[0]

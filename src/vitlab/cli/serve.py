@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.console import say
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 
@@ -17,7 +18,7 @@ def run(
         from vitlab.serve.app import create_app
         from vitlab.serve.run import listen, serve
     except ImportError as error:
-        raise ValueError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
+        raise UsageError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
     import torch
 
     from vitlab.cli.predict import open_any

@@ -12,6 +12,7 @@ from vitlab.cli.console import out, print_json_text, print_plain, say
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import FORMATS, TITLES
 from vitlab.cli.train import Bar, Beside
+from vitlab.errors import UsageError
 from vitlab.export.timing import TimingOptions
 from vitlab.study.configs import Study, study_configs
 from vitlab.study.data_efficiency import display_table as efficiency_table
@@ -36,7 +37,7 @@ SPARED = ("images_per_second", "loss", "params", "seconds")  # in this order, wh
 
 def configs(what: str | None, settings: list[str], folder: Path | None, format: str, json: bool) -> None:
     if format not in FORMATS:
-        raise ValueError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
+        raise UsageError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
     if what is not None and "=" in what and not Path(what).exists():  # vitlab study configs model.depth=4,6
         what, settings = None, [what, *settings]
     name, recipe = find_recipe(what)

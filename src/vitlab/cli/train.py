@@ -13,6 +13,7 @@ from typing import Any
 
 from vitlab.cli.console import out, print_json, print_plain, say
 from vitlab.cli.progress import following_downloads
+from vitlab.errors import UsageError
 from vitlab.images.datasets import SOURCES
 from vitlab.training import processes, run_lock
 from vitlab.training.autopick import pick
@@ -35,7 +36,7 @@ def run(
     if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
         what, settings = None, [what, *settings]
     if changed and resume is None:
-        raise ValueError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
+        raise UsageError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
     source = _source(what, minutes, resume) if minutes is not None else None
     if source is not None:
         recipe = with_settings(with_value(Recipe(), "data.source", source), settings)
@@ -84,13 +85,13 @@ def run(
 def _source(what: str | None, minutes: float, resume: Path | None) -> str:
     """The data that --minutes is asked for; a recipe is refused, because it has made the choice itself."""
     if resume is not None:
-        raise ValueError(f"--minutes {minutes:g} plans a new run, but --resume goes on with the plan of {resume}.")
+        raise UsageError(f"--minutes {minutes:g} plans a new run, but --resume goes on with the plan of {resume}.")
     source = what or "digits"
     is_recipe = source in recipes() and source not in SOURCES and not Path(source).is_dir()
     if is_recipe or Path(source).suffix == ".toml":
         data = find_recipe(source)[1].data.source
         data = data if data != Recipe().data.source else "FOLDER"
-        raise ValueError(
+        raise UsageError(
             f"{source} is a recipe, which fixes the model and the schedule that --minutes would pick. Leave --minutes "
             f"out, or name the data: vitlab train {data} --minutes {minutes:g}"
         )

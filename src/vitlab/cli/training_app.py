@@ -23,6 +23,7 @@ from vitlab.cli.options import (
     Settings,
     SourcePath,
 )
+from vitlab.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -140,7 +141,7 @@ def evaluate(
     from vitlab.cli import evaluate as verb
 
     if templates is not None and not zeroshot:
-        raise ValueError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+        raise UsageError("--templates are the sentences of --zeroshot: add it, or leave them out.")
     words = templates or "held_out" if zeroshot else None
     asked = (knn, probe, few_shot, draws, words)
     allow = {"allow_cut": allow_cut, "allow_outside": allow_outside}

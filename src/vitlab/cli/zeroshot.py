@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitlab.cli.console import say
 from vitlab.cli.predict import open_model, place, report, with_progress
+from vitlab.errors import UsageError
 from vitlab.inference import embed_labels, zero_shot
 from vitlab.text.templates import fill, read_templates
 
@@ -27,12 +28,12 @@ def read_labels(text: str) -> list[str]:
     """cat,dog; or a file with one a line."""
     path = Path(text).expanduser()
     if not path.is_file() and "," not in text and (path.suffix == ".txt" or len(path.parts) > 1):
-        raise ValueError(f"--labels {text}: no such file. Write cat,dog, or name a file with one label a line.")
+        raise UsageError(f"--labels {text}: no such file. Write cat,dog, or name a file with one label a line.")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
     except UnicodeDecodeError:
-        raise ValueError(f"--labels {text}: is no text. Write cat,dog, or name a file with one label a line.") from None
+        raise UsageError(f"--labels {text}: is no text. Write cat,dog, or name a file with one label a line.") from None
     names = [name.strip() for name in lines if name.strip()]
     if not names:
-        raise ValueError(f"--labels {text!r} names nothing: write cat,dog, or a file with one label a line.")
+        raise UsageError(f"--labels {text!r} names nothing: write cat,dog, or a file with one label a line.")
     return names

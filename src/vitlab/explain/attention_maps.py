@@ -17,6 +17,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Stages, heads_of, in_stages, row_of
 from vitlab.layers.trace import Trace, check_offered
@@ -101,7 +102,7 @@ def attention_masks(model: Any, images: Images, keep: float = 0.6, layer: int = 
     needs one; its attention to itself does not count.
     """
     if not 0 < keep <= 1:
-        raise ValueError(f"keep={keep:g} is a share of the attention: above 0 and at most 1, e.g. 0.6.")
+        raise UsageError(f"keep={keep:g} is a share of the attention: above 0 and at most 1, e.g. 0.6.")
     maps = attention_maps(model, images, [layer], query="class", batch_size=batch_size)[:, 0]  # (B, h, grid_h, grid_w)
     share = maps.flatten(2).double()
     share = share / share.sum(dim=-1, keepdim=True)
@@ -186,7 +187,7 @@ def resolve_query(model: Any, images: Tensor, query: Query) -> str | int | None:
         prefix = model.prefix if in_stages(model) else layout.prefix
         tokens = [name for name in ("class", "distillation") if name in prefix]
         if query not in tokens:
-            raise ValueError(
+            raise UsageError(
                 f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*tokens, 'mean'])} "
                 "(the average over all patches), a patch's number, or a pixel (x, y)."
             )
@@ -199,10 +200,10 @@ def resolve_query(model: Any, images: Tensor, query: Query) -> str | int | None:
 
 def _patch_under(pixel: Sequence[float], height: int, width: int, grid: tuple[int, int], patch_size: int) -> int:
     if len(pixel) != 2 or not all(isinstance(n, int | float) for n in pixel):
-        raise ValueError(f"query={pixel!r} must be one pixel (x, y) of the model's input.")
+        raise UsageError(f"query={pixel!r} must be one pixel (x, y) of the model's input.")
     x, y = pixel
     if not (0 <= x < width and 0 <= y < height):
-        raise ValueError(
+        raise UsageError(
             f"query=({x}, {y}) lies outside the model's input, which is {width} x {height} pixels: "
             f"x is 0 to {width - 1}, y is 0 to {height - 1}."
         )
@@ -214,11 +215,11 @@ def _patch_number(query: Any, rows: int, columns: int) -> int:
     try:
         patch = index(query)
     except TypeError:
-        raise ValueError(
+        raise UsageError(
             f'query={query!r} must be "class", "distillation", "mean", a patch\'s number, or a pixel (x, y).'
         ) from None
     if isinstance(query, bool) or not 0 <= patch < rows * columns:
-        raise ValueError(
+        raise UsageError(
             f"query={query!r}: {rows} x {columns} patches are numbered 0 to {rows * columns - 1}, row by row."
         )
     return patch
@@ -226,7 +227,7 @@ def _patch_number(query: Any, rows: int, columns: int) -> int:
 
 def _check_numbers(layers: str | Sequence[int], heads: str | Sequence[int]) -> None:
     if isinstance(heads, str) and heads not in ("all", "mean"):
-        raise ValueError(f'heads={heads!r} must be "all", "mean" or a list of head numbers, e.g. heads=[0, -1].')
+        raise UsageError(f'heads={heads!r} must be "all", "mean" or a list of head numbers, e.g. heads=[0, -1].')
     for what, given in (("layers", layers), ("heads", heads)):
         if isinstance(given, Sequence) and not len(given):
-            raise ValueError(f'{what}={given!r} asks for nothing: use {what}="all", or {what}=[-1].')
+            raise UsageError(f'{what}={given!r} asks for nothing: use {what}="all", or {what}=[-1].')

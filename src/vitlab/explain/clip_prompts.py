@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import evaluating
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
@@ -81,10 +82,10 @@ class PromptClassifier(Network):
 def ask(model: Any, sentences: str | Sequence[str]) -> PromptClassifier:
     """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
     if not isinstance(model, CLIP):
-        raise ValueError(
+        raise UsageError(
             f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
         )
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):
-        raise ValueError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")
+        raise UsageError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")
     return PromptClassifier(model, sentences)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, evaluating, grid_of, wide
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import Target, check_classes, class_numbers
@@ -56,9 +57,9 @@ def curves(
     road solves a linear system per image and step.
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r} must be one of {', '.join(get_args(Kind))}.")
+        raise UsageError(f"kind={kind!r} must be one of {', '.join(get_args(Kind))}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number, at least 1.")
+        raise UsageError(f"steps={steps!r} must be a whole number, at least 1.")
     check_classes(model)
     x = as_batch(model, images).images
     classes = class_numbers(model, _logits(model, x, batch_size), target)
@@ -221,11 +222,11 @@ def _as_maps(model: Any, images: Tensor, maps: Maps, classes: Tensor) -> Tensor:
     heat = torch.as_tensor(maps).detach().cpu()
     expected = (len(images), *grid_of(model, images))
     if tuple(heat.shape) != expected:
-        raise ValueError(
+        raise UsageError(
             f"maps are {tuple(heat.shape)} but these images have {expected}: one value for each image's patches."
         )
     if not heat.isfinite().all():
-        raise ValueError("maps hold NaN or infinity: patches cannot be put in order by them.")
+        raise UsageError("maps hold NaN or infinity: patches cannot be put in order by them.")
     return heat
 
 

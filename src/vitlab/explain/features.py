@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.errors import ImageError, UsageError
 from vitlab.explain.attention_maps import resolve_query
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Stages, in_stages
-from vitlab.images.read import EXTENSIONS, ImageError
+from vitlab.images.read import EXTENSIONS
 
 
 @torch.no_grad()
@@ -69,7 +70,7 @@ def pca_rgb(
     elif foreground is not None and foreground is not False:
         mask = torch.as_tensor(foreground).cpu().bool()
         if mask.shape != tokens.shape[:3]:
-            raise ValueError(f"foreground is {tuple(mask.shape)} but the patches are {tuple(tokens.shape[:3])}.")
+            raise UsageError(f"foreground is {tuple(mask.shape)} but the patches are {tuple(tokens.shape[:3])}.")
     rgb = torch.zeros(*tokens.shape[:3], 3, dtype=tokens.dtype)
     for part in _together(len(tokens), joint):
         values, visible = tokens[part], mask[part]
@@ -97,9 +98,9 @@ def patch_similarity(
     batch = as_batch(model, images)
     place = resolve_query(model, batch.images, at)
     if not isinstance(place, int):
-        raise ValueError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
+        raise UsageError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
     if of is not None and not -len(batch) <= of < len(batch):
-        raise ValueError(f"of={of} does not exist: there are images 0 to {len(batch) - 1}.")
+        raise UsageError(f"of={of} does not exist: there are images 0 to {len(batch) - 1}.")
     tokens = F.normalize(patch_tokens(model, batch, layer, batch_size=batch_size), dim=-1)
     chosen = tokens.flatten(1, 2)[:, place]  # (B, D)
     chosen = chosen if of is None else chosen[of].expand_as(chosen)
@@ -137,7 +138,7 @@ def nearest(
     skip    called with the error of an image that cannot be read, which is then left out; None: raise it
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r} must be a whole number, at least 1.")
+        raise UsageError(f"k={k!r} must be a whole number, at least 1.")
     queries = pooled_features(model, query_images, batch_size=batch_size)  # (Q, D)
     searched, vectors = _searched(model, among, batch_size, skip)  # (M, D)
     similarity = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
@@ -185,14 +186,14 @@ def _searched(
         if read:
             vectors.append(pooled_features(model, torch.cat(read), batch_size=batch_size))
     if not searched:
-        raise ValueError("there is no picture to search among: none was given, or none could be read.")
+        raise UsageError("there is no picture to search among: none was given, or none could be read.")
     return searched, torch.cat(vectors)
 
 
 def _pictures(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(EXTENSIONS) and path.is_file())
     if not paths:
-        raise ValueError(f"{folder}: no pictures in this folder. Read are {', '.join(EXTENSIONS)}.")
+        raise UsageError(f"{folder}: no pictures in this folder. Read are {', '.join(EXTENSIONS)}.")
     return paths
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import evaluating
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
@@ -34,11 +35,11 @@ def gradients(
     size = image_size_pair(image_size)
     family, c, _, model = resolve(what, size, options)
     if not isinstance(what, str | Path) and options:
-        raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
+        raise UsageError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
     model = registry.build(family, c) if model is None else model
     like = next(model.parameters())
     if like.is_meta:
-        raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
+        raise UsageError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch, c.channels, *(size or input_size_of(model, c, options)), generator=generator).to(
         like.device, like.dtype

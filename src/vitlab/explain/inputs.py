@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.layers.patches import check_images
@@ -62,7 +63,7 @@ def as_batch(model: Any, images: Images) -> Batch:
         return Batch(images.to(like.device, like.dtype))
     sources = as_list(images)
     if model.preprocess is None:
-        raise ValueError(
+        raise UsageError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
             "or pass a normalised tensor (B, C, H, W)."
         )
@@ -77,7 +78,7 @@ def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
     """Batches of at most `batch_size`. Files are read batch by batch, to save memory."""
     check_model(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
+        raise UsageError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
     if isinstance(images, Tensor | Batch):
         yield from as_batch(model, images).split(batch_size)
         return
@@ -107,15 +108,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def check_model(model: Any) -> None:
     if not isinstance(model, Network):
         load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
-        raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
+        raise UsageError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
     if Capability.TEXT in model.capabilities:
-        raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
+        raise UsageError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
     if model.encoder is not model:
-        raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
+        raise UsageError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
     if not model.traceable:
-        raise ValueError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
+        raise UsageError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
     if not hasattr(model, "layout"):
-        raise ValueError(
+        raise UsageError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
             f"{', '.join(model.traceable)}."
         )
@@ -130,18 +131,18 @@ def as_list(images: Any) -> list[Any]:
     """One image or several -> a list."""
     kinds = str | PathLike | bytes | np.ndarray | Image.Image
     if not isinstance(images, kinds | Iterable):
-        raise ValueError(_no_pictures(images))
+        raise UsageError(_no_pictures(images))
     sources = [images] if isinstance(images, kinds) else list(images)
     for source in sources:
         if not isinstance(source, kinds):
-            raise ValueError(_no_pictures(source))
+            raise UsageError(_no_pictures(source))
     _check_some(len(sources))
     return sources
 
 
 def _check_some(count: int) -> None:
     if not count:
-        raise ValueError("there is no image to look at: give at least one.")
+        raise UsageError("there is no image to look at: give at least one.")
 
 
 def _no_pictures(images: object) -> str:

@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitlab.errors import UsageError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -74,4 +76,4 @@ def find_method(method: str | MapFunction) -> MapFunction:
         return METHODS[method]
     near = get_close_matches(str(method), METHODS, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"there is no method {method!r}.{hint} There are: {', '.join(METHODS)}.")
+    raise UsageError(f"there is no method {method!r}.{hint} There are: {', '.join(METHODS)}.")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.images.randomness import uniform
 from vitlab.models.base import Network
@@ -84,10 +85,10 @@ def reconstruct(
 def _noise_of(mask: Tensor, grid: tuple[int, int], images: int) -> tuple[float, Tensor]:
     """The ratio and noise that produce this mask: the model keeps the patches of the lowest noise."""
     if tuple(mask.shape) != grid:
-        raise ValueError(f"mask is {tuple(mask.shape)} but the patches are {grid[0]} x {grid[1]}.")
+        raise UsageError(f"mask is {tuple(mask.shape)} but the patches are {grid[0]} x {grid[1]}.")
     hidden = int(mask.sum())
     if not 0 < hidden < mask.numel():
-        raise ValueError(f"mask hides {hidden} of {mask.numel()} patches: hide at least one, and leave at least one.")
+        raise UsageError(f"mask hides {hidden} of {mask.numel()} patches: hide at least one, and leave at least one.")
     visible = mask.numel() - hidden
     return 1 - (visible + 0.5) / mask.numel(), mask.flatten().float().expand(images, -1)
 
@@ -97,7 +98,7 @@ def check_decoder(model: Any) -> None:
     if isinstance(model, MaskedAutoencoder):
         return
     check_model(model.encoder if isinstance(model, Network) else model)
-    raise ValueError(
+    raise UsageError(
         f"this is a {model.family} model without a decoder, so it cannot reconstruct pictures. Most released MAE files "
         "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file "
         "with decoder_* in it), or train one: vitlab train mae_cifar10."

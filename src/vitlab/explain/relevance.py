@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Stages, in_stages, row_of
 from vitlab.layers.trace import Trace, check_offered
@@ -97,7 +98,7 @@ def class_numbers(model: Any, logits: Tensor, target: Target) -> Tensor:
     target = _as_list(target)
     targets = target if isinstance(target, list) else [target] * B
     if len(targets) != B:
-        raise ValueError(_one_for_each(len(targets), B))
+        raise UsageError(_one_for_each(len(targets), B))
     return torch.tensor([_class_number(model, one, classes) for one in targets], device=logits.device)
 
 
@@ -120,21 +121,21 @@ def _class_number(model: Any, one: Any, classes: int) -> int:
         if not one.isdecimal():
             near = get_close_matches(one, labels, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else "" if labels else " It knows no class names."
-            raise ValueError(f"target={one!r} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")
+            raise UsageError(f"target={one!r} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")
         one = int(one)
     try:
         number = index(one)
     except TypeError:
-        raise ValueError(f"target={one!r} must be a class's number or name, or a list with one per image.") from None
+        raise UsageError(f"target={one!r} must be a class's number or name, or a list with one per image.") from None
     if isinstance(one, bool) or not 0 <= number < classes:
-        raise ValueError(f"target={one!r} does not exist: this model has classes 0 to {classes - 1}.")
+        raise UsageError(f"target={one!r} does not exist: this model has classes 0 to {classes - 1}.")
     return number
 
 
 def check_classes(model: Any) -> None:
     check_model(model)
     if not model.config.classes:
-        raise ValueError(
+        raise UsageError(
             "this model has no classes (classes=0), so nothing speaks for one. attention_maps, rollout and pca_rgb "
             "need none; or load it with a head: classes=N. A CLIP is asked in words: --text 'a dog', explain.ask."
         )
@@ -161,7 +162,7 @@ def _parts(model: Any, images: Images, target: Target, batch_size: int) -> Itera
         yield batch.images, target[start:end] if isinstance(target, list) else target
         start = end
     if isinstance(target, list) and len(target) != start:
-        raise ValueError(_one_for_each(len(target), start))
+        raise UsageError(_one_for_each(len(target), start))
 
 
 def _score(model: Any, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:
@@ -182,7 +183,7 @@ def _tokens_read(model: Any, layer: int) -> tuple[str, int | None]:
     """The trace kind and layer of the tokens that the attention of block `layer` reads."""
     depth = len(model.blocks)
     if not -depth <= layer < depth:
-        raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+        raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
     layer %= depth
     if "norm1" in model.traceable:
         return "norm1", layer

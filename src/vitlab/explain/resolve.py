@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import load
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models import registry
 
 
@@ -28,7 +28,7 @@ def encoder_config(family: str, config: Any) -> tuple[str, Any]:
 def _lookup(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
     if not isinstance(what, str | Path):
         if not hasattr(what, "family") or not hasattr(what, "config"):
-            raise ValueError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
+            raise UsageError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
         return what.family, what.config.with_options(**options), type(what).__name__, what
     if load.is_checkpoint(what):
         model = _load(what, size, options)
@@ -49,7 +49,7 @@ def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any
 
 def check_batch(batch: int) -> None:
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise ValueError(f"batch={batch!r} must be a whole number, at least 1.")
+        raise UsageError(f"batch={batch!r} must be a whole number, at least 1.")
 
 
 def input_size_of(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
@@ -63,5 +63,5 @@ def image_size_pair(image_size: int | Sequence[int] | None) -> tuple[int, int] |
     pair = (image_size, image_size) if isinstance(image_size, int) else image_size
     integers = isinstance(pair, list | tuple) and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
     if not integers or len(pair) != 2:
-        raise ValueError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
+        raise UsageError(f"image_size={image_size!r} must be a whole number or a pair: image_size=(384, 256).")
     return (pair[0], pair[1])

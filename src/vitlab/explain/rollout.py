@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.attention_maps import Query, query_rows, resolve_query
 from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
 from vitlab.explain.stages import Layer, Stages, in_stages, row_of
@@ -54,12 +55,12 @@ def rollout(
     check_model(model)
     check_offered(["attention"], model.traceable)
     if heads not in FUSE:
-        raise ValueError(f'heads={heads!r} must be "mean", "max" or "min".')
+        raise UsageError(f'heads={heads!r} must be "mean", "max" or "min".')
     if not 0 <= discard < 1:
-        raise ValueError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
+        raise UsageError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
     depth = len(model.blocks)
     if not -depth <= start_layer < depth:
-        raise ValueError(f"start_layer={start_layer} does not exist: this model has layers 0 to {depth - 1}.")
+        raise UsageError(f"start_layer={start_layer} does not exist: this model has layers 0 to {depth - 1}.")
     layers = range(start_layer % depth, depth)
     follow = _in_stages if in_stages(model) else _in_one_grid
     parts = (follow(model, b.images, layers, query, discard, heads) for b in batches(model, images, batch_size))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import wide
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
@@ -36,7 +37,7 @@ def in_stages(model: Any) -> bool:
 def check_one_grid(model: Any, what: str) -> None:
     """Raises for networks in stages."""
     if in_stages(model):
-        raise ValueError(
+        raise UsageError(
             f"{what} is defined for one grid of patches, and a {model.family} has one for each stage. Where its tokens "
             "look show attention_maps and rollout: vitlab explain attention --query X,Y."
         )
@@ -198,7 +199,7 @@ def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
     elif layer.prefix:
         row[0] = 1
     else:
-        raise ValueError(f"query={who!r}: only the last stage has that token. Ask for its layers, or for 'mean'.")
+        raise UsageError(f"query={who!r}: only the last stage has that token. Ask for its layers, or for 'mean'.")
     return row
 
 
@@ -212,7 +213,7 @@ def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
             for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
         )
-        raise ValueError(
+        raise UsageError(
             f'layers of several stages have unlike heads ({counted}): ask for heads="mean", or for one stage.'
         )
     return counts.pop() if counts else 0

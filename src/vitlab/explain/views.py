@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, grid_of, wide
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
@@ -59,14 +60,14 @@ class View:
         """The number of the patch (row by row) that shows pixel (x, y) of the original image."""
         (H, W), (h, w) = self.geometry.original, self.read
         if not (0 <= x < W and 0 <= y < H):
-            raise ValueError(
+            raise UsageError(
                 f"{self.name or 'the picture'}: ({x:g}, {y:g}) lies outside the picture, which is {W} x {H} pixels: "
                 f"x is 0 to {W - 1}, y is 0 to {H - 1}."
             )
         at_x, at_y = to_model(self.geometry, math.floor(x) + 0.5, math.floor(y) + 0.5)
         if not (0 <= at_x < w and 0 <= at_y < h):
             first_x, first_y, end_x, end_y = (math.ceil(v - 0.5) for v in self.geometry.to_original((0, 0, w, h)))
-            raise ValueError(
+            raise UsageError(
                 f"{self.name or 'the picture'}: ({x:g}, {y:g}) was cut off before the model saw it: it sees "
                 f"x from {max(0, first_x)} to {min(W, end_x) - 1} and y from {max(0, first_y)} to {min(H, end_y) - 1}."
             )
@@ -134,5 +135,5 @@ def to_model(geometry: Geometry, x: Coordinates, y: Coordinates) -> tuple[Coordi
 
 def _picture(model: Any, image: torch.Tensor) -> Image.Image:
     if model.preprocess is None:
-        raise ValueError("the model has no preprocess, so what a tensor shows is unknown: pass pictures, or set it.")
+        raise UsageError("the model has no preprocess, so what a tensor shows is unknown: pass pictures, or set it.")
     return model.preprocess.picture(image).convert("RGB")

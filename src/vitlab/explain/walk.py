@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, check_model, evaluating, wide
 from vitlab.explain.inspect import Step, inspect
 from vitlab.explain.stages import in_stages
@@ -65,12 +66,12 @@ def walk_through(model: Any, image: Images) -> Walk:
     """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
     check_model(model)
     if in_stages(model):
-        raise ValueError(
+        raise UsageError(
             f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
         )
     batch = as_batch(model, image)
     if len(batch) != 1:
-        raise ValueError(f"a walk is through one picture, found {len(batch)}.")
+        raise UsageError(f"a walk is through one picture, found {len(batch)}.")
     x = batch.images
     kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)

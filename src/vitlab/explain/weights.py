@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, grid_of, wide
 from vitlab.explain.stages import check_one_grid, in_stages
 from vitlab.layers.patches import ConvStem, PatchEmbed
@@ -35,7 +36,7 @@ def filters(model: Any, n: int = 28) -> Tensor:
     if not isinstance(embed, PatchEmbed):
         stem = isinstance(embed, ConvStem)
         instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
-        raise ValueError(
+        raise UsageError(
             f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
             f'filter alone reads a patch. {instead}Models with stem="patch" have them.'
         )
@@ -51,7 +52,7 @@ def stem_filters(model: Any, n: int | None = None) -> Tensor:
     check_model(model)
     embed = None if in_stages(model) else model.patch_embed
     if not isinstance(embed, ConvStem):
-        raise ValueError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
+        raise UsageError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
     weight = embed.convs[0].weight
     assert isinstance(weight, Tensor)
     return _components(wide(weight).cpu(), min(len(weight) - 1, weight[0].numel()) if n is None else n)
@@ -61,7 +62,7 @@ def _components(E: Tensor, n: int) -> Tensor:
     """Filters (D, C, k, k) -> their first principal components (n, k, k, C)."""
     D, values = len(E), E[0].numel()
     if not 1 <= n <= min(D - 1, values):
-        raise ValueError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
+        raise UsageError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
     flat = E.flatten(1)
     components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:n]  # (n, C*k*k)
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
@@ -78,7 +79,7 @@ def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tens
     positions = model.positions
     if positions is None:
         kind = model.config.positions.kind
-        raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
+        raise UsageError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
     vectors = F.normalize(wide(table[0, positions.prefix :]).cpu(), dim=-1)  # (N, D)
@@ -125,7 +126,7 @@ def high_norm_tokens(
     10 times as long as the others; a factor of 3 lies half way, on a log scale. The last quarter of the layers decides.
     """
     if factor <= 1:
-        raise ValueError(f"factor={factor!r} must be above 1: it multiplies the median length.")
+        raise UsageError(f"factor={factor!r} must be above 1: it multiplies the median length.")
     batch = as_batch(model, images)
     grid = grid_of(model, batch)
     norms = token_norms(model, batch, batch_size=batch_size)[:, :, -grid[0] * grid[1] :]  # (B, L, patches)

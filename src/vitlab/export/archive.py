@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import torch
 
+from vitlab.errors import ExportError
 from vitlab.export.expressions import MAX_LENGTH, check_growth, check_guard, check_size
 from vitlab.parsing import parse_json
 
@@ -83,12 +84,12 @@ def _entries(source: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         name = entry.filename.partition("/")[2] or entry.filename
         if not ALLOWED.fullmatch(name):
             kind = next((what for start, what in REFUSED.items() if name.startswith(start)), "nothing that we write")
-            raise ValueError(f"it holds {name}: {kind}")
+            raise ExportError(f"it holds {name}: {kind}")
         if name in entries or entry.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"it holds {name} {'twice' if name in entries else 'compressed'}")
+            raise ExportError(f"it holds {name} {'twice' if name in entries else 'compressed'}")
         entries[name] = entry
     if missing := sorted({MODEL, INPUTS, *CONFIGS} - entries.keys()):
-        raise ValueError(f"it holds no {missing[0]}")
+        raise ExportError(f"it holds no {missing[0]}")
     return entries
 
 
@@ -97,14 +98,14 @@ def _check_pickle(data: bytes) -> None:
     try:
         torch.load(io.BytesIO(data), weights_only=True)
     except Exception:
-        raise ValueError(f"{INPUTS} is a pickle of more than tensors, which would be run") from None
+        raise ExportError(f"{INPUTS} is a pickle of more than tensors, which would be run") from None
 
 
 def _check_payloads(config: Any, prefix: str) -> None:
     for name, payload in config["config"].items():
         kind = payload["path_name"]
         if payload["use_pickle"] is not False or not re.fullmatch(rf"{prefix}\d+", kind):
-            raise ValueError(f"{name} is {kind}, a pickled object and no plain tensor, which would be run")
+            raise ExportError(f"{name} is {kind}, a pickled object and no plain tensor, which would be run")
         _check_text(name, "parameter_name")
 
 
@@ -122,7 +123,7 @@ def _checked_graph(graph: object, key: str = "") -> Any:
     for name in graph:
         _check_text(name, "key")
     if graph.get("as_custom_obj") or graph.get("custom_obj_values") or graph.get("as_graph"):
-        raise ValueError("its graph holds an object or another graph, which we do not write")
+        raise ExportError("its graph holds an object or another graph, which we do not write")
     check_growth(graph.get("nodes"))
     kept = {name: value for name, value in graph.items() if name != "metadata"}
     checked: Any = {name: _checked_graph(value, name) for name, value in kept.items()}
@@ -132,13 +133,13 @@ def _checked_graph(graph: object, key: str = "") -> Any:
 def _check_text(text: str, key: str) -> None:
     place = f"its graph holds {text[:60]!r} as {key}"
     if len(text) > MAX_LENGTH and key != "as_string":
-        raise ValueError(f"{place}: it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        raise ExportError(f"{place}: it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if text and not PATTERNS.get(key, WORDS).fullmatch(text):
-        raise ValueError(f"{place}, which may be code and would be run")
+        raise ExportError(f"{place}, which may be code and would be run")
     try:
         if text and key == "expr_str":
             check_size(text)
         if text and key == "guards_code":
             check_guard(text)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ExportError(f"{place}: {error}") from None

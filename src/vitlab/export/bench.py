@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import ExportError
 from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
@@ -103,9 +104,9 @@ def run_bench(
     compare = compare or Comparison(images=64)
     check_options(backends, reducers or (), against)
     if "int8_static" in backends and compare.source is None:
-        raise ValueError("int8_static is calibrated on images like those of its later use: name them with --data.")
+        raise ExportError("int8_static is calibrated on images like those of its later use: name them with --data.")
     if model.preprocess is None:
-        raise ValueError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
+        raise ExportError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
     channels = model.config.channels
     images = preprocess_batch(model.preprocess, compare.sample(channels))
     calibration = None
@@ -132,7 +133,7 @@ def check_options(backends: Sequence[str], reducers: Sequence[str], against: Seq
     for name in against:
         if name not in LIBRARIES:
             near = nearest(name, list(LIBRARIES))
-            raise ValueError(f"--against {name!r} is not known.{near} Use {', '.join(LIBRARIES)}.")
+            raise ExportError(f"--against {name!r} is not known.{near} Use {', '.join(LIBRARIES)}.")
 
 
 def make_runners(

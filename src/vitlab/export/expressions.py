@@ -11,6 +11,8 @@ import ast
 import math
 import re
 
+from vitlab.errors import ExportError
+
 MAX_LENGTH = 2**14  # characters; our own files have hundreds
 MAX_NESTING = 100
 MAX_BITS = 1024  # of an integer computed from sizes
@@ -41,33 +43,33 @@ def check_guard(text: str) -> None:
     """Raise ValueError unless a guard only compares sizes."""
     for node in _parsed(text, GUARD_NODES):
         if isinstance(node, ast.Name) and node.id not in GUARD_NAMES:
-            raise ValueError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
+            raise ExportError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
 
 
 def check_size(text: str) -> None:
     """Raise ValueError unless a size is arithmetic on symbols."""
     for node in _parsed(text, SIZE_NODES):
         if isinstance(node, ast.Name) and node.id not in SIZE_NAMES:
-            raise ValueError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
+            raise ExportError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
         if isinstance(node, ast.Constant) and isinstance(node.value, float):
-            raise ValueError("it contains a bare float, which torch writes as Float('0.5')")
+            raise ExportError("it contains a bare float, which torch writes as Float('0.5')")
         if isinstance(node, ast.keyword):
             value = node.value.value if isinstance(node.value, ast.Constant) else None
             small = isinstance(value, bool) or (isinstance(value, int) and 0 < value <= MAX_PRECISION)
             if node.arg not in SIZE_OPTIONS or not small:
-                raise ValueError(f"it contains the option {node.arg!s:.40}={value!r:.20}")
+                raise ExportError(f"it contains the option {node.arg!s:.40}={value!r:.20}")
 
 
 def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
     """Nodes of the syntax tree, each of an allowed type, with every number in range."""
     if len(text) > MAX_LENGTH:
-        raise ValueError(f"it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        raise ExportError(f"it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if LONG_EXPONENT.search(text):
-        raise ValueError("it contains a number with an exponent of more than two digits")
+        raise ExportError("it contains a number with an exponent of more than two digits")
     try:
         level: list[ast.AST] = [ast.parse(text, mode="eval")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # depends on nesting and numbers
-        raise ValueError("it is not an expression") from None
+        raise ExportError("it is not an expression") from None
     nodes: list[ast.AST] = []
     for _ in range(MAX_NESTING):
         nodes += level
@@ -75,10 +77,10 @@ def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
         if not level:
             break
     else:
-        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        raise ExportError(f"it is nested more than {MAX_NESTING} levels deep")
     for node in nodes:
         if not isinstance(node, allowed):
-            raise ValueError(f"it contains {FORBIDDEN.get(type(node), type(node).__name__)}; {PERMITTED}")
+            raise ExportError(f"it contains {FORBIDDEN.get(type(node), type(node).__name__)}; {PERMITTED}")
         if isinstance(node, ast.Constant):
             _check_constant(node.value)
     return nodes
@@ -91,9 +93,9 @@ def _check_constant(value: object) -> None:
         except ValueError:
             return
     if not isinstance(value, int | float):
-        raise ValueError(f"it contains a constant of type {type(value).__name__}")
+        raise ExportError(f"it contains a constant of type {type(value).__name__}")
     if abs(value) >= 2**63 or not math.isfinite(value):
-        raise ValueError("it contains a number that is too large for a size")
+        raise ExportError("it contains a number that is too large for a size")
 
 
 def check_growth(nodes: object) -> None:
@@ -106,7 +108,7 @@ def check_growth(nodes: object) -> None:
         sizes = [bits.get(leaf, SIZE_BITS) if isinstance(leaf, str) else leaf for leaf in _leaves(node.get("inputs"))]
         result = sum(sizes) if target == "_operator.mul" else max(sizes, default=0) + 1
         if result > MAX_BITS:
-            raise ValueError(f"its graph computes integers of more than {MAX_BITS} bits, too large for a size")
+            raise ExportError(f"its graph computes integers of more than {MAX_BITS} bits, too large for a size")
         bits |= dict.fromkeys((leaf for leaf in _leaves(node.get("outputs")) if isinstance(leaf, str)), result)
 
 

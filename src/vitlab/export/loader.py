@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitlab.errors import ExportError
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.onnx import Session, external_data_path
 from vitlab.export.program import load_program
@@ -82,7 +83,7 @@ class Exported(Network):
         """This model for another image size, if it was exported with dynamic size."""
         if not self.metadata.dynamic_size and tuple(size) != self.config.image_size:
             h, w = self.config.image_size
-            raise ValueError(f"{self.path} was exported for {h} x {w} pixels: vitlab export ... --dynamic-size.")
+            raise ExportError(f"{self.path} was exported for {h} x {w} pixels: vitlab export ... --dynamic-size.")
         other = type(self)(self._run[0], replace(self.metadata, image_size=tuple(size)), self.path)
         other.preprocess = self.preprocess.with_size(size) if self.preprocess is not None else None
         return other
@@ -91,15 +92,17 @@ class Exported(Network):
         h, w = self.config.image_size
         channels, stride = self.metadata.channels, self.metadata.stride
         if images.ndim != 4 or images.shape[1] != channels:
-            raise ValueError(f"images must be (batch, {channels}, height, width) but are {tuple(images.shape)}.")
+            raise ExportError(f"images must be (batch, {channels}, height, width) but are {tuple(images.shape)}.")
         size = tuple(images.shape[-2:])
         if not self.metadata.dynamic_size and size != (h, w):
-            raise ValueError(
+            raise ExportError(
                 f"{self.path} was exported for {h} x {w} pixels, not for {size[0]} x {size[1]}: "
                 "vitlab export ... --dynamic-size."
             )
         if size[0] % stride or size[1] % stride:
-            raise ValueError(f"{self.path}: height and width must be multiples of {stride}, not {size[0]} x {size[1]}.")
+            raise ExportError(
+                f"{self.path}: height and width must be multiples of {stride}, not {size[0]} x {size[1]}."
+            )
 
 
 class ExportedFeatures(Exported):
@@ -124,9 +127,9 @@ KINDS: dict[str, type[Exported]] = {"logits": Exported, "features": ExportedFeat
 def open_export(source: str | Path) -> Exported:
     path = Path(source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: an exported file ends in {' or '.join(SUFFIXES)}.")
+        raise ExportError(f"{path}: an exported file ends in {' or '.join(SUFFIXES)}.")
     if not path.is_file():
-        raise ValueError(f"{path}: no such file.")
+        raise ExportError(f"{path}: no such file.")
     if path.suffix.lower() == ".pt2":
         run, metadata = load_program(path)
     else:

@@ -11,6 +11,7 @@ import torch
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.errors import ExportError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.clip import CLIP
 from vitlab.parsing import parse_json, spell_not_finite
@@ -65,7 +66,7 @@ class ExportMetadata:
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> ExportMetadata:
         if not text:
-            raise ValueError(
+            raise ExportError(
                 f"{path}: has no preprocess and no labels, so it was not written by vitlab export. Write it with: "
                 "vitlab export CHECKPOINT -o model.onnx."
             )
@@ -73,21 +74,21 @@ class ExportMetadata:
             values = parse_json(text)
             if not isinstance(values, dict) or values.get("format") != FORMAT:
                 version = values.get("format") if isinstance(values, dict) else values
-                raise ValueError(f"format {version!r:.40} is not known: update vitlab")
+                raise ExportError(f"format {version!r:.40} is not known: update vitlab")
             schema.check(values, KINDS, "it")
             schema.check(values.get("card", {}), CARD, "its card")
             if unknown := values.get("card", {}).keys() - CARD.keys():
-                raise ValueError(f"its card has {sorted(unknown)[0]!r:.40}, which is not known: update vitlab")
+                raise ExportError(f"its card has {sorted(unknown)[0]!r:.40}, which is not known: update vitlab")
             needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
             if missing := [name for name in needed if name not in values]:
-                raise ValueError(f"{missing[0]} is missing")
+                raise ExportError(f"{missing[0]} is missing")
             metadata = cls(**{name: values[name] for name in (f.name for f in fields(cls)) if name in values})
             if metadata.labels is not None and len(metadata.labels) != metadata.classes:
-                raise ValueError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
+                raise ExportError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
             if metadata.preprocess is not None:
                 Preprocess.from_dict(metadata.preprocess)
         except ValueError as error:
-            raise ValueError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.") from None
+            raise ExportError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.") from None
         return metadata
 
 

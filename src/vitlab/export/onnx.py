@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from vitlab.errors import ExportError
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.program import suppress_output
 from vitlab.export.wrapper import INPUTS, OUTPUTS
@@ -23,7 +24,7 @@ OPSET = 20
 def require(*packages: str) -> None:
     for name in packages:
         if find_spec(name) is None:
-            raise ValueError(f"this needs {name}, which is not installed: pip install 'vitlab[export]'.")
+            raise ExportError(f"this needs {name}, which is not installed: pip install 'vitlab[export]'.")
 
 
 def save_onnx(program: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
@@ -91,7 +92,7 @@ class Session:
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ValueError(f"{path}: ONNX Runtime cannot read it: {str(error).splitlines()[0]}") from None
+            raise ExportError(f"{path}: ONNX Runtime cannot read it: {str(error).splitlines()[0]}") from None
         self.input = self.session.get_inputs()[0].name
 
     @property

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import ExportError
 from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
 from vitlab.export.runners import EXACT, Runner, RunnerFactory
 from vitlab.export.verify import AGREEMENT
@@ -76,7 +77,7 @@ def optimize(
     measured on it, so give a hundred or more real images for "fast" and "small". The model is put into evaluation mode.
     """
     if goal not in BACKENDS:
-        raise ValueError(f"goal={goal!r} is not known: use {', '.join(BACKENDS)}.")
+        raise ExportError(f"goal={goal!r} is not known: use {', '.join(BACKENDS)}.")
     images = _to_batch(model, example)
     batch = batch or min(len(images), 8)
     factory = RunnerFactory(model)
@@ -86,7 +87,7 @@ def optimize(
     runners, notes = make_runners(factory, BACKENDS[goal], tried, images[:batch], progress)
     rows = measure(runners, images, factory.gives, batch=batch, rounds=rounds)
     if not rows[0].within:
-        raise ValueError(
+        raise ExportError(
             "the model itself gives NaN or infinity for these images, so nothing can be compared with it. Use a "
             "checkpoint from before its training diverged."
         )
@@ -101,9 +102,9 @@ def optimize(
 def _to_batch(model: Any, example: Tensor | Sequence[Any]) -> Tensor:
     if isinstance(example, Tensor):
         if example.ndim != 4 or not len(example):
-            raise ValueError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
+            raise ExportError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
         return example.detach().float().cpu()
     if model.preprocess is None:
-        raise ValueError("the model has no preprocess, so example must be a tensor (batch, C, height, width).")
+        raise ExportError("the model has no preprocess, so example must be a tensor (batch, C, height, width).")
     images = [example] if isinstance(example, str | bytes | Image.Image) else list(example)
     return torch.stack([model.preprocess(image) for image in images])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import ExportError
 from vitlab.export.fold import fold
 from vitlab.export.loader import SUFFIXES, open_export
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -24,7 +25,7 @@ from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_inp
 CALIBRATION = 64  # images
 
 
-class ExportMismatchError(ValueError):
+class ExportMismatchError(ExportError):
     """The outputs of the file differ from the model's, so the file was not kept."""
 
     def __init__(self, path: Path, result: Verification):
@@ -90,21 +91,21 @@ def _check(
     path: Path, int8: str | None, source: str | None, dynamic_size: bool, reducer: str | None, gives: OutputKind | None
 ) -> None:
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format.")
+        raise ExportError(f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format.")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: name a file.")
+        raise ExportError(f"{path} is a folder: name a file.")
     if int8 is not None and int8 not in MODES:
-        raise ValueError(f"--int8 {int8!r} is not known: use {' or '.join(MODES)}.")
+        raise ExportError(f"--int8 {int8!r} is not known: use {' or '.join(MODES)}.")
     if int8 is not None and path.suffix != ".onnx":
-        raise ValueError("int8 is written as ONNX: name the file model.onnx.")
+        raise ExportError("int8 is written as ONNX: name the file model.onnx.")
     if int8 == "static" and gives == "text":
-        raise ValueError("static int8 is calibrated on images: use --int8 dynamic for a text tower.")
+        raise ExportError("static int8 is calibrated on images: use --int8 dynamic for a text tower.")
     if int8 == "static" and source is None:
-        raise ValueError(
+        raise ExportError(
             "static int8 is calibrated on images like those of its later use: name them, --int8 static --data "
             "FOLDER (or cifar10, digits, ...); --int8 dynamic needs none."
         )
     if gives == "text" and dynamic_size:
-        raise ValueError("a text tower has no image size: leave --dynamic-size out.")
+        raise ExportError("a text tower has no image size: leave --dynamic-size out.")
     if gives == "text" and reducer is not None:
-        raise ValueError("a reducer removes image patches, which a text tower does not have: leave --reducer out.")
+        raise ExportError("a reducer removes image patches, which a text tower does not have: leave --reducer out.")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vitlab.errors import ExportError
 from vitlab.export.onnx import require
 from vitlab.export.program import suppress_output
 
@@ -29,7 +30,7 @@ def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = 
     """Write `target` and return its number of integer operations. `calibration` (B, C, H, W): preprocessed images."""
     require("onnx", "onnxruntime")
     if mode not in MODES:
-        raise ValueError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
+        raise ExportError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     common: dict[str, Any] = dict(per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
@@ -41,7 +42,7 @@ def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = 
             quantize_dynamic(stripped, target, **common)
         else:
             if calibration is None or not len(calibration):
-                raise ValueError("static int8 is calibrated on real images: give some with --data SOURCE.")
+                raise ExportError("static int8 is calibrated on real images: give some with --data SOURCE.")
             reader: Any = _Reader(_input_name(stripped), calibration)
             quantize_static(
                 *(stripped, target, reader),
@@ -52,7 +53,7 @@ def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = 
             )
     steps = integer_steps(target)
     if not steps:
-        raise ValueError(
+        raise ExportError(
             f"int8 {mode}: this network has nothing to quantize; "
             + ("convolutions need --int8 static." if mode == "dynamic" else "export it without --int8.")
         )

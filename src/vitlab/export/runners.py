@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import convert
+from vitlab.errors import ExportError
 from vitlab.export.fold import fold
 from vitlab.export.loader import file_size
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -57,7 +58,7 @@ class Runner:
 
 def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
+        raise ExportError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
 
 
 class RunnerFactory:
@@ -154,9 +155,9 @@ def library_runner(name: str, model: Any, factory: RunnerFactory) -> Runner:
 
 def _transformers_runner(model: Any) -> Runner:
     if find_spec("transformers") is None:
-        raise ValueError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
+        raise ExportError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
     if not model.config.classes:
-        raise ValueError("--against transformers compares classifiers: this model has no classes.")
+        raise ExportError("--against transformers compares classifiers: this model has no classes.")
     from transformers import AutoModelForImageClassification
 
     with tempfile.TemporaryDirectory() as folder:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import ExportError
 from vitlab.export.loader import Exported
 from vitlab.export.metadata import ExportMetadata
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
@@ -114,11 +115,11 @@ def verify(
 def _inputs(model: Any, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
     if exported.metadata.gives == "text":
         if model.tokenizer is None:
-            raise ValueError("the CLIP has no tokenizer, so its text tower cannot be compared.")
+            raise ExportError("the CLIP has no tokenizer, so its text tower cannot be compared.")
         texts = sample_texts(len(images))
         return model.tokenizer(texts), exported.tokenizer(texts)  # type: ignore[operator]
     if model.preprocess is None or exported.preprocess is None:
-        raise ValueError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
+        raise ExportError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
     size = exported.config.image_size
     return preprocess_batch(model.preprocess.with_size(size), images), preprocess_batch(exported.preprocess, images)
 
@@ -135,7 +136,7 @@ def _run_batches(run: Callable[[Tensor], Tensor], inputs: Tensor, sizes: tuple[i
 
 def _compare(expected: Tensor, actual: Tensor, tolerance: float, gives: str) -> Verification:
     if expected.shape != actual.shape:
-        raise ValueError(f"the export returns {tuple(actual.shape)} where the model returns {tuple(expected.shape)}.")
+        raise ExportError(f"the export returns {tuple(actual.shape)} where the model returns {tuple(expected.shape)}.")
     differences = (expected - actual).abs().amax(dim=1)  # (B,), nan stays nan
     largest = float(expected.abs().max())
     allowed = tolerance * largest

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import ExportError
 from vitlab.export.metadata import OutputKind
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import features_of
@@ -41,7 +42,7 @@ class ExportWrapper(nn.Module):
 def output_kind(model: Any, gives: OutputKind | None = None) -> OutputKind:
     """What an export of this model returns: by default logits where it has classes, else features."""
     if gives == "text" and not isinstance(model, CLIP):
-        raise ValueError(f"only a CLIP reads text; this is a {model.family}: leave --text out.")
+        raise ExportError(f"only a CLIP reads text; this is a {model.family}: leave --text out.")
     if gives == "text":
         return gives
     return "logits" if model.config.classes and gives != "features" else "features"
@@ -77,7 +78,7 @@ class SizeRange:
 def dynamic_size_range(model: Any) -> SizeRange:
     config = getattr(model.config, "encoder", model.config)
     if isinstance(config, StagedConfig):
-        raise ValueError(
+        raise ExportError(
             f"a {model.family} lays out its windows for one image size, so it cannot be exported for all sizes: leave "
             "--dynamic-size out, and choose one size with --image-size."
         )

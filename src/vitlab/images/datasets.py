@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.errors import DataError, UsageError
 from vitlab.images.randomness import permutation
 from vitlab.images.sources import SOURCES, cifar, idx
 from vitlab.images.sources import captions as captioned
@@ -28,7 +29,6 @@ from vitlab.images.sources.dataset import (
     Allow,
     Captioned,
     Captions,
-    DataError,
     Dataset,
     Splits,
     refuse_special,
@@ -239,13 +239,13 @@ def _first_names(classes: list[str], numbers: Iterable[int]) -> str:
 
 def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be above 0 and below 1; 0.1 is a tenth of train.")
+        raise UsageError(f"val_fraction={val_fraction} must be above 0 and below 1; 0.1 is a tenth of train.")
     if per_class is not None and fraction is not None:
-        raise ValueError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
+        raise UsageError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
     if per_class is not None and per_class < 1:
-        raise ValueError(f"per_class={per_class} must be 1 or more.")
+        raise UsageError(f"per_class={per_class} must be 1 or more.")
     if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction} must be above 0 and at most 1.")
+        raise UsageError(f"fraction={fraction} must be above 0 and at most 1.")
 
 
 def _normalised_name(name: str) -> str:

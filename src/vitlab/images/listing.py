@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_splits
-from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, Dataset, FileDataset, Strings
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Dataset, FileDataset, Strings
 from vitlab.images.sources.folder import pictures_under
 
 

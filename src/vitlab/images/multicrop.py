@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
 from vitlab.images.augment import BOX_DRAWS, Augment, AugmentOptions, crop_boxes
 from vitlab.images.preprocess import RESAMPLING
@@ -53,21 +54,21 @@ class MultiCropOptions:
         for name, low in (("local_views", 0), ("local_size", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least {low}.")
+                raise UsageError(f"{name}={value!r} must be a whole number, at least {low}.")
         for name in ("global_scale", "local_scale", "ratio", "blur_sigma"):
             pair, high = getattr(self, name), 1.0 if name.endswith("scale") else 1e6
             if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= high:
                 limit = " and at most 1" if high == 1 else ""
-                raise ValueError(f"{name}={pair} must be (low, high) with low <= high, both above 0{limit}.")
+                raise UsageError(f"{name}={pair} must be (low, high) with low <= high, both above 0{limit}.")
         for name in ("blur", "solarize"):
             if len(getattr(self, name)) != 3:
-                raise ValueError(f"{name}={getattr(self, name)} must be three: first global, second global, local.")
+                raise UsageError(f"{name}={getattr(self, name)} must be three: first global, second global, local.")
         shares = {n: (getattr(self, n),) for n in ("flip", "jitter", "brightness", "contrast", "saturation", "grey")}
         for name, values in {**shares, "blur": self.blur, "solarize": self.solarize}.items():
             if not all(0 <= value <= 1 for value in values):
-                raise ValueError(f"{name}={getattr(self, name)} must lie in 0 .. 1.")
+                raise UsageError(f"{name}={getattr(self, name)} must lie in 0 .. 1.")
         if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"hue={self.hue} must lie in 0 .. 0.5: half of the colour circle either way.")
+            raise UsageError(f"hue={self.hue} must lie in 0 .. 0.5: half of the colour circle either way.")
 
 
 class MultiCrop:
@@ -83,7 +84,7 @@ class MultiCrop:
         scale: float = 1 / 255,
     ) -> None:
         if interpolation not in KERNELS:
-            raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(KERNELS)}.")
+            raise UsageError(f"interpolation={interpolation!r} must be one of {', '.join(KERNELS)}.")
         self.options, self.interpolation = options, interpolation
         self.plain = Augment(AugmentOptions(), size, mean, std, scale=scale)  # checks and normalises
         local = (options.local_size, options.local_size)
@@ -160,13 +161,13 @@ class MultiCrop:
     def _check(self, images: Tensor | Sequence[Tensor], indices: np.ndarray, cropped: bool) -> None:
         if cropped == isinstance(images, Tensor):
             actual, expected = ("one tensor", "a list of views") if cropped else ("a list", "one tensor (B, C, H, W)")
-            raise ValueError(f"found {actual}, expected {expected}: cropped={cropped}.")
+            raise UsageError(f"found {actual}, expected {expected}: cropped={cropped}.")
         for view in images if cropped else [images]:
             assert isinstance(view, Tensor)
             self.plain._check(view, indices, resizes=True)
         found_sizes = [tuple(view.shape[2:]) for view in images] if cropped else self.sizes
         if found_sizes != self.sizes:
-            raise ValueError(f"found views of {found_sizes}, expected {self.sizes}: cut them with `cut`.")
+            raise UsageError(f"found views of {found_sizes}, expected {self.sizes}: cut them with `cut`.")
 
 
 # ---- crops: Pillow's resize as two products with matrices, one image's rows and columns by its own box

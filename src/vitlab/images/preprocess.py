@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images.read import MAX_PIXELS, Source, TooLargeError, called, read_image
 
 RESAMPLING = {
@@ -77,18 +78,18 @@ class Preprocess:
         if _side(self.size):
             object.__setattr__(self, "size", (self.size, self.size))
         if not _sides(self.size):
-            raise ValueError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
+            raise UsageError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
         if self.how not in ("stretch", "crop", "fit"):
-            raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
+            raise UsageError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
         if not isinstance(self.interpolation, str) or self.interpolation not in RESAMPLING:
-            raise ValueError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
+            raise UsageError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
         if not (self.resize is None or _side(self.resize) or _sides(self.resize)):
-            raise ValueError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
+            raise UsageError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
         if not _numbers((self.scale,)) or self.scale <= 0:
-            raise ValueError(f"scale={self.scale!r} must be a number above 0.")
+            raise UsageError(f"scale={self.scale!r} must be a number above 0.")
         valid = _numbers(self.mean) and _numbers(self.std) and len(self.mean) == len(self.std)
         if not valid or len(self.mean) not in (1, 3) or min(self.std) <= 0:
-            raise ValueError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
+            raise UsageError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
 
     def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
         """One image (path, bytes, array or PIL image) -> (C, H, W), normalised."""
@@ -174,7 +175,7 @@ class Preprocess:
     def from_dict(cls, values: dict[str, Any]) -> Preprocess:
         names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or "size" not in values:
-            raise ValueError(f"preprocess must be a table with a size in it; it can have {', '.join(sorted(names))}.")
+            raise UsageError(f"preprocess must be a table with a size in it; it can have {', '.join(sorted(names))}.")
         if unknown := set(values) - names:
-            raise ValueError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
+            raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)

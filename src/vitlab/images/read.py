@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitlab.errors import ImageError
 from vitlab.special_files import special_kind
 
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
@@ -33,17 +34,6 @@ TURNS = {  # EXIF orientation -> what sets it right
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class ImageError(ValueError):
-    """A file that cannot be used as an image; the message names it and says why, and then what to do, if anything."""
-
-    def __init__(self, why: str, remedy: str = ""):
-        super().__init__(why, remedy)  # both, so that it pickles
-        self.why, self.remedy = why, remedy
-
-    def __str__(self) -> str:
-        return f"{self.why} {self.remedy}".rstrip()
 
 
 class NotAPictureError(ImageError):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitlab.images.datasets import Data, DataError, open_data
+from vitlab.errors import DataError
+from vitlab.images.datasets import Data, open_data
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.positions import RelativeBias, rotate
 from vitlab.layers.trace import LayerTrace, mark
 
@@ -50,7 +51,7 @@ class Heads(nn.Module):
     def _explicit(self, trace: LayerTrace | None) -> bool:
         gradients = trace is not None and trace.needs_explicit
         if gradients and self.path == "fused":
-            raise ValueError(
+            raise UsageError(
                 'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
                 "or trace without gradients=True."
             )
@@ -121,7 +122,7 @@ class Attention(Heads):
 
 def head_width(width: int, heads: int) -> int:
     if width % heads:
-        raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
+        raise UsageError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
     return width // heads
 
 

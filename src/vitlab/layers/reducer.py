@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import Block
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, Trace
 
@@ -52,7 +53,7 @@ class Reducing:
         known = [kind for kind in offers if kind in SEEN]
         for kind in reducer.needs:
             if kind not in known:
-                raise ValueError(
+                raise UsageError(
                     f"{type(reducer).__name__} needs {kind!r}, which this model cannot give where tokens are reduced. "
                     f"It can give: {', '.join(known)}."
                 )
@@ -69,7 +70,7 @@ class Reducing:
             return call(block, z, None, bias, trace)
         patches = z.shape[1] - self.prefix
         if not 0 < remove <= patches:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self.reducer).__name__} removes {remove} tokens at layer {layer}, where {patches} patches are "
                 f"left (prefix tokens stay): it must be 0 to {patches}."
             )

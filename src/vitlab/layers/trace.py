@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
+
 Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
     "attention": "(B, h, N, N), softmax weights: row = who looks, column = at whom; of fewer keys (B, h, N, M), in "
@@ -64,7 +66,7 @@ class Trace:
         reduce: Callable[[Tensor, int | None], Tensor | None] | None = None,
     ):
         if not kinds:
-            raise ValueError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
+            raise UsageError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
         self.kinds = kinds
         self.asked_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
         self.gradients, self.reduce = gradients, reduce
@@ -81,7 +83,7 @@ class Trace:
         layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
         for layer in layers:
             if not -depth <= layer < depth:
-                raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+                raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
         self.layers = tuple(layer % depth for layer in layers)
         self.layout, self.places, self._depth = layout, places, depth
         self._kept.clear()
@@ -109,7 +111,7 @@ class Trace:
         """After backward(): the gradient of what `trace[kind, layer]` shows."""
         whole, pick = self.whole(kind, layer)
         if whole.grad is None:
-            raise ValueError("there is no gradient yet: call backward() on something the model returned.")
+            raise UsageError("there is no gradient yet: call backward() on something the model returned.")
         return pick(whole.grad)
 
     def whole(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
@@ -118,7 +120,7 @@ class Trace:
         """
         layer = self._resolve(layer)
         if (kind, layer) not in self._whole:
-            raise ValueError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
+            raise UsageError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
         whole, pick = self._whole[kind, layer]
         return whole, pick or (lambda value: value)
 
@@ -131,7 +133,7 @@ class Trace:
             return value
         for head in self.heads:
             if not -value.shape[1] <= head < value.shape[1]:
-                raise ValueError(f"head {head} does not exist: this layer has heads 0 to {value.shape[1] - 1}.")
+                raise UsageError(f"head {head} does not exist: this layer has heads 0 to {value.shape[1] - 1}.")
         return value[:, list(self.heads)]
 
     def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
@@ -169,7 +171,7 @@ def check_offered(kinds: Iterable[str], offers: Iterable[str]) -> None:
         if kind not in offers:
             near = get_close_matches(kind, offers, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+            raise UsageError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
 
 
 def _alone(value: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:
     try:
         return tuple(index(n) for n in ([given] if isinstance(given, str) else given))  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(
+        raise UsageError(
             f'{what}s={given!r} must be "all" or a list of {what} numbers, e.g. {what}s=[0, -1].'
         ) from None
 

@@ -16,6 +16,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.learn.exercises import Exercise, probe
 from vitlab.learn.grade import Grade, grade
 
@@ -32,9 +33,9 @@ class CheckResult:
 
 def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResult:
     if not file.is_file():
-        raise ValueError(f"{file}: no such file. vitlab learn {exercise.name} writes a starter file.")
+        raise UsageError(f"{file}: no such file. vitlab learn {exercise.name} writes a starter file.")
     if seconds <= 0:
-        raise ValueError(f"--seconds {seconds:g} must be more than 0.")
+        raise UsageError(f"--seconds {seconds:g} must be more than 0.")
     with tempfile.TemporaryDirectory(prefix="vitlab-learn-") as name:
         folder = Path(name)
         task, cases = prepare(exercise)

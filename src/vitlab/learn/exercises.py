@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block
 from vitlab.layers.patches import PatchEmbed
@@ -227,5 +228,5 @@ def find(name: str) -> Exercise:
     if key not in EXERCISES:
         near = get_close_matches(key, EXERCISES, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
+        raise UsageError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
     return EXERCISES[key]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 
@@ -121,7 +122,7 @@ class Network(nn.Module):
 
     def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         """(T, N) token ids -> (T, E), of length 1 unless normalise=False; only with Capability.TEXT."""
-        raise ValueError(f"a {self.family} reads no text: use a CLIP.")
+        raise UsageError(f"a {self.family} reads no text: use a CLIP.")
 
     def label_of(self, index: int) -> str:
         """The name of a class, or "class 7" where it has none."""
@@ -175,5 +176,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def features_of(model: Network, **options: Any) -> Callable[[Tensor], Tensor]:
     """model.features with these options; an exported classifier, which gives logits alone, is refused."""
     if Capability.EMBED not in model.capabilities:
-        raise ValueError("this gives no features of pictures: take the model itself, or export it with --features.")
+        raise UsageError("this gives no features of pictures: take the model itself, or export it with --features.")
     return partial(model.features, **options)

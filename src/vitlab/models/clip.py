@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
 from vitlab.layers.reducer import Reducer
@@ -50,15 +51,15 @@ class TextConfig(Config):
         super().__post_init__()
         for name in ("vocab", "width", "depth", "heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"text.{name}={getattr(self, name)} must be at least 1.")
+                raise UsageError(f"text.{name}={getattr(self, name)} must be at least 1.")
         if self.context < 3 or self.eps <= 0 or round(self.width * self.mlp_ratio) < 1:
-            raise ValueError("text.context must be 3 or more, text.eps and text.mlp_ratio above 0.")
+            raise UsageError("text.context must be 3 or more, text.eps and text.mlp_ratio above 0.")
         if self.width % self.heads:
             fitting = largest_divisor(self.width, self.heads)
-            raise ValueError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
+            raise UsageError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
         for name in ("end_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.vocab:
-                raise ValueError(
+                raise UsageError(
                     f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the "
                     'tokenizer: vitlab.create("clip_nano", **tokenizer.options).'
                 )
@@ -80,9 +81,9 @@ class CLIPConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embed_dim < 1:
-            raise ValueError(f"embed_dim={self.embed_dim} must be at least 1.")
+            raise UsageError(f"embed_dim={self.embed_dim} must be at least 1.")
         if self.image.classes:
-            raise ValueError(
+            raise UsageError(
                 f"a CLIP has no classes to choose (found {self.image.classes}): it is asked in words, "
                 "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog"
             )
@@ -361,16 +362,16 @@ class _Gather(torch.autograd.Function):
 
 def check_ids(ids: Tensor, c: TextConfig) -> None:
     if ids.ndim != 2 or ids.shape[1] > c.context or ids.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             f"expected token numbers of the shape (texts, {c.context} at most), found {tuple(ids.shape)}, "
             f"{ids.dtype}: model.tokenizer(texts) makes them."
         )
     if type(ids) is not Tensor or ids.device.type != "cpu" or torch.compiler.is_compiling() or not len(ids):
         return  # a look at the values would wait for the device
     if int(ids.max()) >= c.vocab or int(ids.min()) < 0:
-        raise ValueError(f"token {int(ids.max())} is not among the model's {c.vocab}: is this its tokenizer?")
+        raise UsageError(f"token {int(ids.max())} is not among the model's {c.vocab}: is this its tokenizer?")
     if not bool((ids == c.end_id).any(dim=1).all()):
-        raise ValueError(f"a text has no end-of-text ({c.end_id}), where it is read: model.tokenizer(texts) adds it.")
+        raise UsageError(f"a text has no end-of-text ({c.end_id}), where it is read: model.tokenizer(texts) adds it.")
 
 
 def check_tokenizer(tokenizer: Any, c: TextConfig) -> None:
@@ -378,12 +379,12 @@ def check_tokenizer(tokenizer: Any, c: TextConfig) -> None:
     for name in ("context", "end_id", "pad_id"):
         ours, theirs = getattr(c, name), getattr(tokenizer, name)
         if ours != theirs:
-            raise ValueError(
+            raise UsageError(
                 f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for it: "
                 'vitlab.create("clip_nano", **tokenizer.options).'
             )
     if tokenizer.vocab > c.vocab:
-        raise ValueError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
+        raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
 
 
 def _text_block(c: TextConfig) -> Block:

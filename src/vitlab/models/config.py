@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
+from vitlab.errors import UsageError
+
 FAMILIAR = {  # what other libraries call our options; a miss is told our name
     "attn_drop_rate": "attention_dropout",
     "act_layer": "activation",
@@ -59,7 +61,7 @@ class Config:
             value = _coerce(getattr(self, name), expected)
             object.__setattr__(self, name, value)
             if not _fits(value, expected):
-                raise ValueError(f"{name}={value!r} is not valid: expected {_in_words(expected)}.")
+                raise UsageError(f"{name}={value!r} is not valid: expected {_in_words(expected)}.")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
@@ -68,7 +70,7 @@ class Config:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read what `to_dict` wrote; an unknown name is an error, so that a newer file is not half understood."""
         if not isinstance(values, dict):
-            raise ValueError(f"{cls.__name__} must be a table of options, not {values!r}.")
+            raise UsageError(f"{cls.__name__} must be a table of options, not {values!r}.")
         _check_names(values, [f.name for f in fields(cls)], cls.__name__)  # type: ignore[arg-type]
         hints = _types(cls)
         return cls(**{k: hints[k].from_dict(v) if is_dataclass(hints[k]) else v for k, v in values.items()})  # type: ignore[union-attr]
@@ -90,7 +92,7 @@ class Config:
             elif field == "" and "kind" not in _types(hints[group]):
                 short = [n for n in where if "." not in n and n != name]
                 inside = ", ".join(_types(hints[group]))
-                raise ValueError(f"{name}={value!r}: {name} is a group of {inside}.{nearest(name, short)}")
+                raise UsageError(f"{name}={value!r}: {name} is a group of {inside}.{nearest(name, short)}")
             else:  # positions="rotary" sets the group's kind
                 grouped.setdefault(group, {})[field or "kind"] = value
         for group, values in grouped.items():
@@ -140,14 +142,14 @@ def _check_names(given: dict[str, Any], known: list[str], where: str) -> None:
     for name in given:
         if name not in known:
             short = sorted({n for n in known if "." not in n})
-            raise ValueError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
+            raise UsageError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
 
 
 def _check_kind(group: str, given: dict[str, Any], inside: dict[str, Any]) -> None:
     """norm=1e-5 is told of norm, not of the field `kind` that a group's name stands for."""
     if "kind" in given and not _fits(given["kind"], inside["kind"]):
         others = ", ".join(name for name in inside if name != "kind")
-        raise ValueError(
+        raise UsageError(
             f"{group}={given['kind']!r} is not valid: expected {_in_words(inside['kind'])}. "
             f"What else {group} has is set by its own name: {others}."
         )

@@ -12,6 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -65,7 +66,7 @@ def hard_loss(heads: Heads, targets: Tensor, teacher: Tensor, *, share: float = 
 
 def _check(heads: Heads, teacher: Tensor) -> None:
     if heads[1].shape != teacher.shape:
-        raise ValueError(
+        raise UsageError(
             f"the student gives logits of {tuple(heads[1].shape)} and the teacher of {tuple(teacher.shape)}: both must "
             "answer the same pictures with the same classes."
         )

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
+from vitlab.errors import UsageError
 from vitlab.models.base import WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer
@@ -66,13 +67,13 @@ class DINOConfig(Config):
         super().__post_init__()
         p = self.projection
         if p.out_dim < 2 or min(p.hidden, p.bottleneck, p.layers) < 1:
-            raise ValueError("out_dim must be at least 2; hidden, bottleneck and layers at least 1.")
+            raise UsageError("out_dim must be at least 2; hidden, bottleneck and layers at least 1.")
         if self.student_temperature <= 0:
-            raise ValueError(f"student_temperature={self.student_temperature} must be above 0: use 0.1.")
+            raise UsageError(f"student_temperature={self.student_temperature} must be above 0: use 0.1.")
         if not 0 <= self.centre_momentum < 1:
-            raise ValueError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
+            raise UsageError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
         if self.sinkhorn < 0:
-            raise ValueError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
+            raise UsageError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
         _ = self.encoder  # checks what belongs to the encoder
 
     @property
@@ -269,14 +270,14 @@ def _wide(x: Tensor) -> Tensor:
 
 def _check_views(views: Sequence[Tensor], teacher_temperature: float) -> None:
     if isinstance(views, Tensor):
-        raise ValueError("DINO learns from a list of views, not from one tensor. For features: model.encoder(images).")
+        raise UsageError("DINO learns from a list of views, not from one tensor. For features: model.encoder(images).")
     if len(views) < 2:
-        raise ValueError(f"DINO needs the two global views at least, found {len(views)}: use images.multicrop.")
+        raise UsageError(f"DINO needs the two global views at least, found {len(views)}: use images.multicrop.")
     if len({view.shape for view in views[:2]}) > 1 or len({len(view) for view in views}) > 1:
         found = ", ".join("x".join(map(str, view.shape)) for view in views)
-        raise ValueError(f"views must hold the same pictures, and the first two be of one size; found {found}.")
+        raise UsageError(f"views must hold the same pictures, and the first two be of one size; found {found}.")
     if not teacher_temperature > 0:
-        raise ValueError(f"teacher_temperature={teacher_temperature} must be above 0: the paper's is 0.04 to 0.07.")
+        raise UsageError(f"teacher_temperature={teacher_temperature} must be above 0: the paper's is 0.04 to 0.07.")
 
 
 # ---- what a doctor reads

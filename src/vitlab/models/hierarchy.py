@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth
 from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, to_map
@@ -78,7 +79,7 @@ class StagedConfig(Config):
         keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, found, strict=True)]
         if min(min(grid) for grid in (*found, *keys)) < 1:
             least = next(n for n in range(1, 10**4) if self._fits(n))
-            raise ValueError(
+            raise UsageError(
                 f"images of {height} x {width} pixels leave a stage nothing to look at: each side must have at least "
                 f"{least}."
             )
@@ -97,25 +98,25 @@ def check_stages(c: Any, *names: str) -> None:
     lists = {name: getattr(c, name) for name in ("depths", *names)}
     if not c.depths or len({len(values) for values in lists.values()}) > 1:
         told = ", ".join(f"{name}={list(values)}" for name, values in lists.items())
-        raise ValueError(f"{told} must have a number for each stage, equally many.")
+        raise UsageError(f"{told} must have a number for each stage, equally many.")
     least = {name: min(values) for name, values in lists.items()}
     least |= {"channels": c.channels, "patch_size": c.patch_size, "image_size": min(c.image_size)}
     for name, value in least.items():
         if value < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
-        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for width, heads in zip(c.widths, c.heads, strict=True):
         if width % heads:
             fitting = largest_divisor(width, heads)
-            raise ValueError(
+            raise UsageError(
                 f"heads={list(c.heads)}: {heads} heads do not divide a stage's width of {width}: use {fitting} there."
             )
     if c.eps <= 0 or c.merge_eps <= 0:
-        raise ValueError("eps and merge_eps must be greater than 0.")
+        raise UsageError("eps and merge_eps must be greater than 0.")
     for name in ("dropout", "attention_dropout", "stochastic_depth"):
         if not 0 <= getattr(c, name) < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 0 and below 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 0 and below 1.")
     c.grids(*c.image_size)  # refuses what is too small
 
 
@@ -213,7 +214,7 @@ class Hierarchy(Network):
     def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """The last stage's tokens after the final norm: (B, C, H, W) -> (B, N, D), row by row."""
         if reducer is not None:
-            raise ValueError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
+            raise UsageError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
         *_, (z, _) = self.start(images, trace)
         return z if self.norm is None else mark(trace, "norm", self.norm(z))
 

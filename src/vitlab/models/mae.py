@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, Activation, Block
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
@@ -63,12 +64,12 @@ class MAEConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mask_ratio < 1:
-            raise ValueError(f"mask_ratio={self.mask_ratio} must be at least 0 and below 1: the paper's is 0.75.")
+            raise UsageError(f"mask_ratio={self.mask_ratio} must be at least 0 and below 1: the paper's is 0.75.")
         _ = self.encoder  # checks what belongs to the encoder
         try:
             _ = self.decoder_stack
         except ValueError as error:
-            raise ValueError(f"decoder: {error}") from None
+            raise UsageError(f"decoder: {error}") from None
 
     @property
     def encoder(self) -> ViTConfig:
@@ -229,14 +230,14 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
     visible = int(N * (1 - mask_ratio))
     if not 0 < visible < N:
         found = "leaves none visible" if visible < 1 else "hides none"
-        raise ValueError(
+        raise UsageError(
             f"mask_ratio={mask_ratio:g} of {N} patches {found}: use a share between 0 and 1 that leaves at least one "
             "of each, or larger images."
         )
     if noise is None:
         noise = torch.rand(B, N, device=patches.device)
     elif noise.shape != (B, N):
-        raise ValueError(f"noise is {tuple(noise.shape)} but must be ({B}, {N}): one number for each patch.")
+        raise UsageError(f"noise is {tuple(noise.shape)} but must be ({B}, {N}): one number for each patch.")
     order = noise.to(patches.device).argsort(dim=1, stable=True)
     keep = order[:, :visible].sort(dim=1).values  # (B, n)
     mask = patches.new_ones(B, N).scatter(1, keep, 0.0)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import ACTIVATIONS, BLOCK_KINDS, MLP, Activation
 from vitlab.layers.positions import LearnedPositions
@@ -67,7 +68,7 @@ class PVTConfig(StagedConfig):
         super().__post_init__()
         check_stages(self, "widths", "heads", "reductions", "mlp_ratios")
         if self.reduction_eps <= 0:
-            raise ValueError("reduction_eps must be greater than 0.")
+            raise UsageError("reduction_eps must be greater than 0.")
 
     @property
     def merges(self) -> tuple[Merge, ...]:
@@ -212,7 +213,7 @@ class PVT(Hierarchy):
         super().__init__(config)
         c, last = config, len(config.depths) - 1
         if c.reductions[-1] != 1:
-            raise ValueError(
+            raise UsageError(
                 f"reductions={list(c.reductions)}: PVT's last stage must have 1, for the class token is on no grid."
             )
         self.embeds = conv_embeds(c)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.clip import MODELS as CLIP_MODELS
@@ -154,7 +155,7 @@ def find(name: str) -> tuple[Entry, dict[str, Any]]:
         return MODELS[f"swin_{swin[1]}"], {"window": int(swin[2]), "image_size": int(swin[3])}
     near = get_close_matches(plain, list(ALIASES), n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    raise ValueError(f"there is no model named {name!r}.{hint} `vitlab models` lists all names.")
+    raise UsageError(f"there is no model named {name!r}.{hint} `vitlab models` lists all names.")
 
 
 def list_models(pattern: str = "*") -> list[str]:

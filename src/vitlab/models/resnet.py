@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
@@ -60,18 +61,18 @@ class ResNetConfig(Config):
 def check_resnet(c: ResNetConfig) -> None:
     """Refuse what cannot work, and say what to type instead."""
     if not c.depths or len(c.depths) != len(c.widths):
-        raise ValueError(
+        raise UsageError(
             f"depths={list(c.depths)} and widths={list(c.widths)} must have a number for each stage, equally many."
         )
     least = {"channels": c.channels, "stem_width": c.stem_width, "image_size": min(c.image_size)}
     for name, value in {**least, "depths": min(c.depths), "widths": min(c.widths)}.items():
         if value < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
-        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for width in c.widths:
         if c.block == "bottleneck" and width % 4:
-            raise ValueError(
+            raise UsageError(
                 f"widths={list(c.widths)}: inside a bottleneck stands a quarter of its width, and {width} has none. "
                 f"Use {-(-width // 4) * 4}."
             )
@@ -213,7 +214,7 @@ class ResNet(Network):
         """The map that each stage gives."""
         check_images(images, self.config.channels, like=self.stem.conv.weight)
         if reducer is not None:
-            raise ValueError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
+            raise UsageError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
         if trace is not None:
             layout = TokenLayout((), self.config.grid(*images.shape[-2:]))
             trace.begin(depth=sum(self.config.depths), offers=self.traceable, layout=layout)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import MLP, Activation
 from vitlab.layers.patches import fit_to_patches
@@ -64,7 +65,7 @@ class SwinConfig(StagedConfig):
         super().__post_init__()
         check_stages(self, "heads")
         if self.window < 1 or self.width < 1:
-            raise ValueError(f"window={self.window} and width={self.width} must be at least 1.")
+            raise UsageError(f"window={self.window} and width={self.width} must be at least 1.")
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, MLP
 from vitlab.layers.reduced import Grid, Reduced, to_map, to_tokens
 from vitlab.layers.trace import Trace, mark
@@ -43,7 +44,7 @@ class TwinsConfig(PVTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window < 0:
-            raise ValueError(f"window={self.window} must be 0 (no windows: PCPVT) or more.")
+            raise UsageError(f"window={self.window} must be 0 (no windows: PCPVT) or more.")
 
     @property
     def windowed(self) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
 from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
@@ -188,7 +189,7 @@ class VisionTransformer(Network):
     def reducing(self, reducer: Reducer) -> Reducing:
         """A forward pass under this reducer; refused where the network cannot do with fewer tokens."""
         if Capability.REDUCE not in self.capabilities:
-            raise ValueError(
+            raise UsageError(
                 f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
                 'reduced: use a model with positions="learned" or "sincos".'
             )
@@ -199,7 +200,7 @@ class VisionTransformer(Network):
         c, prefix = self.config, len(layout.prefix)
         if c.positions.kind == "relative":
             if kept is not None:
-                raise ValueError('a relative bias belongs to a full grid of patches: use positions="sincos".')
+                raise UsageError('a relative bias belongs to a full grid of patches: use positions="sincos".')
             return None, relative_index(layout.grid, prefix, z.device)  # (N, N)
         if c.positions.kind != "rotary":
             return None, None
@@ -233,7 +234,7 @@ class VisionTransformer(Network):
     def forward_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The class token's and the distillation token's logits, each (B, classes)."""
         if self.head_distill is None:
-            raise ValueError("this model has one head: build it with distill_token=True to have two.")
+            raise UsageError("this model has one head: build it with distill_token=True to have two.")
         return self.head(tokens[:, 0]), self.head_distill(tokens[:, 1])
 
     def intermediate_features(

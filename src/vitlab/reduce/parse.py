@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.models.config import nearest
 from vitlab.reduce.evit import EViT
@@ -29,14 +30,14 @@ EXAMPLES = "Write it like tome:r=13, tome:r=13,schedule=decreasing or evit:keep=
 def reducer_of(text: str) -> Reducer:
     name, _, rest = text.strip().partition(":")
     if name not in REDUCERS:
-        raise ValueError(f"unknown reducer {name!r}.{nearest(name, list(REDUCERS))} {EXAMPLES}")
+        raise UsageError(f"unknown reducer {name!r}.{nearest(name, list(REDUCERS))} {EXAMPLES}")
     if rest.startswith(LIKE):
         return REDUCERS[name](Same(reducer_of(rest.removeprefix(LIKE))))
     options: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in KEYS or not value:
-            raise ValueError(f"{text!r}: {part!r} is not understood. Keys: {', '.join(KEYS)}. {EXAMPLES}")
+            raise UsageError(f"{text!r}: {part!r} is not understood. Keys: {', '.join(KEYS)}. {EXAMPLES}")
         options[key] = value
     return REDUCERS[name](_schedule(text, options))
 
@@ -48,18 +49,18 @@ def for_training(reducer: Reducer) -> Reducer:
 
 def _schedule(text: str, options: dict[str, str]) -> Schedule:
     if ("r" in options) == ("keep" in options):
-        raise ValueError(f"{text!r}: give the number to remove, r=13, or the share to keep, keep=0.7. {EXAMPLES}")
+        raise UsageError(f"{text!r}: give the number to remove, r=13, or the share to keep, keep=0.7. {EXAMPLES}")
     try:
         if "keep" in options:
             if "schedule" in options:
-                raise ValueError("schedule belongs to r; keep has layers, e.g. layers=3/6/9")
+                raise UsageError("schedule belongs to r; keep has layers, e.g. layers=3/6/9")
             layers = tuple(int(n) for n in options["layers"].split("/")) if "layers" in options else None
             return KeepRatio(float(options["keep"]), layers)
         if "layers" in options:
-            raise ValueError("layers belongs to keep; r has schedule, constant or decreasing")
+            raise UsageError("layers belongs to keep; r has schedule, constant or decreasing")
         kind = options.get("schedule", "constant")
         if kind not in SCHEDULES:
-            raise ValueError(f"schedule={kind} must be constant or decreasing")
+            raise UsageError(f"schedule={kind} must be constant or decreasing")
         return SCHEDULES[kind](int(options["r"]))
     except ValueError as error:
-        raise ValueError(f"{text!r}: {str(error).rstrip('.')}. {EXAMPLES}") from None
+        raise UsageError(f"{text!r}: {str(error).rstrip('.')}. {EXAMPLES}") from None

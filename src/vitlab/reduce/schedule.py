@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 
 
@@ -63,13 +64,13 @@ class KeepRatio:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio={self.ratio} must be above 0 and at most 1: the share of patches to keep.")
+            raise UsageError(f"ratio={self.ratio} must be above 0 and at most 1: the share of patches to keep.")
 
     def removes(self, layer: int, depth: int, patches: int) -> int:
         layers = (depth // 4, depth // 2, 3 * depth // 4) if self.layers is None else self.layers
         for n in layers:
             if not -depth <= n < depth:
-                raise ValueError(f"layer {n} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+                raise UsageError(f"layer {n} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
         return patches - math.ceil(patches * self.ratio) if layer in {n % depth for n in layers} else 0
 
 
@@ -90,4 +91,4 @@ def r_for(share: float, *, patches: int, depth: int) -> int:
 
 def _check_r(r: int) -> None:
     if isinstance(r, bool) or not isinstance(r, int) or r < 0:
-        raise ValueError(f"r={r!r} must be an integer, 0 or more: how many tokens a layer removes.")
+        raise UsageError(f"r={r!r} must be an integer, 0 or more: how many tokens a layer removes.")

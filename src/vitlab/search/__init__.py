@@ -9,7 +9,7 @@
 Nothing here depends on a model: the caller passes the function that embeds images.
 """
 
-from vitlab.search.database import SearchError
+from vitlab.errors import SearchError
 from vitlab.search.index import Counts, check, update
 from vitlab.search.query import Hit, Index, open_database
 

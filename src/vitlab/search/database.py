@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitlab.errors import SearchError
 from vitlab.parsing import parse_json
 from vitlab.printable import one_line
 
@@ -41,10 +42,6 @@ CREATE TABLE vectors (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCA
 CHECKS = "CREATE TABLE checks (id INTEGER PRIMARY KEY REFERENCES pictures ON DELETE CASCADE, digest BLOB NOT NULL)"
 DIGEST_KEY = "digest"  # key in `about` of a digest of its other rows
 _checked: dict[Path, tuple[int, int, int]] = {}  # intact files -> inode, size, time
-
-
-class SearchError(ValueError):
-    """An index that cannot be used or written."""
 
 
 class WriteError(SearchError):

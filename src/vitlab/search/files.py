@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from vitlab.errors import SearchError
 from vitlab.images.sources.folder import pictures_under
-from vitlab.search.database import SearchError
 from vitlab.special_files import special_kind
 
 

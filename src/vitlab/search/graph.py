@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.search.database import ImageDatabase, SearchError
+from vitlab.errors import SearchError
+from vitlab.search.database import ImageDatabase
 from vitlab.search.files import digest
 
 FILE = "vectors.usearch"

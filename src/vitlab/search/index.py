@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from vitlab.errors import SearchError
 from vitlab.search import graph
-from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, SearchError, damaged_error
+from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, damaged_error
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
 
@@ -85,7 +86,7 @@ def update(
     another folder now.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1.")
+        raise SearchError(f"batch_size={batch_size} must be at least 1.")
     group, index, folder = together or SingleProcess(), Path(index).expanduser(), Path(folder).expanduser().resolve()
     stamps = scan(folder)
     if not stamps:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.errors import SearchError
 from vitlab.search import graph
-from vitlab.search.database import FILE, ImageDatabase, SearchError, WriteError, damaged_error
+from vitlab.search.database import FILE, ImageDatabase, WriteError, damaged_error
 from vitlab.search.graph import DamagedGraphError, Graph, Progress, is_intact, update_graph
 
 SPARE = 4  # candidates per result: the graph holds rounded vectors, the database ranks by exact ones
@@ -101,11 +102,11 @@ class Index:
     def search(self, vector: np.ndarray, top: int = 10) -> list[Hit]:
         """The `top` images with the highest cosine similarity to a vector (E,), best first."""
         if top < 1:
-            raise ValueError(f"top={top} must be at least 1.")
+            raise SearchError(f"top={top} must be at least 1.")
         vector = np.asarray(vector, dtype=np.float32)
         length = float(np.linalg.norm(vector))
         if vector.ndim != 1 or not np.isfinite(length) or length == 0:
-            raise ValueError(f"expected one vector of finite numbers, not all zero; found the shape {vector.shape}.")
+            raise SearchError(f"expected one vector of finite numbers, not all zero; found the shape {vector.shape}.")
         if self.graph is not None:
             self._check_width(vector, self.graph.width)
         vector = vector / length
@@ -141,7 +142,7 @@ class Index:
 
     def _check_width(self, vector: np.ndarray, width: int) -> None:
         if len(vector) != width:
-            raise ValueError(f"{self.path}: holds vectors of {width} numbers, not of {len(vector)}.")
+            raise SearchError(f"{self.path}: holds vectors of {width} numbers, not of {len(vector)}.")
 
 
 def _escapes_folder(path: str) -> bool:

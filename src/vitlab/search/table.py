@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vitlab.images.read import ImageError
+from vitlab.errors import ImageError, SearchError
 from vitlab.parsing import parse_json
-from vitlab.search.database import SearchError
 from vitlab.search.graph import Progress
 from vitlab.search.index import EmbeddingResult, ProcessGroup, SingleProcess
 
@@ -60,7 +59,7 @@ def write_table(
     """`made_by` needs "checkpoint" and "fingerprint". An existing table of the same images and model is kept."""
     _arrow()
     if batch_size < 1 or chunk < 1:
-        raise ValueError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
+        raise SearchError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
     group, out = together or SingleProcess(), Path(out).expanduser()
     about = {"data": items.name, "pictures": len(items), "names": items.digest(), "made_by": made_by, "chunk": chunk}
     parts = out.with_name(f"{out.name}.parts")

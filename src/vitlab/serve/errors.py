@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from vitlab.images.read import ImageError, NotAPictureError, TooLargeError
+from vitlab.errors import ImageError, SearchError
+from vitlab.images.read import NotAPictureError, TooLargeError
 from vitlab.printable import one_line
-from vitlab.search import SearchError
 from vitlab.serve.settings import FORMAT_NAMES
 
 logger = logging.getLogger("vitlab.serve")

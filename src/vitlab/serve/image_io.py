@@ -12,8 +12,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
+from vitlab.errors import ImageError
 from vitlab.images.preprocess import Geometry, Preprocess
-from vitlab.images.read import ImageError, read_image
+from vitlab.images.read import read_image
 from vitlab.serve.errors import RequestError, image_error
 from vitlab.serve.settings import FORMATS, Settings
 

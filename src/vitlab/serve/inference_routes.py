@@ -12,6 +12,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS, SHOWN
@@ -197,7 +198,7 @@ def _explain(
         number = int(class_numbers(model, logits, target)[0])
         label, probability = model.label_of(number), float(logits.softmax(-1)[0, number])
     elif target is not None:
-        raise ValueError("this model has no classes, so target has no meaning.")
+        raise UsageError("this model has no classes, so target has no meaning.")
     heat = _finite(METHODS[method](model, batch, target)[0])  # (rows, columns)
     if originals is not None:
         return _draw(model, batch, heat, method)
@@ -219,7 +220,7 @@ def _draw(model: Any, batch: Batch, heat: Tensor, method: str) -> bytes:
 
         pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=METHODS[method].signed)
     except ImportError:
-        raise ValueError("drawing needs matplotlib, which this server does not have; ask for format=json.") from None
+        raise UsageError("drawing needs matplotlib, which this server does not have; ask for format=json.") from None
     return encode_png(Image.fromarray(pixels))
 
 

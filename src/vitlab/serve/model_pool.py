@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
+from vitlab.errors import UsageError
 from vitlab.explain.inputs import check_model
 from vitlab.models.base import features_of
 from vitlab.serve.batching import Worker
@@ -127,9 +128,9 @@ class ServedModel:
 
     def _check_zero_shot(self) -> None:
         if not inference.reads_text(self.model):
-            raise ValueError(f"A model of the family {self.model.family} reads no text: this needs a CLIP.")
+            raise UsageError(f"A model of the family {self.model.family} reads no text: this needs a CLIP.")
         if self.model.tokenizer is None:
-            raise ValueError("This CLIP has no tokenizer, so it reads no text.")
+            raise UsageError("This CLIP has no tokenizer, so it reads no text.")
 
 
 class ModelPool:
@@ -198,7 +199,7 @@ def open_models(sources: Iterable[str] = (), load: Loader = load) -> list[Served
         name, checkpoint = _split_name(source)
         model = load(checkpoint)
         if model.preprocess is None:
-            raise ValueError(f"{checkpoint}: the model has no preprocess, so it cannot read images.")
+            raise UsageError(f"{checkpoint}: the model has no preprocess, so it cannot read images.")
         if not name or name in models:
             name = unique_name(checkpoint, models)
         models[name] = ServedModel(name, model)

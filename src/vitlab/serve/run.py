@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from vitlab.errors import UsageError
 from vitlab.serve.connections import ACCEPTS, Connection, ConnectionPool, connection_limit
 from vitlab.serve.model_pool import ModelPool
 from vitlab.serve.settings import Settings
@@ -34,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         reason = (error.strerror or "").partition(" (while")[0]
-        raise ValueError(
+        raise UsageError(
             f"cannot listen at {host}:{port} ({reason}). Choose another --port, or 0 for any free one; --host must be "
             "an address of this machine."
         ) from None

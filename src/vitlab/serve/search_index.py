@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load
-from vitlab.search import Hit, Index, SearchError, check
+from vitlab.errors import CheckpointError, SearchError
+from vitlab.search import Hit, Index, check
 from vitlab.serve.model_pool import Loader, ServedModel, unique_name
 
 

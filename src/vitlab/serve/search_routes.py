@@ -12,7 +12,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from vitlab.images.read import ImageError, read_image
+from vitlab.errors import ImageError
+from vitlab.images.read import read_image
 from vitlab.inference import embed_text
 from vitlab.serve.errors import RequestError
 from vitlab.serve.image_io import encode_png

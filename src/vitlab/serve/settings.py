@@ -8,6 +8,8 @@ import os
 import re
 from dataclasses import dataclass, field
 
+from vitlab.errors import UsageError
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # not ICO: it may hold a larger image than it declares
 FORMAT_NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -43,24 +45,24 @@ class Settings:
         counts = ("max_batch", "queue", "max_upload", "max_pixels", "max_labels", "uploads", "decoders")
         for name in (*counts, "max_connections"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1.")
         if not (0 <= self.max_wait < math.inf and 0 <= self.drain < math.inf):
-            raise ValueError(f"max_wait={self.max_wait} and drain={self.drain} must be finite and at least 0.")
+            raise UsageError(f"max_wait={self.max_wait} and drain={self.drain} must be finite and at least 0.")
         for name in ("timeout", "header_seconds", "write_seconds", "linger_seconds"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be finite and above 0.")
+                raise UsageError(f"{name}={getattr(self, name)} must be finite and above 0.")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
-            raise ValueError(
+            raise UsageError(
                 "the token must be one or more printable ASCII characters. To make one: openssl rand -hex 24"
             )
         for name in self.hosts:
             match = HOST.fullmatch(f"[{name}]" if is_address(name) and ":" in name else name)
             if match is None or name not in (match["name"], match["ipv6"]):
                 plain = "without scheme, port, path or *"
-                raise ValueError(f"host {name!r} must be a name or an address, such as vit.example.org: {plain}.")
+                raise UsageError(f"host {name!r} must be a name or an address, such as vit.example.org: {plain}.")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
-                raise ValueError(f"origin {origin!r} must be like https://pages.example.org, without a path.")
+                raise UsageError(f"origin {origin!r} must be like https://pages.example.org, without a path.")
 
     @property
     def local(self) -> bool:

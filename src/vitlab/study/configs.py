@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.study.folder import PLOT, STUDY_JSON, read_study_json, try_draw, write_study_json
 from vitlab.study.grid import Grid, file_safe, format_value, read_grid
 from vitlab.study.runner import Outcome, check_cells, run_cells
@@ -76,7 +77,7 @@ def _check_folder(folder: Path, grid: Grid) -> None:
         axes: dict[str, list[Any]] = {key: list(values) for key, values in old["axes"].items()}
         lines = difference(from_tables(old["base"]), grid.base)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
+        raise UsageError(
             f"{folder / STUDY_JSON}: cannot be understood ({error}). Use another folder: --dir studies/NAME."
         ) from None
     if list(axes) != list(grid.axes):
@@ -87,7 +88,7 @@ def _check_folder(folder: Path, grid: Grid) -> None:
             lines += [f"{key}: {text} is left out" for text in map(format_value, values) if text not in typed]
     if lines:
         differs = "\n  ".join(lines)
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds another study:\n  {differs}\nOnly values can be added to it. "
             "For a new study: --dir studies/NAME."
         )

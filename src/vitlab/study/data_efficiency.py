@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.images.datasets import Data
 from vitlab.images.sources.splits import few_labels
 from vitlab.study.families import StudyModel, resolve_model
@@ -95,7 +96,7 @@ def study_data_efficiency(
     show = show or Silent()
     fractions = sorted(set(fractions or FRACTIONS))
     if not 0 < fractions[0] <= fractions[-1] <= 1:
-        raise ValueError(f"fractions={fractions} must be above 0 and at most 1: 0.01,0.1,1, for instance.")
+        raise UsageError(f"fractions={fractions} must be above 0 and at most 1: 0.01,0.1,1, for instance.")
     specs = parse_models(models)
     common, own = _split_settings(settings or [], [*specs, TEACHER])
     base = _base_recipe(data)
@@ -137,13 +138,13 @@ def _split_settings(settings: list[str], models: list[str]) -> tuple[list[str], 
         key = setting.partition("=")[0]
         model, colon, rest = key.rpartition(":")
         if rest.strip() in RESERVED:
-            raise ValueError(f"{rest.strip()} is decided by the study: use {RESERVED[rest.strip()]}.")
+            raise UsageError(f"{rest.strip()} is decided by the study: use {RESERVED[rest.strip()]}.")
         if not colon:
             common.append(setting)
         elif model in models:
             own.setdefault(model, []).append(setting.removeprefix(f"{model}:"))
         else:
-            raise ValueError(f"{setting!r} is for {model}, which is not compared. Compared: {', '.join(models)}.")
+            raise UsageError(f"{setting!r} is for {model}, which is not compared. Compared: {', '.join(models)}.")
     return common, own
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitlab.checkpoints.foreign import fitting_preprocess
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
 from vitlab.models.registry import ALIASES, FAMILIES, MODELS, Entry, find
@@ -71,14 +72,14 @@ def read_encoders(settings: list[str], methods: list[str]) -> dict[str, Encoder]
     for setting in settings:
         method, sign, checkpoint = (part.strip() for part in setting.partition("="))
         if not sign or not checkpoint:
-            raise ValueError(f"--pretrained {setting!r}: write METHOD=CHECKPOINT, e.g. mae=bundled:mae.")
+            raise UsageError(f"--pretrained {setting!r}: write METHOD=CHECKPOINT, e.g. mae=bundled:mae.")
         if method not in methods:
-            raise ValueError(
+            raise UsageError(
                 f"--pretrained {setting}: {method} is not compared here.{nearest(method, methods)} "
                 f"Compared: {', '.join(methods)}. Add it: --methods {','.join([*methods, method])}."
             )
         if method in encoders:
-            raise ValueError(f"--pretrained names {method} twice: {encoders[method].checkpoint} and {checkpoint}.")
+            raise UsageError(f"--pretrained names {method} twice: {encoders[method].checkpoint} and {checkpoint}.")
         encoders[method] = read_encoder(method, checkpoint)
     return encoders
 
@@ -87,7 +88,7 @@ def read_encoder(method: str, checkpoint: str) -> Encoder:
     model, _ = load_with_report(checkpoint)
     trained_by = _pretraining_method(model)
     if trained_by not in (method, ""):
-        raise ValueError(f"{checkpoint} was trained by {trained_by}, not by {method}: the table would name it wrongly.")
+        raise UsageError(f"{checkpoint} was trained by {trained_by}, not by {method}: the table would name it wrongly.")
     config = getattr(model.config, "encoder", model.config)
     source = model.card.source or ""
     if not trained_by:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.models.config import nearest
 from vitlab.models.registry import MODELS, find
 from vitlab.study.model_spec import ModelSpec
@@ -58,9 +59,9 @@ def resolve_model(label: str, spec: ModelSpec, side: int) -> StudyModel:
         config: Any = entry.config.with_options(**options)
     except ValueError as error:
         near = nearest(short, list(known_names))
-        raise ValueError(f"{label}: {error} Short names: {', '.join(known_names)}.{near}") from None
+        raise UsageError(f"{label}: {error} Short names: {', '.join(known_names)}.{near}") from None
     if hasattr(config, "encoder"):
-        raise ValueError(f"{label} learns without labels (see vitlab study ssl): name vit, swin or resnet.")
+        raise UsageError(f"{label} learns without labels (see vitlab study ssl): name vit, swin or resnet.")
     token = getattr(getattr(config, "tokens", None), "distill_token", False)
     return StudyModel(label, entry.name, options, entry.family, token)
 

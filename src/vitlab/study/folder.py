@@ -9,6 +9,7 @@ from typing import Any
 
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_together, write_whole
+from vitlab.errors import UsageError
 from vitlab.version import __version__
 
 STUDY_JSON, PLOT = "study.json", "plot.png"
@@ -19,11 +20,11 @@ def read_study_json(folder: Path, kind: str) -> dict[str, Any]:
     """Contents of study.json, empty for a new folder. A folder with anything else in it is refused."""
     if not (folder / STUDY_JSON).is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists already and holds no study. Use another: --dir studies/NAME.")
+            raise UsageError(f"{folder} exists already and holds no study. Use another: --dir studies/NAME.")
         return {}
     old = read_json(folder / STUDY_JSON)
     if old.get("study", kind) != kind:
-        raise ValueError(f"{folder} holds another study ({old.get('study')}). {OTHER_FOLDER}")
+        raise UsageError(f"{folder} holds another study ({old.get('study')}). {OTHER_FOLDER}")
     return old
 
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.training.recipe import Recipe, from_tables, parse_value, to_tables, to_toml, with_settings, with_value
 
 MAX_LENGTH = 100  # bytes of a cell's name
@@ -52,13 +53,13 @@ def read_grid(recipe: Recipe, settings: list[str]) -> Grid:
         else:
             axes[key] = values
     if not axes:
-        raise ValueError("there is nothing to compare: give a setting two or more values, e.g. model.depth=4,6.")
+        raise UsageError("there is nothing to compare: give a setting two or more values, e.g. model.depth=4,6.")
     base = with_settings(with_value(recipe, "run.dir", ""), shared)
     cells = [_cell(base, dict(zip(axes, texts, strict=True))) for texts in itertools.product(*axes.values())]
     seen: set[str] = set()
     for cell in cells:
         if seen & {cell.name, to_toml(cell.recipe)}:
-            raise ValueError(f"{cell.name} is in the grid twice: leave a value out.")
+            raise UsageError(f"{cell.name} is in the grid twice: leave a value out.")
         seen |= {cell.name, to_toml(cell.recipe)}
     return Grid(base, {key: _distinct(cell.values[key] for cell in cells) for key in axes}, cells)
 
@@ -117,13 +118,13 @@ def _read_settings(settings: list[str]) -> dict[str, list[str]]:
         key, sign, text = setting.partition("=")
         key, values = key.strip(), split_values(text)
         if not sign or not key:
-            raise ValueError(f"{setting!r} is not a setting: write key=value, or key=a,b,c to compare values.")
+            raise UsageError(f"{setting!r} is not a setting: write key=value, or key=a,b,c to compare values.")
         if not all(values):
-            raise ValueError(f"{setting!r} has an empty value: write {key}=a,b,c without extra commas.")
+            raise UsageError(f"{setting!r} has an empty value: write {key}=a,b,c without extra commas.")
         if key in parsed:
-            raise ValueError(f"{key} is set twice. Put all its values into one: {key}={','.join(parsed[key] + values)}")
+            raise UsageError(f"{key} is set twice. Put all its values into one: {key}={','.join(parsed[key] + values)}")
         if key == "run.dir":
-            raise ValueError("run.dir is chosen by the study, one folder for each run. --dir names the study's own.")
+            raise UsageError("run.dir is chosen by the study, one folder for each run. --dir names the study's own.")
         parsed[key] = values
     return parsed
 
@@ -140,7 +141,7 @@ def _cell(base: Recipe, texts: dict[str, str]) -> GridCell:
         # As the run writes it and reads it back, so that a resumed cell compares equal.
         recipe = from_tables(tomllib.loads(to_toml(recipe)))
     except ValueError as error:
-        raise ValueError(f"{label(texts)}: {error}") from None
+        raise UsageError(f"{label(texts)}: {error}") from None
     return GridCell(file_safe(label(values)), recipe, values)
 
 

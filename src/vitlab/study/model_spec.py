@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitlab.errors import UsageError
 from vitlab.study.grid import split_values
 from vitlab.training.recipe import parse_value
 
@@ -19,14 +20,14 @@ def parse_models(text: str) -> dict[str, ModelSpec]:
     for label in split_values(text):
         name, *settings = label.split(":")
         if not name:
-            raise ValueError(f"--models {text!r} has an empty name: write a,b,c without extra commas.")
+            raise UsageError(f"--models {text!r} has an empty name: write a,b,c without extra commas.")
         if label in specs:
-            raise ValueError(f"--models names {label} twice.")
+            raise UsageError(f"--models names {label} twice.")
         options = {}
         for setting in settings:
             key, sign, value = setting.partition("=")
             if not sign or not key or not value:
-                raise ValueError(f"{label!r}: {setting!r} is not an option: write {name}:depth=4, for instance.")
+                raise UsageError(f"{label!r}: {setting!r} is not an option: write {name}:depth=4, for instance.")
             options[key.strip()] = parse_value(value.strip())
         specs[label] = name, options
     return specs
@@ -40,5 +41,5 @@ def parse_numbers(option: str, text: str, kind: type = int) -> list[Any]:
         numbers = [0]
     if min(numbers) <= 0:
         example = "0.01,0.1,1" if kind is float else "96,128,192"
-        raise ValueError(f"{option} {text!r} is not a list of numbers above 0: write {example}, for instance.")
+        raise UsageError(f"{option} {text!r} is not a list of numbers above 0: write {example}, for instance.")
     return numbers

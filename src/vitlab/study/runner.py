@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vitlab.checkpoints.native import on_meta
+from vitlab.errors import UsageError
 from vitlab.study.grid import GridCell
 from vitlab.training.finetune import build_model
 from vitlab.training.job import data_of
@@ -37,7 +38,7 @@ def check_cells(cells: list[GridCell], folder: Path) -> list[str]:
     Returns notes on data and models. New models are built on the meta device.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("a study runs in one process: start it without torchrun, or train the cells one by one.")
+        raise UsageError("a study runs in one process: start it without torchrun, or train the cells one by one.")
     notes: dict[str, None] = {}  # ordered, without duplicates
     opened: dict[DataRecipe, tuple[list[str], int]] = {}
     built: list[tuple[Any, ...]] = []
@@ -57,7 +58,7 @@ def check_cells(cells: list[GridCell], folder: Path) -> list[str]:
                 notes |= dict.fromkeys(_build(cell.recipe, *opened[data]))
                 built.append(key)
         except (ValueError, OSError) as error:
-            raise ValueError(f"{cell.name}: {error}") from None
+            raise UsageError(f"{cell.name}: {error}") from None
     return list(notes)
 
 
@@ -106,7 +107,7 @@ def _is_finished(cell: GridCell, run: Path) -> bool:
     saved = read_recipe(run / RECIPE)
     if saved != cell.recipe:
         lines = "\n  ".join(difference(saved, cell.recipe))
-        raise ValueError(f"{run} was made by another recipe:\n  {lines}\nUse another folder: --dir studies/NAME.")
+        raise UsageError(f"{run} was made by another recipe:\n  {lines}\nUse another folder: --dir studies/NAME.")
     return bool(_read(run))
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import create
 from vitlab.checkpoints.native import on_meta, write_whole
+from vitlab.errors import UsageError
 from vitlab.explain.inspect import inspect
 from vitlab.export.timing import alternate, summary
 from vitlab.models.registry import find
@@ -141,7 +142,7 @@ def study_scaling(
     tell = tell or (lambda text: None)
     specs, sizes = parse_models(models), sorted(set(sizes or SIZES))
     if len(sizes) < 2:
-        raise ValueError(f"sizes={sizes}: a fit needs at least two sizes, better four or five.")
+        raise UsageError(f"sizes={sizes}: a fit needs at least two sizes, better four or five.")
     for label, spec in specs.items():
         for size in sizes:
             _check(label, spec, size)
@@ -190,18 +191,18 @@ def _check(label: str, spec: ModelSpec, size: int) -> None:
     name, options = spec
     entry, _ = find(name)
     if entry.family in WRAPPERS:
-        raise ValueError(f"{label} is of the family {entry.family}: name the encoder, e.g. vit_tiny, or a CNN.")
+        raise UsageError(f"{label} is of the family {entry.family}: name the encoder, e.g. vit_tiny, or a CNN.")
     try:
         on_meta(lambda: create(name, **{**options, "image_size": size}))
     except ValueError as error:
-        raise ValueError(f"{label} at {size} px: {error}") from None
+        raise UsageError(f"{label} at {size} px: {error}") from None
 
 
 def _check_folder(folder: Path, batch: int, threads: int) -> None:
     old = read_study_json(folder, "scaling")
     for name, now in {"batch": batch, "threads": threads, "torch": torch.__version__}.items():
         if old and old.get(name) != now:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} was measured with {name}={old.get(name)}, now it is {now}: these times cannot be "
                 f"compared. {OTHER_FOLDER}"
             )

@@ -27,6 +27,7 @@ from torch import Tensor
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import write_whole
+from vitlab.errors import UsageError
 from vitlab.images.datasets import Data
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest
@@ -132,13 +133,13 @@ def study_ssl(
     methods = methods or list(METHODS)
     for method in methods:
         if method not in METHODS:
-            raise ValueError(f"{method!r} is no method.{nearest(method, list(METHODS))} Methods: {', '.join(METHODS)}.")
+            raise UsageError(f"{method!r} is no method.{nearest(method, list(METHODS))} Methods: {', '.join(METHODS)}.")
     if data.per_class is not None and data.fraction is not None:
-        raise ValueError("--per-class and --fraction both set the number of labels: give one of them.")
+        raise UsageError("--per-class and --fraction both set the number of labels: give one of them.")
     folder = folder or Path("studies") / file_safe(f"ssl-{Path(data.source).name or 'pictures'}")
     given = read_encoders(pretrained or [], methods)
     if pretrain and len(given) == len(methods):
-        raise ValueError("--pretrain changes nothing: --pretrained gives an encoder for every method.")
+        raise UsageError("--pretrain changes nothing: --pretrained gives an encoder for every method.")
     recipes = {method: _pretraining(method, data, pretrain or []) for method in methods if method not in given}
     few_recipe = _few_labels(data, few or [])
     cells = {m: _cells(m, folder, given.get(m) or recipes[m], few_recipe) for m in methods}
@@ -273,7 +274,7 @@ def _write_description(folder: Path, about: dict[str, Any], command: str) -> Non
     for method, new in about["encoders"].items():
         before = old.get(method, HERE if (folder / f"{method}-{PRETRAINED}").exists() else new)
         if before != new:
-            raise ValueError(f"{folder}: has another encoder of {method} ({before}, not {new}). {OTHER_FOLDER}")
+            raise UsageError(f"{folder}: has another encoder of {method} ({before}, not {new}). {OTHER_FOLDER}")
     write_study_json(folder, "ssl", {**about, "encoders": {**old, **about["encoders"]}}, command)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import UsageError
 from vitlab.export.timing import TimingOptions, alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
@@ -97,15 +98,15 @@ def study_tokens(
     """`ways`: reducers as `reducer_of` reads them; None: default_ways. `images`: evaluate on this many test images."""
     model, report = load_with_report(checkpoint)
     if not isinstance(model, VisionTransformer) or not model.config.classes:
-        raise ValueError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
+        raise UsageError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
     timing = timing or TimingOptions()
     if timing.batch < 1 or timing.rounds < 2:
-        raise ValueError(f"batch={timing.batch} must be at least 1 and rounds={timing.rounds} at least 2.")
+        raise UsageError(f"batch={timing.batch} must be at least 1 and rounds={timing.rounds} at least 2.")
     reducers = {name: reducer_of(name) for name in ways or default_ways(model)}
     opened = open_data(data.source, path=data.path)
     order = class_order(model.labels, opened.classes) if model.labels else list(range(len(opened.classes)))
     if order is None:
-        raise ValueError(f"{checkpoint} was not trained on the classes of {data.source}, so it cannot be evaluated.")
+        raise UsageError(f"{checkpoint} was not trained on the classes of {data.source}, so it cannot be evaluated.")
     pictures = _test_images(model, opened, images)
     folder = folder or Path("studies") / file_safe(f"tokens-{Path(checkpoint).parent.name or checkpoint}")
     results = _evaluate(model, pictures, {ALL: None, **reducers}, order, watch)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.errors import TokenizerError
 from vitlab.models.base import Capability, Network
 from vitlab.text.tokenizer import its_tokenizer
 
@@ -71,12 +72,12 @@ def read_templates(what: str) -> list[str]:
     else:
         near = get_close_matches(what, LISTS, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"templates {what!r}: no such list or file.{hint} Lists: {', '.join(LISTS)}; or {HELP}.")
+        raise TokenizerError(f"templates {what!r}: no such list or file.{hint} Lists: {', '.join(LISTS)}; or {HELP}.")
     for template in found:
         if template.count("{}") != 1:
-            raise ValueError(f"template {template!r} must hold {{}} once, where the class goes: {HELP}.")
+            raise TokenizerError(f"template {template!r} must hold {{}} once, where the class goes: {HELP}.")
     if not found:
-        raise ValueError(f"{what}: no templates in it: {HELP}.")
+        raise TokenizerError(f"{what}: no templates in it: {HELP}.")
     return found
 
 
@@ -88,10 +89,10 @@ def fill(template: str, label: str) -> str:
 def class_embeddings(model: Network, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
     """(K, E): for each label the mean of its sentences' embeddings, made of unit length again."""
     if Capability.TEXT not in model.capabilities:
-        raise ValueError(f"a model of the family {model.family} reads no words: this needs a CLIP.")
+        raise TokenizerError(f"a model of the family {model.family} reads no words: this needs a CLIP.")
     tokenizer = its_tokenizer(model)
     if not labels or not all(label.strip() for label in labels):
-        raise ValueError("labels must not be empty: name what may be in the pictures, e.g. cat,dog.")
+        raise TokenizerError("labels must not be empty: name what may be in the pictures, e.g. cat,dog.")
     device, found = next(model.parameters()).device, []
     with torch.no_grad():
         for label in labels:

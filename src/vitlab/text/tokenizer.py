@@ -27,6 +27,7 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from vitlab.errors import TokenizerError
 from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
 from vitlab.text.bpe import learn_merges
@@ -36,10 +37,6 @@ CONTEXT = 77  # CLIP's; in a file that does not say another
 FILE = "tokenizer.json"
 LEAST = 2 * 256 + 2  # every byte, inside and at the end of a word; start and end
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-
-
-class TokenizerError(ValueError):
-    """A vocabulary or a text that cannot be used; the message says what to do."""
 
 
 class Tokenizer:
@@ -207,7 +204,7 @@ class Tokenizer:
 def its_tokenizer(model: Any) -> Tokenizer:
     """A CLIP's own; where it came without, what to type."""
     if model.tokenizer is None:
-        raise ValueError(
+        raise TokenizerError(
             "the CLIP came without its tokenizer, so it cannot be asked in words. Put it in: vitlab convert CHECKPOINT "
             "FOLDER --tokenizer FILE (tokenizer.json, vocab.json, or OpenAI's bpe_simple_vocab_16e6.txt.gz); or in "
             "Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH)."

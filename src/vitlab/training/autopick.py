@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
+from vitlab.errors import ImageError, TrainingError
 from vitlab.images.datasets import Data
-from vitlab.images.read import ImageError
 from vitlab.training import processes
 from vitlab.training.candidates import (
     LEVELS,
@@ -86,13 +86,13 @@ def pick(
 
 def check(minutes: float, settings: list[str]) -> None:
     if not 0 < minutes < math.inf:
-        raise ValueError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
+        raise TrainingError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
     for key, why in {
         "run.epochs": "picks the number of epochs. Leave one of the two out",
         "run.minutes": "is the same thing. Leave it out",
     }.items():
         if key in given_keys(settings):
-            raise ValueError(f"{key} was given, but --minutes {minutes:g} {why}.")
+            raise TrainingError(f"{key} was given, but --minutes {minutes:g} {why}.")
 
 
 def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:

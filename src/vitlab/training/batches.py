@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitlab.errors import ImageError, TrainingError
 from vitlab.images.augment import Augment
 from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess
 from vitlab.images.randomness import permutation
-from vitlab.images.read import ImageError
 
 ORDER = 1  # coordinate of the draw that shuffles an epoch
 
@@ -47,9 +47,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ValueError("there are no training images.")
+            raise TrainingError("there are no training images.")
         if self.n < self.world * self.accumulate:
-            raise ValueError(
+            raise TrainingError(
                 f"{self.n} training images are too few for {self.world * self.accumulate} parts of a step."
             )
 

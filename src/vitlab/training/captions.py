@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import native
+from vitlab.errors import TrainingError
 from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.images.randomness import uniform
 from vitlab.images.sources.dataset import CAPTION
@@ -76,7 +77,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, saved: Path | None) -> None:
     if saved is None or not (saved / FILE).is_file():
         return
     if Tokenizer.read(saved / FILE).to_json() != tokenizer.to_json():
-        raise ValueError(
+        raise TrainingError(
             f"{saved}: was trained with another tokenizer than model.init_from has now. Put that back as it was, or "
             "start a new run: run.dir=..."
         )
@@ -99,13 +100,13 @@ def _saved_tokenizer(recipe: Recipe, run: Path, saved: Path | None) -> str | Non
     place = (run if saved is None else saved) / FILE  # that of a save was compared with its digest
     if not place.is_file():
         if saved is not None:
-            raise ValueError(f"{place}: is missing, and without it the run cannot go on. Put it back.")
+            raise TrainingError(f"{place}: is missing, and without it the run cannot go on. Put it back.")
         return None
     kept, text = Tokenizer.read(place), recipe.text
     changed = [line for line in difference(read_recipe(run / "recipe.toml"), recipe) if line.startswith("text.")]
     changed += [f"text.context: {kept.context} -> {text.context}"] if kept.context != text.context else []
     if changed:
-        raise ValueError(
+        raise TrainingError(
             f"{run} was started with another tokenizer ({', '.join(changed)}), and its model fits no other. "
             "Leave [text] as it was, or start a new run: run.dir=..."
         )

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError, TrainingError
 from vitlab.layers.trace import Trace
 from vitlab.training.objectives import objective_class
 from vitlab.training.recipe import read_recipe
@@ -23,7 +23,7 @@ from vitlab.training.runlog import from_json, read_log, to_json
 from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
 
 
-class TrainingError(ValueError):
+class DivergedError(TrainingError):
     """A run that cannot continue; the message says where, why and what to try."""
 
 
@@ -50,7 +50,7 @@ def first_bad_layer(model: Any, images: Tensor) -> str:
     return "every layer gives finite values: the loss itself, or its gradient, broke"
 
 
-def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> TrainingError:
+def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> DivergedError:
     """Save what is needed to replay the step, and say what happened and what to try."""
     cause = first_bad_layer(model, next(iter(inputs.values())))
     folder = run / "replay"
@@ -58,7 +58,7 @@ def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str
     save_file({key: value.contiguous() for key, value in inputs.items()}, folder / "batch.safetensors")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     (folder / "step.json").write_text(to_json({**numbers, "cause": cause}), encoding="utf-8")
-    return TrainingError(
+    return DivergedError(
         f"step {numbers['step']} (epoch {numbers['epoch']}): the loss is {numbers['loss']}; {cause}. "
         f"Images of the batch: {numbers['indices'][:8]} ... Try optim.lr={numbers['lr'] / 3:.1e}, a longer warm-up "
         f"(optim.warmup_epochs), optim.clip=1.0, or run.amp=off. The batch and weights are in {folder}."
@@ -71,7 +71,7 @@ WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
 def check_half(amp: str, device: torch.device) -> None:
     """Refuse bf16 and fp16 on a processor that would kill the process for them."""
     if amp != "off" and device.type == "cpu" and not half_works():
-        raise ValueError(
+        raise TrainingError(
             f"run.amp={amp}: this processor says that it has AMX, but the system does not let it be used, and torch "
             f"would die of an illegal instruction. Type {WITHOUT_AMX} before the command, or set run.amp=off."
         )
@@ -89,7 +89,7 @@ def half_works() -> bool:
 def check_run(run: Path) -> list[tuple[bool | None, str]]:
     """(passed, message) for each check of a run folder; None: a fact that is neither good nor bad."""
     if not (run / "recipe.toml").is_file():
-        raise ValueError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
+        raise TrainingError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
     rows = check_files(run)
     replay = run / "replay" / "step.json"
     if replay.is_file():
@@ -98,7 +98,7 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
             broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
             remedy = f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise TrainingError(
                 f"{replay}: cannot be read ({error}). The run broke; {run / 'log.jsonl'} shows its last steps."
             ) from None
         return [*rows, (False, broke), (None, remedy)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitlab.checkpoints.load import create, load_with_report
 from vitlab.checkpoints.report import Report
+from vitlab.errors import TrainingError
 from vitlab.models import registry
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.objectives import OBJECTIVES, objective_class
@@ -32,7 +33,7 @@ def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> 
     if recipe.init_from is None:
         family = registry.find(recipe.name)[0].family
         if family in OBJECTIVES:
-            raise ValueError(f"{recipe.name} learns without labels: set objective.name={family}.")
+            raise TrainingError(f"{recipe.name} learns without labels: set objective.name={family}.")
         model = create(recipe.name, **{"classes": len(classes), "channels": channels, **recipe.options})
     else:
         model, report = load_with_report(recipe.init_from, encoder=True, **recipe.options)
@@ -48,7 +49,7 @@ def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> 
             notes.append(f"started from {recipe.init_from}, with a new head for {len(classes)} classes.")
         notes += resized_notes(report)
     if model.config.classes != len(classes):
-        raise ValueError(
+        raise TrainingError(
             f"the model has {model.config.classes} classes but the data have {len(classes)}: leave model.classes out."
         )
     check_channels(model)
@@ -64,7 +65,7 @@ def build_pretraining_model(recipe: ModelRecipe, family: str, channels: int, *, 
     """A model of the family that the objective of the same name teaches; `example` is one, for the error message."""
     notes: list[str] = []
     if recipe.freeze != "none":
-        raise ValueError(f"model.freeze={recipe.freeze} leaves nothing that objective.name={family} could teach.")
+        raise TrainingError(f"model.freeze={recipe.freeze} leaves nothing that objective.name={family} could teach.")
     if recipe.init_from is None:
         model = create(recipe.name, **{"channels": channels, **recipe.options})
     else:
@@ -73,7 +74,7 @@ def build_pretraining_model(recipe: ModelRecipe, family: str, channels: int, *, 
         notes += [*report.notes, f"started from {recipe.init_from}."]
     if model.family != family:
         why = "".join(f" It {note}" for note in notes[:-1])  # it may hold an encoder alone
-        raise ValueError(
+        raise TrainingError(
             f"objective.name={family} teaches a model of the family {family}, but {recipe.init_from or recipe.name} is "
             f"of {model.family}: model.name={example}, for instance.{why}"
         )
@@ -87,4 +88,6 @@ def resized_notes(report: Report) -> list[str]:
 
 def check_channels(model: Any) -> None:
     if model.preprocess is None:
-        raise ValueError(f"a model of {model.config.channels} channels cannot read images: use model.channels=1 or 3.")
+        raise TrainingError(
+            f"a model of {model.config.channels} channels cannot read images: use model.channels=1 or 3."
+        )

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from vitlab.errors import TrainingError
 from vitlab.images.datasets import Data, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
@@ -57,7 +58,7 @@ class TrainingJob:
     def restore(self, saved: Saved, changed: bool = False) -> Progress:
         """Continue from a save. `changed`: the recipe differs from the one it was saved with."""
         if saved.progress.step > self.plan.total:
-            raise ValueError(
+            raise TrainingError(
                 f"{saved.folder}: was saved at step {saved.progress.step:,}, but the recipe ends at "
                 f"{self.plan.total:,}. The data or the recipe have changed: put them back, or train for more epochs: "
                 "run.epochs=... --changed"
@@ -66,7 +67,7 @@ class TrainingJob:
             self._check_same_input(saved)
         labels = saved.card.get("labels")
         if self.model.labels is not None and labels != self.data.classes:  # None: they are not learned
-            raise ValueError(
+            raise TrainingError(
                 f"{self.run} was trained on other classes than {self.data.name} has now: "
                 f"{differing(labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
                 f"were, or start a new run from it: model.init_from={self.run / 'best'}"
@@ -83,7 +84,7 @@ class TrainingJob:
         before = saved.card.get("preprocess") or {}
         if differs := [key for key in {**before, **now} if before.get(key) != now.get(key)]:
             was, becomes = ({key: values.get(key) for key in differs} for values in (before, now))
-            raise ValueError(
+            raise TrainingError(
                 f"{saved.folder}: was trained on images prepared with {was}, and now it would be {becomes}: what "
                 "model.init_from names has changed, or is read differently by this version. Put it back, or pass "
                 "--changed to go on with the new."
@@ -120,7 +121,7 @@ def data_of(recipe: Recipe) -> Data:
         allow_outside=d.allow_outside,
     )
     if data.captioned and not captions:
-        raise ValueError(
+        raise TrainingError(
             f"{d.source} has captions and no classes, which objective.name={recipe.objective.name} needs. To learn "
             f"from captions: vitlab train clip_folder data.source={d.source}"
         )
@@ -188,7 +189,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
     if recipe.objective.name == "clip":
         if tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
-            raise ValueError(f"{recipe.model.init_from} has a tokenizer of its own: leave out text.tokenizer.")
+            raise TrainingError(f"{recipe.model.init_from} has a tokenizer of its own: leave out text.tokenizer.")
         check_same_tokenizer(model.tokenizer, saved)
         if who.first:  # all checks passed: the run begins
             save_tokenizer(model.tokenizer, run)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.digests import file_digest
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes, run_lock
@@ -130,7 +130,9 @@ def fit(
                     show.note(f"{run} is finished: nothing to resume.")
                     return read_result(run)
             elif (run / "recipe.toml").exists():
-                raise ValueError(f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another.")
+                raise TrainingError(
+                    f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another."
+                )
             job = prepare(recipe, run, data, None if saved is None else saved.folder)
             progress = job.restore(saved, changed) if saved is not None else Progress()
             if job.who.first:
@@ -178,7 +180,7 @@ def _run(session: TrainingSession, notes: Sequence[str], since: float, *, save_f
 
 def check_is_run(run: Path) -> None:
     if not (run / "recipe.toml").is_file():
-        raise ValueError(
+        raise TrainingError(
             f"{run}: holds no recipe.toml, so there is no run to resume. `vitlab runs` lists those in runs/."
         )
 
@@ -191,7 +193,7 @@ def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
         return old
     if not changed:
         lines = "\n  ".join(difference(old, recipe))
-        raise ValueError(
+        raise TrainingError(
             f"{run} was started with another recipe:\n  {lines}\nPass --changed to continue with the new one."
         )
     return recipe
@@ -293,7 +295,7 @@ def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: f
         if broken is not None:  # all stop together: a sharded model can only be gathered by all
             model = full_model(job.model, keep=broken == who.rank)
             if broken != who.rank:
-                raise doctor.TrainingError(f"step {step}: the loss of process {broken} broke; its message says where.")
+                raise doctor.DivergedError(f"step {step}: the loss of process {broken} broke; its message says where.")
             about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
             about["indices"] = batch.indices.tolist()
             raise doctor.stop_run(job.run, model.to(who.device), inputs, about)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import ParamsT
 
+from vitlab.errors import TrainingError
 from vitlab.training.recipe import OptimRecipe
 from vitlab.training.sharding import full_tensor, share_like
 
@@ -116,14 +117,14 @@ class Optimisers:
     def __init__(self, model: nn.Module, recipe: OptimRecipe):
         groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
         if not groups:
-            raise ValueError(
+            raise TrainingError(
                 "no parameter is left to learn: model.freeze leaves nothing, e.g. on a model with classes=0."
             )
         self.parts: list[Optimizer] = []
         if recipe.name == "muon":
             matrices, rest = _split_matrices(groups)
             if not matrices:
-                raise ValueError(
+                raise TrainingError(
                     "optim.name=muon moves the matrices inside a transformer's blocks, and none of them learns here (a "
                     "ResNet has none, model.freeze=encoder leaves none): use optim.name=sgd or optim.name=adamw."
                 )
@@ -174,7 +175,7 @@ class Optimisers:
         for key, value in tensors.items():
             name, _, entry = key.partition("|")
             if name not in by_name:
-                raise ValueError(
+                raise TrainingError(
                     f"the saved optimiser knows {name!r}, which this model does not train: another recipe?"
                 )
             parameter = by_name[name]

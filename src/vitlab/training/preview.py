@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import ImageError
 from vitlab.images.datasets import Captioned, Data, Dataset
 from vitlab.images.mix import Mix, Mixing
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
-from vitlab.images.read import ImageError
 from vitlab.training.batches import BatchDataset, Plan
 from vitlab.training.finetune import build_model
 from vitlab.training.job import steps_of

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vitlab.errors import TrainingError
+
 T = TypeVar("T")
 
 
@@ -103,9 +105,9 @@ def pick_device(device: str, local_rank: int = 0) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.") from None
+        raise TrainingError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda, but torch sees no CUDA device here: use auto or cpu.")
+        raise TrainingError("device cuda, but torch sees no CUDA device here: use auto or cpu.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device mps, but torch sees no MPS device here: use auto or cpu.")
+        raise TrainingError("device mps, but torch sees no MPS device here: use auto or cpu.")
     return torch.device("cuda", local_rank) if device == "cuda" else chosen

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from vitlab.errors import TrainingError
 from vitlab.models.config import Config, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
@@ -78,7 +79,7 @@ class ModelRecipe(Config):
             try:
                 reducer_of(self.reducer)
             except ValueError as error:
-                raise ValueError(f"model.reducer: {error}") from None
+                raise TrainingError(f"model.reducer: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -107,19 +108,19 @@ class ObjectiveRecipe(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name not in OBJECTIVES:
-            raise ValueError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
+            raise TrainingError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} must be at least 0 and below 1.")
+            raise TrainingError(f"momentum={self.momentum} must be at least 0 and below 1.")
         if not 0 <= self.teacher_share <= 1:
-            raise ValueError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
+            raise TrainingError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
         if min(self.temperature, *self.teacher_temperature) <= 0:
-            raise ValueError("temperature and teacher_temperature must be above 0.")
+            raise TrainingError("temperature and teacher_temperature must be above 0.")
         for name, value in (("local_views", self.local_views), ("local_size", self.local_size)):
             if value < 0:
-                raise ValueError(f"{name}={value} must be 0 or more.")
+                raise TrainingError(f"{name}={value} must be 0 or more.")
         for name, (low, high) in (("local_scale", self.local_scale), ("global_scale", self.global_scale)):
             if not 0 < low <= high <= 1:
-                raise ValueError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
+                raise TrainingError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 @dataclass(frozen=True)
@@ -188,25 +189,25 @@ class Recipe(Config):
         positive |= {"run.eval_every": self.run.eval_every}
         for name, value in positive.items():
             if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
+                raise TrainingError(f"{name}={value} must be at least 1.")
         shares = {"optim.final_lr": self.optim.final_lr, "augment.drop_patches_until": self.augment.drop_patches_until}
         for name, value in shares.items():
             if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} must lie between 0 and 1.")
+                raise TrainingError(f"{name}={value} must lie between 0 and 1.")
         below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
         below_one |= {"augment.drop_patches": self.augment.drop_patches}
         for name, value in below_one.items():
             if not 0 <= value < 1:
-                raise ValueError(f"{name}={value} must be at least 0 and below 1.")
+                raise TrainingError(f"{name}={value} must be at least 0 and below 1.")
         if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
-            raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
+            raise TrainingError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
         not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
         not_negative |= {"run.keep": self.run.keep}
         for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
             if value < 0:
-                raise ValueError(f"{name}={value} must be 0 or more.")
+                raise TrainingError(f"{name}={value} must be 0 or more.")
         if self.run.keep > 9:
-            raise ValueError(f"run.keep={self.run.keep} must be 9 at most.")
+            raise TrainingError(f"run.keep={self.run.keep} must be 9 at most.")
 
 
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
@@ -217,9 +218,11 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
     recipe = base or Recipe()
     for group, values in tables.items():
         if group not in GROUPS:
-            raise ValueError(f"there is no [{group}].{nearest(group, list(GROUPS))} Tables: {', '.join(GROUPS)}.")
+            raise TrainingError(f"there is no [{group}].{nearest(group, list(GROUPS))} Tables: {', '.join(GROUPS)}.")
         if not isinstance(values, dict):
-            raise ValueError(f"{group} must be a table: write [{group}] and its values below, or {group}.name=value.")
+            raise TrainingError(
+                f"{group} must be a table: write [{group}] and its values below, or {group}.name=value."
+            )
         for name, value in values.items():
             recipe = with_value(recipe, f"{group}.{name}", value)
     return recipe
@@ -230,7 +233,7 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     group, _, name = key.partition(".")
     keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
     if group not in GROUPS or not name:
-        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
+        raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
     part = getattr(recipe, group)
     if f"{group}.{name}" in keys:
         if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
@@ -239,10 +242,10 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
             return replace(recipe, **{group: replace(part, **{name: value})})
         except ValueError as error:
             text = str(error)
-            raise ValueError(text if text.startswith(group + ".") else f"{group}.{text}") from None
+            raise TrainingError(text if text.startswith(group + ".") else f"{group}.{text}") from None
     if group == "model":  # an option of the model itself; its own config checks it
         return replace(recipe, model=replace(part, options={**part.options, name: value}))
-    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
+    raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
 
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
@@ -250,11 +253,11 @@ def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign:
-            raise ValueError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
+            raise TrainingError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
         try:
             value = parse_value(text.strip())
         except ValueError as error:
-            raise ValueError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
+            raise TrainingError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
         recipe = with_value(recipe, key.strip(), value)
     return recipe
 
@@ -272,23 +275,23 @@ def parse_value(text: str) -> Any:
     except ValueError:
         return text
     if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
+        raise TrainingError(f"{text} is not a finite number")
     return number
 
 
 def read_recipe(path: Path) -> Recipe:
     if kind := special_kind(path):
-        raise ValueError(f"{path}: is {kind}, not a recipe. Name a TOML file.")
+        raise TrainingError(f"{path}: is {kind}, not a recipe. Name a TOML file.")
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such recipe.") from None
+        raise TrainingError(f"{path}: no such recipe.") from None
     except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
-        raise ValueError(f"{path}: is not valid TOML ({error}).") from None
+        raise TrainingError(f"{path}: is not valid TOML ({error}).") from None
     try:
         return from_tables(tables)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise TrainingError(f"{path}: {error}") from None
 
 
 def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from vitlab.errors import TrainingError
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.special_files import special_kind
 
@@ -41,7 +42,7 @@ class RunLog:
     ) -> None:
         """`start_step`: the step of the checkpoint the run goes on from; the log goes back to it. 0 begins anew."""
         if wandb not in get_args(Wandb):
-            raise ValueError(f"track.wandb={wandb!r} is not known: use {', '.join(get_args(Wandb))}.")
+            raise TrainingError(f"track.wandb={wandb!r} is not known: use {', '.join(get_args(Wandb))}.")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / LOG
@@ -104,7 +105,7 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"\n"):  # cut off
                 break
-            raise ValueError(
+            raise TrainingError(
                 f"{path}: line {number} is not a line of a log: {line[:60]!r} ({error}). "
                 f"Delete that line, or resume the run, which repairs its log: vitlab train --resume {folder}"
             ) from None
@@ -114,7 +115,7 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
 def _parse(line: bytes) -> dict[str, Any]:
     event = from_json(line)
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not isinstance(event.get("step"), int):
-        raise ValueError("no event with a kind and a step")
+        raise TrainingError("no event with a kind and a step")
     return event
 
 
@@ -158,7 +159,7 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
     Returns the (kind, step) at `step` itself: a run may be killed between its save and the next line, and say it again.
     """
     if kind := special_kind(path):
-        raise ValueError(f"{path}: is {kind}, where the run would write its log. Remove it.")
+        raise TrainingError(f"{path}: is {kind}, where the run would write its log. Remove it.")
     if not path.exists():
         return set()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -179,7 +180,7 @@ def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | N
     try:
         import wandb
     except ImportError:
-        raise ValueError(
+        raise TrainingError(
             f"track.wandb={mode!r} needs wandb, which is not installed: pip install wandb. Or set track.wandb=off."
         ) from None
     remembered = folder / "wandb" / "run_id"  # a resumed run goes on in the same curves
@@ -199,7 +200,7 @@ def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | N
             settings=wandb.Settings(silent=True, console="off"),  # the console is the run's own
         )
     except wandb.Error as error:
-        raise ValueError(
+        raise TrainingError(
             f"track.wandb={mode!r}: wandb does not start: {error} Run `wandb login`, or set track.wandb=offline or off."
         ) from None
 
@@ -208,7 +209,7 @@ def _open_tensorboard(folder: Path, start_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError(
+        raise TrainingError(
             "track.tensorboard=true needs tensorboard, which is not installed: pip install tensorboard. "
             "Or set track.tensorboard=false."
         ) from None

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import TrainingError
 from vitlab.models.config import nearest
 from vitlab.parsing import parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
@@ -91,7 +92,9 @@ class RunList:
 def list_runs(folder: Path) -> RunList:
     """Every run in a folder, newest first; a folder that is itself a run counts as one."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder.")
+        raise TrainingError(
+            f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder."
+        )
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     places = [folder] if (folder / RECIPE).is_file() else inside
     runs, skipped = [], []
@@ -105,11 +108,11 @@ def list_runs(folder: Path) -> RunList:
 
 def read_run(folder: Path) -> Run:
     if not (folder / RECIPE).is_file():
-        raise ValueError(f"{folder}: is not a run, for it holds no {RECIPE}.")
+        raise TrainingError(f"{folder}: is not a run, for it holds no {RECIPE}.")
     try:
         recipe = parse_toml((folder / RECIPE).read_text(encoding="utf-8"))
     except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
-        raise ValueError(f"{folder / RECIPE}: cannot be read ({error}).") from None
+        raise TrainingError(f"{folder / RECIPE}: cannot be read ({error}).") from None
     result = read_result(folder) if (folder / RESULT).is_file() else {}
     saved = any(folder.glob("last")) or any(folder.glob(".last.old")) or any(folder.glob("last-[0-9]*"))
     return Run(folder, flat(recipe), result, read_log(folder), saved, lock_holder(folder))
@@ -119,13 +122,13 @@ def read_result(folder: Path) -> dict[str, Any]:
     """What a finished run's result.json holds."""
     path = folder / RESULT
     if not path.is_file():
-        raise ValueError(f"{path}: the run is finished, but its result is missing, or is no regular file.")
+        raise TrainingError(f"{path}: the run is finished, but its result is missing, or is no regular file.")
     try:
         result = from_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path}: cannot be read ({error}).") from None
+        raise TrainingError(f"{path}: cannot be read ({error}).") from None
     if not isinstance(result, dict):
-        raise ValueError(f"{path}: holds no table of results but {type(result).__name__}.")
+        raise TrainingError(f"{path}: holds no table of results but {type(result).__name__}.")
     return result
 
 
@@ -159,7 +162,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
     values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
     columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
     if key not in columns:
-        raise ValueError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
+        raise TrainingError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
     numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
     numeric = any(numbers)
     has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlab.checkpoints import native
+from vitlab.errors import TrainingError
 from vitlab.models import registry
 from vitlab.training.processes import Processes
 
@@ -21,7 +22,7 @@ def shard(model: Any, who: Processes) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     if who.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"run.sharding=fsdp needs cpu or cuda, not {who.device.type}: set run.device=cpu.")
+        raise TrainingError(f"run.sharding=fsdp needs cpu or cuda, not {who.device.type}: set run.device=cpu.")
     mesh = init_device_mesh(who.device.type, (who.world,))
     attentions = [getattr(block, "attention", None) for block in model.blocks]
     tables = [getattr(attention, "relative", None) for attention in attentions]  # a ViT reads them before the block

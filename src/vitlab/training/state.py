@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import digests, native
-from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.files import read_json
+from vitlab.errors import CheckpointError, TrainingError
 from vitlab.training import run_lock
 from vitlab.training.runlog import from_json, to_json
 
@@ -57,9 +58,9 @@ def check_place(run: Path) -> None:
     """Refuse a run folder that cannot be written, before anything is downloaded or trained."""
     place = next(place for place in (run, *run.absolute().parents) if place.exists())
     if not place.is_dir():
-        raise ValueError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")
+        raise TrainingError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
+        raise TrainingError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
 
 
 # ------------------------------------------------------------------------------------------------------------- saving

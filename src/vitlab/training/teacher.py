@@ -22,9 +22,9 @@ from torch import Tensor
 from vitlab.checkpoints import native
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import ImageError, TrainingError
 from vitlab.images.datasets import Dataset, subset
 from vitlab.images.preprocess import Preprocess
-from vitlab.images.read import ImageError
 from vitlab.training.batches import Pictures
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import Processes
@@ -42,7 +42,7 @@ class Teacher:
         self.notes: list[str] = []
         self.order = self._order()
         if model.preprocess is None:
-            raise ValueError(f"{name} has no preprocess, so it is not known how it sees images: load it with one.")
+            raise TrainingError(f"{name} has no preprocess, so it is not known how it sees images: load it with one.")
         self.preprocess: Preprocess = model.preprocess
         self._adapt(student)
 
@@ -84,7 +84,7 @@ class Teacher:
         """x = (p - m_s) / s_s is what the student sees of a pixel p, (p - m_t) / s_t what the teacher does: a x + b."""
         own = self.preprocess
         if len(student.mean) not in (1, len(own.mean)):
-            raise ValueError(
+            raise TrainingError(
                 f"{self.name} sees grey images and the student colours: use a teacher of 3 channels, or "
                 "model.channels=1."
             )
@@ -102,7 +102,7 @@ class Teacher:
             "objective.teacher=runs/teacher/best"
         )
         if not count:
-            raise ValueError(f"{self.name} has no classes, so it cannot answer. {remedy}")
+            raise TrainingError(f"{self.name} has no classes, so it cannot answer. {remedy}")
         if labels is None and count == len(self.classes):
             self.notes.append(
                 f"{self.name} does not name its classes: they are taken to be {shown(self.classes)}, in this order."
@@ -113,7 +113,7 @@ class Teacher:
             what = f"{count} classes, which it does not name, and the data have {len(self.classes)}"
             if labels is not None:
                 what = "other classes than the data: " + differing(labels, self.classes, "the teacher", "the data")
-            raise ValueError(f"{self.name} has {what}. {remedy}")
+            raise TrainingError(f"{self.name} has {what}. {remedy}")
         return None if order == list(range(count)) else order
 
     def fingerprint(self) -> str:
@@ -137,7 +137,7 @@ class Answers:
         logits = torch.from_numpy(self.logits[indices.cpu().numpy()]).float()
         if not torch.isfinite(logits).all():
             bad = indices[~torch.isfinite(logits).all(dim=1).cpu()].tolist()
-            raise ValueError(
+            raise TrainingError(
                 f"{self.folder}: the teacher could not read image {bad[0]} when it was asked. Delete the folder, and "
                 "it is asked again."
             )
@@ -233,9 +233,9 @@ def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str
             np.load(folder / LOGITS, mmap_mode="r")  # opened for writing, a file that is cut off would be filled up
             logits = np.lib.format.open_memmap(folder / LOGITS, mode="r+")
         except (OSError, ValueError) as error:
-            raise ValueError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
+            raise TrainingError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
         if (logits.shape, logits.dtype) != (shape, np.float16):
-            raise ValueError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
+            raise TrainingError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
         return stored, logits
     folder.mkdir(parents=True, exist_ok=True)
     (folder / HEADER).unlink(missing_ok=True)  # until the new file is there, nothing says what is in it
@@ -255,10 +255,10 @@ def _check(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> No
     }
     for key, what in problems.items():
         if stored.get(key) != expected[key]:
-            raise ValueError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
+            raise TrainingError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
     done = stored.get("done")
     if not isinstance(done, int) or not 0 <= done <= expected["pictures"]:
-        raise ValueError(f"{folder / HEADER}: done={done!r} is not a number of images. Delete {folder}.")
+        raise TrainingError(f"{folder / HEADER}: done={done!r} is not a number of images. Delete {folder}.")
 
 
 def _write(folder: Path, header: dict[str, Any]) -> None:

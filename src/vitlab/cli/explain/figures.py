@@ -14,6 +14,7 @@ from vitlab.cli.console import out as console
 from vitlab.cli.console import say
 from vitlab.cli.explain.job import finish, parse_list, parse_point, start
 from vitlab.cli.explain.options import Options
+from vitlab.errors import UsageError
 from vitlab.explain import draw
 from vitlab.explain.faithfulness import Kind, MethodScore, compare_methods
 from vitlab.explain.features import foreground_mask, nearest, patch_similarity, patch_tokens, pca_rgb
@@ -48,7 +49,7 @@ def features(options: Options, joint: bool, at: str | None, mask: bool, layer: i
     job = start(options)
     depth = len(job.model.blocks)
     if not -depth <= layer < depth:
-        raise ValueError(f"--layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+        raise UsageError(f"--layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
     settings: dict[str, Any] = dict(layer=layer, batch_size=job.batch_size)
     foreground = foreground_mask(job.model, job.images, **settings) if mask else None
     columns = {"components": pca_rgb(job.model, job.images, joint, foreground=foreground, **settings).numpy()}
@@ -75,7 +76,7 @@ def features(options: Options, joint: bool, at: str | None, mask: bool, layer: i
 def neighbours(options: Options, folder: Path, k: int) -> None:
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise ValueError(f"--neighbours {folder}: is no folder. Name one with pictures in it.")
+        raise UsageError(f"--neighbours {folder}: is no folder. Name one with pictures in it.")
     job = start(options)
     skip = lambda message: say(f"note: {one_line(message)}")
     rows = nearest(job.model, job.images, folder, k, batch_size=job.batch_size, skip=skip)
@@ -104,7 +105,7 @@ def faithfulness(
     names = parse_list(methods, "--methods", list(METHODS)) if methods else None
     tests = cast("list[Kind]", parse_list(kinds, "--kinds", get_args(Kind)))
     if len(set(texts)) == 1:
-        raise ValueError(
+        raise UsageError(
             "--text: one sentence alone always has the probability 1. Give a second one to tell it from: "
             f'--text "{texts[0]}" --text "something else".'
         )
@@ -118,7 +119,7 @@ def faithfulness(
 
 def reconstruct(options: Options, mask_ratio: float | None, seed: int) -> None:
     if mask_ratio is not None and not 0 < mask_ratio < 1:
-        raise ValueError(f"--mask-ratio {mask_ratio:g} is a share: above 0 and below 1, e.g. 0.75.")
+        raise UsageError(f"--mask-ratio {mask_ratio:g} is a share: above 0 and below 1, e.g. 0.75.")
     job = start(options, encoder=False)
     check_decoder(job.model)
     config, preprocess = job.model.config, job.model.preprocess

@@ -16,10 +16,11 @@ from vitlab.checkpoints.load import load
 from vitlab.cli.console import out as console
 from vitlab.cli.console import parse_size, print_json, say
 from vitlab.cli.explain.options import Options
+from vitlab.errors import ImageError, UsageError
 from vitlab.explain import draw
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch, as_batch
-from vitlab.images.read import ImageError, read_image
+from vitlab.images.read import read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.printable import one_line
 
@@ -182,13 +183,13 @@ def check_out(options: Options) -> Path:
     sources = [options.checkpoint, *options.images]
     for made in {path, path.with_suffix(".npz"), path.with_suffix(".html")}:
         if any(Path(source).exists() and made.exists() and made.samefile(source) for source in sources):
-            raise ValueError(f"--out {path} would write over {made}, which is read here. Name another file.")
+            raise UsageError(f"--out {path} would write over {made}, which is read here. Name another file.")
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "may not be written to" if folder.is_dir() else "is no folder"
-        raise ValueError(f"--out {path}: {folder} {reason}. Name a file elsewhere.")
+        raise UsageError(f"--out {path}: {folder} {reason}. Name a file elsewhere.")
     return path
 
 
@@ -197,7 +198,7 @@ def parse_point(text: str, option: str) -> tuple[float, float]:
     try:
         x, y = (float(part) for part in parts)
     except ValueError:
-        raise ValueError(
+        raise UsageError(
             f"{option} {text!r} is no place in the picture: write X,Y in its pixels, e.g. 100,60."
         ) from None
     return x, y
@@ -206,10 +207,10 @@ def parse_point(text: str, option: str) -> tuple[float, float]:
 def parse_list(text: str, option: str, known: Sequence[str] | None = None) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise ValueError(f"{option} {text!r} names nothing{': ' + ', '.join(known) if known else ''}.")
+        raise UsageError(f"{option} {text!r} names nothing{': ' + ', '.join(known) if known else ''}.")
     for name in names:
         if known is not None and name not in known:
-            raise ValueError(f"{option}: there is no {name!r}. There are: {', '.join(known)}.")
+            raise UsageError(f"{option}: there is no {name!r}. There are: {', '.join(known)}.")
     return list(dict.fromkeys(names))
 
 
@@ -221,7 +222,7 @@ def parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
         return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         either = " or ".join(words)
-        raise ValueError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None
+        raise UsageError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None
 
 
 def _common(job: ExplainJob) -> dict[str, Any]:

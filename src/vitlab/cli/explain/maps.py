@@ -21,6 +21,7 @@ from vitlab.cli.explain.job import (
     start,
 )
 from vitlab.cli.explain.options import Options
+from vitlab.errors import UsageError
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
 from vitlab.explain.attention_maps import attention_maps, default_query
@@ -92,7 +93,7 @@ def attention(options: Options, layers: str | None, heads: str | None, query: st
 
 def rollout(options: Options, discard: float) -> None:
     if not 0 <= discard < 1:
-        raise ValueError(f"--discard {discard:g} is a share: at least 0 and below 1, e.g. 0.9.")
+        raise UsageError(f"--discard {discard:g} is a share: at least 0 and below 1, e.g. 0.9.")
     job = start(options)
     maps = attention_rollout(job.model, job.images, discard, batch_size=job.batch_size)
     note = "Attention multiplied through all layers." + (f" Lowest {discard:.0%} discarded." if discard else "")
@@ -101,9 +102,9 @@ def rollout(options: Options, discard: float) -> None:
 
 def relevance(options: Options, method: str, target: str | None, texts: Sequence[str]) -> None:
     if method not in BY_CLASS:
-        raise ValueError(f"--method: there is no {method!r}. There are: {', '.join(BY_CLASS)}.")
+        raise UsageError(f"--method: there is no {method!r}. There are: {', '.join(BY_CLASS)}.")
     if texts and target is not None:
-        raise ValueError("--target names one of a model's classes; with --text the sentences are what is asked for.")
+        raise UsageError("--target names one of a model's classes; with --text the sentences are what is asked for.")
     job = start(options, texts=texts)
     if texts:
         _draw_sentences(job, METHODS[method])
@@ -119,7 +120,7 @@ def relevance(options: Options, method: str, target: str | None, texts: Sequence
 def compare(options: Options, other: str | None, methods: str | None, target: str | None, texts: Sequence[str]) -> None:
     names = parse_list(methods or ("rollout" if other else ",".join(COMPARED)), "--methods", list(METHODS))
     if other is None and len(names) < 2:
-        raise ValueError(
+        raise UsageError(
             f"compare needs two methods, --methods {names[0]},relevance, or a second model: --with CHECKPOINT."
         )
     job = start(options, texts=texts, keep_pictures=other is not None)
@@ -129,7 +130,7 @@ def compare(options: Options, other: str | None, methods: str | None, target: st
         before = set(job.failed)
         batch, views = preprocess(model, job.pictures, job.failed, job.batch_size)
         if set(job.failed) - before or batch is None:
-            raise ValueError(f"{other} cannot read {', '.join(set(job.failed) - before)}. Leave it out.")
+            raise UsageError(f"{other} cannot read {', '.join(set(job.failed) - before)}. Leave it out.")
         models.append((model, batch.images, views))
     columns, numbers, signed = {}, {}, []
     for number, (model, images, views) in enumerate(models):
@@ -181,7 +182,7 @@ def _check_token(job: ExplainJob, query: str | None) -> None:
     prefix = job.model.prefix if in_stages(job.model) else layout.prefix
     if TOKENS.get(query or "") in {"class", "distillation"} - set(prefix):
         have = [word for word, token in (("cls", "class"), ("distillation",) * 2) if token in prefix]
-        raise ValueError(
+        raise UsageError(
             f"--query {query}: this model has {layout}. Ask for {', '.join([*have, 'mean'])} (the average over all "
             "patches), or the patch under a pixel: X,Y."
         )

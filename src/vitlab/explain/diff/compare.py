@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.diff.causes import Cause, Search
 from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
@@ -128,7 +129,7 @@ def diff(
     heads       for bare files that do not tell it
     """
     if not isinstance(tolerance, int | float) or not 0 < tolerance < math.inf:
-        raise ValueError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
+        raise UsageError(f"tolerance={tolerance!r} must be a number above 0, e.g. 1e-5.")
     A, B = (open_side(letter, what, heads, image_size) for letter, what in (("A", a), ("B", b)))
     _check_one_network(A, B)
     size = image_size or B.input_size
@@ -169,7 +170,7 @@ def _check_one_network(a: Side, b: Side) -> None:
     if a.family != b.family:
         other.insert(0, f"family {a.family} in A, {b.family} in B")
     if other:
-        raise ValueError(
+        raise UsageError(
             f"{a.name} and {b.name} are different networks: {'; '.join(other)}. diff compares two copies of one "
             "network; `vitlab inspect` shows what each is."
         )
@@ -199,12 +200,12 @@ def _inputs(
     if isinstance(images, Tensor):
         check_images(images, a.config.channels)
         if not len(images):
-            raise ValueError("there is no image to look at: give at least one.")
+            raise UsageError("there is no image to look at: give at least one.")
         return images
     if views:
         return next(iter(views.values()))
     if images is not None:
-        raise ValueError("neither A nor B says how pictures are prepared: leave the pictures out, or pass a tensor.")
+        raise UsageError("neither A nor B says how pictures are prepared: leave the pictures out, or pass a tensor.")
     return torch.randn(2, a.config.channels, *size, generator=torch.Generator().manual_seed(0))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitlab.checkpoints import hf, keymap, native
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.errors import UsageError
 from vitlab.explain.diff.steps import Key, Steps, run_steps
 from vitlab.models import registry
 from vitlab.models.hierarchy import StagedConfig
@@ -33,7 +34,7 @@ class Side:
 
     def __init__(self, letter: str, model: Any, path: str | None = None):
         if isinstance(model.config, StagedConfig | ResNetConfig):
-            raise ValueError(
+            raise UsageError(
                 f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
                 "compares it with transformers' own."
             )
@@ -78,7 +79,7 @@ class Side:
         for key, wanted in model.state_dict().items():
             fitting = (s[key] for s in (tensors, self.weights, other) if key in s and s[key].shape == wanted.shape)
             if (tensor := next(fitting, None)) is None:
-                raise ValueError(f"neither side has {key} in the shape {tuple(wanted.shape)}.")
+                raise UsageError(f"neither side has {key} in the shape {tuple(wanted.shape)}.")
             state[key] = tensor.detach().to(like.device, like.dtype)
         model.load_state_dict(state, assign=True)
         return model.eval()
@@ -90,7 +91,7 @@ class TransformersSide(Side):
     def __init__(self, letter: str, path: str):
         folder = locate(path.removeprefix(PREFIX))
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
+            raise UsageError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
         config = read_json(folder / "config.json")
         model, report = load_with_report(folder)
         super().__init__(letter, model, path)
@@ -129,7 +130,7 @@ class TransformersSide(Side):
                 out = self.network(images.float(), **options)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{self.name}: transformers could not run it ({first}).") from None
+            raise UsageError(f"{self.name}: transformers could not run it ({first}).") from None
         finally:
             for handle in handles:
                 handle.remove()
@@ -184,7 +185,7 @@ def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] |
     if not isinstance(what, str | os.PathLike):
         what = getattr(what, "encoder", what)  # of MAE and DINO
         if not all(hasattr(what, name) for name in ("family", "config", "traceable")):
-            raise ValueError(
+            raise UsageError(
                 f"{letter} is a {type(what).__name__}: give a checkpoint's path, {PREFIX}FOLDER, or a model of vitlab."
             )
         return Side(letter, what)
@@ -207,12 +208,12 @@ def _run_by_transformers(path: str, folder: Path, config: dict[str, Any]) -> tup
     try:
         import transformers
     except ImportError:
-        raise ValueError(
+        raise UsageError(
             f"{path}: transformers is not installed: pip install 'vitlab[compare]'. Without {PREFIX!r} the folder is "
             "read and run by vitlab."
         ) from None
     if config.get("model_type") not in hf.CLASSES:
-        raise ValueError(
+        raise UsageError(
             f"{path}: a {config.get('model_type')!r} model is not run by transformers here; known are "
             f"{', '.join(hf.CLASSES)}. Without {PREFIX!r} the folder is read and run by vitlab."
         )
@@ -221,12 +222,12 @@ def _run_by_transformers(path: str, folder: Path, config: dict[str, Any]) -> tup
     names = [*(config.get("architectures") or []), hf.CLASSES[config["model_type"]][1]]
     build = getattr(transformers, names[0], None)
     if build is None:
-        raise ValueError(f"{path}: config.json names the architecture {names[0]!r}, which transformers does not have.")
+        raise UsageError(f"{path}: config.json names the architecture {names[0]!r}, which transformers does not have.")
     try:
         network, info = build.from_pretrained(folder, output_loading_info=True, local_files_only=True)
     except (ValueError, RuntimeError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: transformers could not load it ({first}).") from None
+        raise UsageError(f"{path}: transformers could not load it ({first}).") from None
     return network.float().eval(), sorted(info.get("missing_keys", ()))
 
 

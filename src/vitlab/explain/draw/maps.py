@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import cut_out, drawn, overlay, painted
 from vitlab.explain.draw.sheet import Heading, ImageCell, ImageMarks, ImageRow, Mark, cut, grid_of_pictures, mark_of
 from vitlab.explain.views import View
@@ -189,4 +190,4 @@ def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, t
 
 def _check(views: Sequence[View], maps: np.ndarray, axes: int) -> None:
     if not len(views) or maps.ndim != axes or len(maps) != len(views):
-        raise ValueError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")
+        raise UsageError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import DIM, FAINT, STRONG, colours_at, drawn, spread
 from vitlab.explain.draw.maps import with_views
 from vitlab.explain.draw.sheet import write_figure
@@ -152,7 +153,7 @@ def fit(
 
 def check_size(size: float, limit: float) -> None:
     if size > limit:
-        raise ValueError(
+        raise UsageError(
             f"one layer of one picture has {size / 1e6:.1f} MB, more than the {limit / 1e6:.1f} MB that a page may "
             "hold: use a smaller input, --image-size."
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitlab.errors import UsageError
 from vitlab.images.fonts import families
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Sheet:
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            raise ValueError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
+            raise UsageError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
         self.width, self.height = round(width), round(height)
         self.fonts = families(texts)
         self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")
@@ -243,9 +244,9 @@ def check_kind(path: str | Path) -> str:
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder. Name a .png, .svg or .pdf file in it.")
+        raise UsageError(f"{path}: is a folder. Name a .png, .svg or .pdf file in it.")
     if kind not in KINDS:
-        raise ValueError(f"{path}: cannot draw {'.' + kind if kind else 'that'}. Name a .png, .svg or .pdf file.")
+        raise UsageError(f"{path}: cannot draw {'.' + kind if kind else 'that'}. Name a .png, .svg or .pdf file.")
     return kind
 
 

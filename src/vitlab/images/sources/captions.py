@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     Allow,
     Captioned,
     Captions,
-    DataError,
     Dataset,
     FileDataset,
     Splits,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
 from vitlab.special_files import special_kind
@@ -27,10 +28,6 @@ SPLIT_NAMES = {  # what people call the splits
     "test": "test",
     "testing": "test",
 }
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on as it is; the message says why, and what to do."""
 
 
 class Dataset(Protocol):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits, subset
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import ArrayDataset, Splits, subset
 from vitlab.images.sources.splits import stratified_split
 
 SPLIT = (0.6, 0.2, 0.2)

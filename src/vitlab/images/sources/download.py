@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlab.images.sources.dataset import DataError
+from vitlab.errors import DataError
 
 log = logging.getLogger(__name__)
 TIMEOUT = 30  # seconds without a byte

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.read import EXTENSIONS
-from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, FileDataset, Splits
+from vitlab.images.sources.dataset import SPLIT_NAMES, FileDataset, Splits
 
 LAYOUT = "Put the pictures of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
 

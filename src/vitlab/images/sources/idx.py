@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import ArrayDataset, Splits
 from vitlab.images.sources.download import REMOTES, again, fetch, not_found, places
 
 CLASSES = {

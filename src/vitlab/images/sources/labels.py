@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import DataError, refuse_special
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import refuse_special
 
 Place = Callable[[str, int], str]  # (split, index) -> where that label is written
 

@@ -30,13 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.images.read import EXTENSIONS, ImageError, read_image
+from vitlab.errors import DataError, ImageError
+from vitlab.images.read import EXTENSIONS, read_image
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     Allow,
     Captioned,
     Captions,
-    DataError,
     Splits,
     Strings,
     how_to_allow,

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, FileDataset, Splits, how_to_allow
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, FileDataset, Splits, how_to_allow
 from vitlab.images.sources.labels import number_labels
 from vitlab.special_files import special_kind
 

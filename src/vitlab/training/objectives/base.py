@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vitlab.errors import TrainingError
 from vitlab.images.augment import MODES, Augment, AugmentOptions
 from vitlab.images.datasets import Data, subset
 from vitlab.images.mix import Mix
@@ -85,9 +86,9 @@ class Objective:
         name, a = recipe.objective.name, recipe.augment
         mix_of(recipe)
         if recipe.run.sharding == "fsdp" and not cls.shardable:
-            raise ValueError(f"run.sharding=fsdp is not yet for {name}: leave it out.")
+            raise TrainingError(f"run.sharding=fsdp is not yet for {name}: leave it out.")
         if not cls.uses_labels and (a.mixup or a.cutmix):
-            raise ValueError(f"augment.mixup and augment.cutmix mix labels, which {name} does not learn.")
+            raise TrainingError(f"augment.mixup and augment.cutmix mix labels, which {name} does not learn.")
 
     @classmethod
     def check_model(cls, recipe: Recipe, model: Any) -> None:
@@ -214,7 +215,7 @@ def check_own_settings(recipe: Recipe) -> None:
         for key in objective_class(name).own_settings if name != recipe.objective.name else ():
             group, _, field = key.partition(".")
             if value := getattr(getattr(recipe, group), field):
-                raise ValueError(
+                raise TrainingError(
                     f"{key}={value} is for objective.name={name}, not for objective.name={recipe.objective.name}."
                 )
 
@@ -231,7 +232,9 @@ def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Any) -> 
     elif network.config.positions.kind == "relative":
         why = "positions=relative needs the whole grid"
     if why:
-        raise ValueError(f"augment.drop_patches={recipe.augment.drop_patches:g} is not possible: {why}. Set it to 0.")
+        raise TrainingError(
+            f"augment.drop_patches={recipe.augment.drop_patches:g} is not possible: {why}. Set it to 0."
+        )
 
 
 def check_reducer(method: type[Objective], recipe: Recipe, model: Any) -> None:
@@ -242,15 +245,15 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Any) -> None:
     network = method.image_model(model)
     try:
         if method.chooses_patches:
-            raise ValueError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
+            raise TrainingError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
         if not hasattr(network, "reducing"):
-            raise ValueError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
+            raise TrainingError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
         rows, columns = network.layout(*network.input_size).grid
         reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
     except ValueError as error:
-        raise ValueError(f"model.reducer={text} is not possible: {error}") from None
+        raise TrainingError(f"model.reducer={text} is not possible: {error}") from None
 
 
 def set_patch_dropout(network: Any, recipe: Recipe, step: int, total: int) -> None:

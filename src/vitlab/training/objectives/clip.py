@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import create, load_with_report
+from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Captioned, Data
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
@@ -144,24 +144,24 @@ class BothTowers(nn.Module):
 def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
     m, loss = recipe.model, recipe.objective.loss
     if m.init_image is not None:
-        raise ValueError("model.init_from has an image tower already: leave out model.init_image.")
+        raise TrainingError("model.init_from has an image tower already: leave out model.init_image.")
     model, notes = build_pretraining_model(replace(m, freeze="none"), "clip", channels, example="clip_nano")
     if model.config.loss != loss:
-        raise ValueError(
+        raise TrainingError(
             f"{m.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
         )
     model.tokenizer = model.tokenizer or tokenizer
     if model.tokenizer is None:
-        raise ValueError(f"{m.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
+        raise TrainingError(f"{m.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
     return model, notes
 
 
 def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
     m, loss = recipe.model, recipe.objective.loss
     if registry.find(m.name)[0].family != "clip":
-        raise ValueError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
+        raise TrainingError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
     if m.freeze == "encoder" and m.init_image is None:
-        raise ValueError(
+        raise TrainingError(
             "model.freeze=encoder would lock an image tower that has learned nothing: name a checkpoint of a ViT, "
             "model.init_image=bundled:cifar10, e.g."
         )
@@ -185,7 +185,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
     """The ViT of any checkpoint, resized to what the recipe sets; another shape is refused."""
     tower, report = load_with_report(source, encoder=True, classes=0)
     if tower.family != "vit":
-        raise ValueError(f"{source} is of the family {tower.family}: an image tower is a ViT.")
+        raise TrainingError(f"{source} is of the family {tower.family}: an image tower is a ViT.")
     _, config = registry.build_config(recipe.name, **{"image": tower.config, **recipe.options})
     has, wants = flat(tower.config.to_dict()), flat(config.image.to_dict())
     changed = {name: value for name, value in wants.items() if value != has[name]}
@@ -193,7 +193,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
         try:
             tower, report = load_with_report(source, encoder=True, **{"classes": 0, **changed})
         except CheckpointError as error:
-            raise ValueError(
+            raise TrainingError(
                 f"{error} The recipe clip_lit leaves the image tower as it is: "
                 f"vitlab train clip_lit model.init_image={source}"
             ) from None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import TrainingError
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
 from vitlab.training.batches import Batch
 from vitlab.training.objectives.base import Inputs, MicroStep
@@ -23,9 +24,9 @@ class Distillation(Supervised):
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
         if recipe.objective.teacher is None:
-            raise ValueError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
+            raise TrainingError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
         if recipe.objective.cache and (recipe.augment.mixup or recipe.augment.cutmix):
-            raise ValueError(
+            raise TrainingError(
                 "objective.cache holds the teacher's answers to single images, so not with mixing (augment.mixup, "
                 "augment.cutmix)."
             )
