@@ -14,7 +14,7 @@ from vitlab.errors import UsageError, VitlabError
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import printable, printable_json
 
-BUG = "vitlab: this is a bug in vitlab. Please report it with the lines above, your command and what `vitlab doctor` prints."
+BUG = "vitlab: this is a bug in vitlab: please report it with these lines, your command and `vitlab doctor`'s output."
 
 
 def set_up_output() -> None:
