@@ -238,7 +238,7 @@ def test_a_machine_too_slow_to_be_timed_is_told_so_at_once():
 
 
 def command(what, *settings: str, resume=None, minutes=5.0):
-    verb.run(what, list(settings), resume, False, minutes, time.perf_counter(), False)
+    verb._train(what, list(settings), resume, False, minutes, time.perf_counter(), False)
 
 
 def test_recipes_and_resumed_runs_are_refused(tmp_path, monkeypatch):
@@ -264,7 +264,7 @@ def test_data_are_meant_where_a_name_is_also_a_recipe(tmp_path, monkeypatch):
         raise ValueError("picked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "pick", asking)
+    monkeypatch.setattr("vitlab.training.autopick.pick", asking)
     (tmp_path / "folder").mkdir()
     for what in (None, "digits", "fashion-mnist", "folder", "shards/train-{0..9}.tar"):
         with pytest.raises(ValueError, match="picked"):

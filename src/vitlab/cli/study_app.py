@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.options import Checkpoint, Data, Format, Json, Recipe, SourcePath, TimedBatch
+from vitlab.cli.options import ROUNDS, Checkpoint, Data, Format, Json, Recipe, SourcePath, TimedBatch, folder_option
 
 app = typer.Typer(
     help="Answer a question by many runs: one table, one plot.", no_args_is_help=True, rich_markup_mode=None
@@ -22,9 +22,7 @@ def configs(
     ] = None,
     dir: Annotated[
         Path | None,
-        typer.Option(
-            "--dir", "-o", metavar="FOLDER", help="Where all is kept. Default: studies/<recipe>-<what varies>."
-        ),
+        folder_option("studies/<recipe>-<what varies>"),
     ] = None,
     format: Format = "table",
     json: Json = False,
@@ -60,7 +58,7 @@ def ssl(
     ] = None,
     dir: Annotated[
         Path | None,
-        typer.Option("--dir", "-o", metavar="FOLDER", help="Where all is kept. Default: studies/ssl-<data>."),
+        folder_option("studies/ssl-<data>"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -85,13 +83,13 @@ def tokens(
         typer.Option("--way", metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="Compare these, not the usual."),
     ] = None,
     batch: TimedBatch = 8,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Times that each way is timed, in turns.")] = 15,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="Judge on so many pictures, not on all.")
     ] = None,
     dir: Annotated[
         Path | None,
-        typer.Option("--dir", "-o", metavar="FOLDER", help="Where all is kept. Default: studies/tokens-<run>."),
+        folder_option("studies/tokens-<run>"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -113,10 +111,8 @@ def scaling(
         str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
     ] = None,
     batch: TimedBatch = 1,
-    rounds: Annotated[int, typer.Option("--rounds", min=2, help="Times that each way is timed, in turns.")] = 15,
-    dir: Annotated[
-        Path | None, typer.Option("--dir", "-o", metavar="FOLDER", help="Where all is kept. Default: studies/scaling.")
-    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
+    dir: Annotated[Path | None, folder_option("studies/scaling")] = None,
     json: Json = False,
 ) -> None:
     """How do time and memory grow with the image?
@@ -147,9 +143,7 @@ def data_efficiency(
     path: SourcePath = None,
     dir: Annotated[
         Path | None,
-        typer.Option(
-            "--dir", "-o", metavar="FOLDER", help="Where all is kept. Default: studies/data-efficiency-<data>."
-        ),
+        folder_option("studies/data-efficiency-<data>"),
     ] = None,
     json: Json = False,
 ) -> None:
