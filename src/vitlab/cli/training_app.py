@@ -142,10 +142,23 @@ def evaluate(
 
     if templates is not None and not zeroshot:
         raise UsageError("--templates are the sentences of --zeroshot: add it, or leave them out.")
-    words = templates or "held_out" if zeroshot else None
-    asked = (knn, probe, few_shot, draws, words)
-    allow = {"allow_cut": allow_cut, "allow_outside": allow_outside}
-    verb.run(checkpoint, data, path, split, *asked, flip, reducer, batch_size, device, max_unreadable, json, allow)
+    options = dict(
+        path=path,
+        split=split,
+        knn=knn,
+        probe=probe,
+        few_shot=few_shot,
+        draws=draws,
+        templates=templates or "held_out" if zeroshot else None,
+        flip=flip,
+        reducer=reducer,
+        batch_size=batch_size,
+        device=device,
+        max_unreadable=max_unreadable,
+        allow_cut=allow_cut,
+        allow_outside=allow_outside,
+    )
+    verb.run(checkpoint, data, json, options)
 
 
 @app.command()
