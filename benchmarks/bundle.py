@@ -24,7 +24,7 @@ from vitlab.checkpoints.native import Card
 from vitlab.images.datasets import Captioned, Data
 from vitlab.text.templates import read_templates
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate, evaluate_knn, evaluate_zeroshot
+from vitlab.training.evaluate import evaluate_classifier, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
 from vitlab.training.objectives import objective_class
 from vitlab.training.processes import Processes
@@ -89,9 +89,9 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
     if model.family == "clip":
         found = by_words(model, recipe, data, pictures)
     elif model.config.classes:
-        found = {"top1": evaluate(model, pictures).top(1)}
+        found = {"top1": evaluate_classifier(model, pictures).top(1)}
         if recipe.augment.flip_at_test:
-            found["top1_with_flip"] = evaluate(model, pictures, flip=True).top(1)
+            found["top1_with_flip"] = evaluate_classifier(model, pictures, flip=True).top(1)
     else:
         bank = Pictures(data.train, model.preprocess)
         scores = evaluate_knn(getattr(model, "encoder", model), bank, pictures, len(data.classes))

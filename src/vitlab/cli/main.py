@@ -7,12 +7,25 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from vitlab.cli import complete, convert, data, diff, export, inspect, learn, predict, runs, search, serve, train
+from vitlab.cli import (
+    complete,
+    convert,
+    data,
+    diff,
+    evaluate,
+    export,
+    inspect,
+    learn,
+    predict,
+    runs,
+    search,
+    serve,
+    train,
+)
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain.app import app as explain
 from vitlab.cli.help import prepare
 from vitlab.cli.study_app import app as study
-from vitlab.cli.training_app import evaluate
 from vitlab.version import __version__
 
 COMMANDS = {  # in the order of the help page
@@ -28,7 +41,7 @@ COMMANDS = {  # in the order of the help page
     "train": train.train,
     "verify-resume": train.verify_resume,
     "data": data.data,
-    "eval": evaluate,
+    "eval": evaluate.evaluate,
     "runs": runs.runs,
     "doctor": runs.doctor,
     "index": search.index,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
-from vitlab.training.evaluate import Scores, evaluate
+from vitlab.training.evaluate import Scores, evaluate_classifier
 from vitlab.training.finetune import build_classifier
 from vitlab.training.objectives.base import Inputs, MicroStep, Objective, mix_of, set_patch_dropout
 from vitlab.training.optim import Optimisers
@@ -41,4 +41,4 @@ class Supervised(Objective):
 
     def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores:
         flip = self.recipe.augment.flip_at_test
-        return evaluate(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)
+        return evaluate_classifier(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)
