@@ -22,7 +22,6 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Network
 from vitlab.models.clip import CLIP
-from vitlab.text.tokenizer import its_tokenizer
 
 
 class PromptClassifier(Network):
@@ -35,7 +34,7 @@ class PromptClassifier(Network):
         self.labels = labels = list(dict.fromkeys(sentences))
         self.config = replace(clip.config.image, classes=len(labels))
         self.preprocess, self.card = clip.preprocess, clip.card
-        ids = its_tokenizer(clip)(labels).to(clip.log_scale.device)
+        ids = clip.require_tokenizer()(labels).to(clip.log_scale.device)
         with torch.no_grad(), evaluating(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 
