@@ -1,4 +1,4 @@
-"""The verbs of `vitlab study` and their options. What they do is in study.py, imported on use."""
+"""The studies and their options: each command is one function of vitlab.study, imported on use."""
 
 from __future__ import annotations
 
@@ -34,9 +34,15 @@ def configs(
     run.seed=0,1,2 gives means and spreads. The same command again goes on where it was stopped. A run that fails is
     reported; the others go on (exit code 1).
     """
-    from vitlab.cli import study as verb
+    from vitlab.cli.study import run
+    from vitlab.study.configs import study_configs
+    from vitlab.training.presets import find_recipe
 
-    verb.configs(what, settings or [], dir, format, json)
+    # vitlab study configs model.depth=4,6
+    is_setting = what is not None and "=" in what and not Path(what).exists()
+    changes = [*([what] if is_setting else []), *(settings or [])]
+    name, recipe = find_recipe(None if is_setting else what)
+    run(lambda command, show: study_configs(name, recipe, changes, dir, command=command, show=show), json, format)
 
 
 @app.command()
@@ -70,9 +76,23 @@ def ssl(
     with the same steps on the same pictures. --pretrained mae=bundled:mae judges an encoder that is there. The same
     command again goes on where it was stopped.
     """
-    from vitlab.cli import study as verb
+    from vitlab.cli.study import run
+    from vitlab.study.ssl import study_ssl
+    from vitlab.training.recipe import DataRecipe
 
-    verb.ssl(source, methods, path, per_class, fraction, pretrain or [], few or [], pretrained or [], dir, json)
+    data = DataRecipe(source, path, per_class=per_class, fraction=fraction)
+    run(
+        lambda command, show: study_ssl(
+            *(data, methods.split(",")),
+            pretrain=pretrain,
+            few=few,
+            pretrained=pretrained,
+            folder=dir,
+            command=command,
+            show=show,
+        ),
+        json,
+    )
 
 
 @app.command()
@@ -99,9 +119,20 @@ def tokens(
 
     Merging, pruning and dropping at random, measured here.
     """
-    from vitlab.cli import study as verb
+    from vitlab.cli.progress import counting
+    from vitlab.cli.study import run
+    from vitlab.export.timing import TimingOptions
+    from vitlab.study.tokens import study_tokens
+    from vitlab.training.recipe import DataRecipe
 
-    verb.tokens(checkpoint, source, path, way or [], batch, rounds, images, dir, json)
+    data, timing = DataRecipe(source, path), TimingOptions(batch, rounds)
+    run(
+        lambda command, _: study_tokens(
+            checkpoint, data, ways=way, timing=timing, images=images, folder=dir, command=command, watch=counting
+        ),
+        json,
+        resumable=False,
+    )
 
 
 @app.command()
@@ -124,9 +155,17 @@ def scaling(
     Measured, with the fitted exponent, beside the formula. The same command again goes on where it was stopped.
     OMP_NUM_THREADS=1 measures one thread.
     """
-    from vitlab.cli import study as verb
+    from vitlab.cli.study import run
+    from vitlab.study.model_spec import parse_numbers
+    from vitlab.study.scaling import study_scaling
 
-    verb.scaling(models, sizes, batch, rounds, dir, json)
+    sides = None if sizes is None else parse_numbers("--sizes", sizes)
+    run(
+        lambda command, show: study_scaling(
+            models, sides, batch=batch, rounds=rounds, folder=dir, command=command, show=show
+        ),
+        json,
+    )
 
 
 @app.command("data-efficiency")
@@ -159,6 +198,15 @@ def data_efficiency(
     run.epochs over the largest share. A deit is taught by the resnet that learned from the same pictures. The same
     command again goes on where it was stopped.
     """
-    from vitlab.cli import study as verb
+    from vitlab.cli.study import run
+    from vitlab.study.data_efficiency import study_data_efficiency
+    from vitlab.study.model_spec import parse_numbers
+    from vitlab.training.recipe import DataRecipe
 
-    verb.data_efficiency(source, settings or [], models, fractions, seeds, path, dir, json)
+    data, shares = DataRecipe(source, path), parse_numbers("--fractions", fractions, float)
+    run(
+        lambda command, show: study_data_efficiency(
+            data, models, shares, seeds=seeds, settings=settings, folder=dir, command=command, show=show
+        ),
+        json,
+    )
