@@ -109,7 +109,7 @@ def test_what_a_newcomer_meets_first_is_in_chinese(command, in_chinese, tmp_path
 
 SAID = {
     "vitlab: saved at step 7 of 90. Resume: vitlab train --resume runs/x": "保存在第 7 步（共 90 步）。继续：vitlab",
-    "vitlab: stopped, and saved. The same command goes on: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
+    "vitlab: stopped, and saved. The same command continues: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
     "vitlab: stopped.": "vitlab：已停止。",
     "serve needs uvicorn, which is not installed: pip install 'vitlab[serve]'.": "serve 需要 uvicorn，但没有安装：pip",
     "pictures need matplotlib, which is not installed: pip install matplotlib.": "需要 matplotlib，但没有安装：pip",

@@ -25,7 +25,7 @@ from vitlab.cli import (
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain.app import app as explain
 from vitlab.cli.help import prepare
-from vitlab.cli.study_app import app as study
+from vitlab.cli.study import app as study
 from vitlab.version import __version__
 
 COMMANDS = {  # in the order of the help page

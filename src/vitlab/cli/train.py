@@ -87,7 +87,7 @@ def _train(
         check_is_run(resume)
         settings = settings if what is None else [what, *settings]
         name, recipe = "", Recipe()
-    show = Beside() if json else Bar() if sys.stdout.isatty() else Plain()
+    show = StderrLines() if json else ProgressBar() if sys.stdout.isatty() else Lines()
     try:
         with show, ExitStack() as held, following_downloads():
             folder = resume or (Path(recipe.run.dir) if recipe.run.dir else None)
@@ -159,10 +159,10 @@ def _claim(folder: Path, held: ExitStack, note: Callable[[str], object]) -> Path
         free = folder.with_name(f"{folder.name}-{number}")
 
 
-class Plain:
-    """For files and pipes: a line now and then."""
+class Lines:
+    """For files and pipes: a line every 30 seconds."""
 
-    def __enter__(self) -> Plain:
+    def __enter__(self) -> Lines:
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -181,17 +181,17 @@ class Plain:
         print_plain(text)
 
 
-class Beside(Plain):
-    """The same on stderr, so that the result alone is on stdout."""
+class StderrLines(Lines):
+    """The same on stderr, so that only the result is on stdout."""
 
     def note(self, text: str) -> None:
         say(text)
 
 
-class Bar:
+class ProgressBar:
     """For a terminal: a bar with the time left, speed, loss and learning rate."""
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
