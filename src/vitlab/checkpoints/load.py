@@ -108,6 +108,11 @@ def load_with_report(
     return model, report
 
 
+def as_network(model: Network | str | Path, **load_options: Any) -> Network:
+    """A model as it is; a name ("bundled:cifar10", a path, "hf-hub:owner/name") is loaded."""
+    return model if isinstance(model, Network) else load(model, **load_options)
+
+
 def locate(source: str | Path) -> Path:
     """Where a checkpoint lies, or would lie: a path as it is, names on the hub and in the package by their prefix."""
     name = str(source)
