@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vitlab.checkpoints.load import create, is_checkpoint
-from vitlab.cli.console import out, parse_size, print_json, say
-from vitlab.cli.predict import open_model
+from vitlab.cli.console import out, parse_size, print_json, say, warnings_as_notes
 from vitlab.cli.progress import following_downloads
-from vitlab.export.bench import DEFAULT_BACKENDS, Bench, run_bench
+from vitlab.export.bench import DEFAULT_BACKENDS, Bench, open_or_create, run_bench
 from vitlab.export.verify import Comparison
 
 
@@ -23,17 +21,11 @@ def run(
     compare: dict[str, Any],
     json: bool,
 ) -> None:
-    if is_checkpoint(what):
-        model = open_model(what, size)
-    else:
-        options = {} if size is None else {"image_size": parse_size(size)}
-        model = create(what, **options).eval()
-        say(f"note: {what} is a new, untrained model: its times are right, its agreement says little.")
     if reducers is not None:
         reducers = [text for text in reducers if text != "none"]
-    with following_downloads():
+    with following_downloads(), warnings_as_notes():
         bench = run_bench(
-            model,
+            open_or_create(what, **({} if size is None else {"image_size": parse_size(size)})),
             backends=_names(ways) or DEFAULT_BACKENDS,
             reducers=reducers,
             against=_names(against),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,21 @@ def out(markup: bool = True) -> Any:
 def say(text: str) -> None:
     """A remark beside the result, in the terminal's language: to stderr, so that --json output stays clean."""
     print(printable(spoken(text)), file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_notes(show: bool = True) -> Iterator[None]:
+    """Warnings of vitlab become notes on stderr; or, without `show`, are dropped."""
+
+    def note(message: Warning | str, *place: Any, **more: Any) -> None:
+        if show:
+            say(f"note: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.simplefilter("ignore", ResourceWarning)  # a file left open is no note on the model
+        warnings.showwarning = note
+        yield
 
 
 def print_plain(text: str, end: str = "\n") -> None:

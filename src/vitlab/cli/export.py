@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.console import out, print_json, say
-from vitlab.cli.predict import open_model
+from vitlab.checkpoints.load import as_network
+from vitlab.cli.console import out, parse_size, print_json, say, warnings_as_notes
 from vitlab.cli.progress import following_downloads
 from vitlab.export.pipeline import ExportMismatchError, export_model
 from vitlab.export.verify import Comparison, Verification
@@ -15,9 +15,9 @@ from vitlab.export.verify import Comparison, Verification
 def run(
     checkpoint: str, target: Path, size: str | None, options: dict[str, Any], compare: dict[str, Any], json: bool
 ) -> None:
-    model = open_model(checkpoint, size)
-    with following_downloads():
+    with following_downloads(), warnings_as_notes():
         try:
+            model = as_network(checkpoint, **({} if size is None else {"image_size": parse_size(size)}))
             verdict = export_model(model, target, **options, compare=Comparison(**compare))
             refused = None
         except ExportMismatchError as error:
