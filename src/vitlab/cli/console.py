@@ -123,6 +123,12 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
+def size_option(text: str | None) -> dict[str, tuple[int, int]]:
+    """--image-size as an option of vitlab.load and vitlab.create."""
+    size = parse_size(text)
+    return {} if size is None else {"image_size": size}
+
+
 def parse_names(text: str | None) -> list[str]:
     """a, b,c -> [a, b, c]"""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
@@ -130,20 +136,18 @@ def parse_names(text: str | None) -> list[str]:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Show vitlab's own warnings as notes, and every warning once."""
+    """Show warnings for users as notes, each once, and only in the first process of torchrun."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         show_others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-            if str(message) in shown:
-                return
-            shown.add(str(message))
-            if category.__module__.startswith("vitlab."):
-                say(f"note: {message}")
-            else:
+            if not issubclass(category, UserWarning):
                 show_others(message, category, *place, **more)
+            elif str(message) not in shown and os.environ.get("RANK", "0") == "0":
+                shown.add(str(message))
+                say(f"note: {message}")
 
         warnings.showwarning = show
         yield

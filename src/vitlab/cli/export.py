@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitlab.cli.console import console, parse_names, parse_size, print_json, say, say_notes, table
+from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
@@ -21,7 +21,6 @@ from vitlab.cli.options import (
     TimedBatch,
     choice,
 )
-from vitlab.cli.predict import open_model
 from vitlab.cli.progress import following_downloads
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ def export(
     Preprocess and labels are written too. Both are compared on real images: a file that answers differently is not
     kept (exit code 1).
     """
+    from vitlab.checkpoints.load import as_network
     from vitlab.export.pipeline import ExportMismatchError, export_model
     from vitlab.export.verify import Comparison
 
@@ -65,9 +65,9 @@ def export(
     compare = Comparison(source=data, path=path, images=images, tolerance=tolerance, agreement=agreement)
     options = dict(gives=gives, int8=int8, dynamic_size=dynamic_size, reducer=reducer, force=force)
     refused = None
-    model = open_model(checkpoint, image_size)
     with following_downloads():
         try:
+            model = as_network(checkpoint, **size_option(image_size))
             result = export_model(model, out, **options, compare=compare)  # type: ignore[arg-type]
         except ExportMismatchError as error:
             result, refused = error.result, str(error)
@@ -125,19 +125,12 @@ def bench(
     The backends are eager, compiled, ONNX Runtime, int8 and token reducers. The fastest that agrees with the eager
     model on enough images is picked. Run nothing else meanwhile.
     """
-    from vitlab.checkpoints.load import create, is_checkpoint
-    from vitlab.export.bench import DEFAULT_BACKENDS, run_bench
+    from vitlab.export.bench import DEFAULT_BACKENDS, open_or_create, run_bench
     from vitlab.export.verify import Comparison
 
-    if is_checkpoint(what):
-        model = open_model(what, image_size)
-    else:
-        options = {} if image_size is None else {"image_size": parse_size(image_size)}
-        model = create(what, **options).eval()
-        say(f"note: {what} is a new, untrained model: its times are right, its agreement says little.")
     with following_downloads():
         result = run_bench(
-            model,
+            open_or_create(what, **size_option(image_size)),
             backends=parse_names(ways) or DEFAULT_BACKENDS,
             reducers=None if reducer is None else [text for text in reducer if text != "none"],
             against=parse_names(against),

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitlab.cli.console import console, parse_size, print_json, say, table
+from vitlab.cli.console import console, print_json, say, size_option, table
 from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, Images, Json, Reducer, Size
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
     from vitlab.inference import Prediction
-
-INSIDE = "{} is an exported network: give --reducer to vitlab export, not here."
+    from vitlab.models.base import Network
 
 
 def predict(
@@ -40,9 +39,9 @@ def predict(
 
     fewer = None if reducer is None else reducer_of(reducer)
     if fewer is not None and is_export(checkpoint):
-        raise UsageError(INSIDE.format(checkpoint))
-    model = place(open_any(checkpoint, image_size, heads), device)
-    report(_with_progress(lambda inputs, **more: predict(model, inputs, top=top, reducer=fewer, **more), images), json)
+        raise UsageError(f"{checkpoint} is an exported network: give --reducer to vitlab export, not here.")
+    model = _open(checkpoint, device, image_size, heads)
+    _report(_with_progress(lambda inputs, **more: predict(model, inputs, top=top, reducer=fewer, **more), images), json)
 
 
 def zeroshot(
@@ -67,31 +66,22 @@ def zeroshot(
     from vitlab.text.templates import fill, read_templates
 
     sentences = read_templates(templates)
-    names = read_labels(labels)
-    model = place(open_model(checkpoint, image_size), device)
+    names = _read_labels(labels)
+    model = _open(checkpoint, device, image_size)
     classes = embed_labels(model, names, sentences)
     if len(names) == 1:
         say("note: one label alone always has the probability 1: name others that it could be.")
     say(f"note: each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
-    report(_with_progress(lambda inputs, **more: zero_shot(model, inputs, classes, top=top, **more), images), json)
+    _report(_with_progress(lambda inputs, **more: zero_shot(model, inputs, classes, top=top, **more), images), json)
 
 
-def open_any(source: str, size: str | None, heads: int | None) -> Any:
-    """A checkpoint, or a file that vitlab export has written."""
-    from vitlab.export.loader import is_export, open_export
-
-    if not is_export(source):
-        return open_model(source, size, heads)
-    if heads is not None:
-        raise UsageError(f"{source} is an exported network, whose heads are fixed: leave --heads out.")
-    model, image_size = open_export(source), parse_size(size)
-    return model if image_size is None else model.with_size(image_size)
-
-
-def place(model: Any, device: str) -> Any:
-    from vitlab.export.loader import Exported
+def _open(checkpoint: str, device: str, size: str | None, heads: int | None = None) -> Network:
+    """The network of a checkpoint or exported file, on its device."""
+    from vitlab.export.loader import Exported, open_network
     from vitlab.training.processes import pick_device
 
+    options: dict[str, Any] = {} if heads is None else {"heads": heads}
+    model = open_network(checkpoint, **options, **size_option(size))
     if not isinstance(model, Exported):
         return model.to(pick_device(device))
     if device not in ("auto", "cpu"):
@@ -99,14 +89,7 @@ def place(model: Any, device: str) -> Any:
     return model
 
 
-def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:
-    from vitlab.checkpoints.load import load
-
-    options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
-    return load(checkpoint, **{k: v for k, v in options.items() if v is not None})
-
-
-def read_labels(text: str) -> list[str]:
+def _read_labels(text: str) -> list[str]:
     """cat,dog; or a file with one per line."""
     path = Path(text).expanduser()
     if not path.is_file() and "," not in text and (path.suffix == ".txt" or len(path.parts) > 1):
@@ -140,7 +123,7 @@ def _with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> l
     return predictions
 
 
-def report(predictions: list[Prediction], json: bool) -> None:
+def _report(predictions: list[Prediction], json: bool) -> None:
     """Print them; exit code 1 if an image has no scores."""
     if json:
         print_json([prediction.to_dict() for prediction in predictions])

@@ -6,26 +6,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitlab.cli.console import console, print_json, say, say_notes, say_unreadable
 from vitlab.cli.options import AllowCut, AllowOutside, BatchSize, Data, Device, Json, SourcePath, model_option
 from vitlab.cli.progress import Meter, following_downloads
-from vitlab.errors import CheckpointError, ImageError, UsageError
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
-    from vitlab.explain import draw
-    from vitlab.search import Counts, Hit
     from vitlab.training.processes import Processes
 
 PATIENCE = timedelta(days=30)  # one process may finish long before another; torchrun ends all if one fails
-DEFAULT = "bundled:dino"
-OTHER_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")
+GRAPH = "graph of neighbours"
 
 
 def index(
@@ -41,35 +37,36 @@ def index(
 
     Run again, it reads only new and changed images.
     """
-    from vitlab.inference import embed
-    from vitlab.search import open_database, update
+    from vitlab.search import index_folder
 
     began = time.perf_counter()
-    if model is None:
-        if not out.exists():
-            raise UsageError(f"{out} is a new index: which model makes it? Add --model CHECKPOINT.")
-        with open_database(out) as database:  # not its graph: `update` rebuilds that and says so
-            model = str(database.about["made_by"]["checkpoint"])
+    titles = {"pictures": folder.resolve().name, "graph": GRAPH}
     with _processes(device) as process, Meter("images") as meter:
-        encoder, made_by = open_encoder(model, quiet=not process.first)
-        titles = {"pictures": folder.resolve().name, "graph": "graph of neighbours"}
-        counts = update(
-            out,
+        counts = index_folder(
             folder,
-            made_by,
-            partial(embed, encoder.to(process.device), batch_size=batch_size),
+            out,
+            model,
             batch_size=batch_size,
             moved=moved,
+            device=process.device,
             together=process,
             progress=(lambda what, done, total: meter.update(titles[what], done, total)) if process.first else None,
         )
     if not process.first:
         return
     if json:
-        result = {"index": str(out), "folder": str(folder), "model": made_by["checkpoint"], **vars(counts)}
-        print_json({**result, "seconds": time.perf_counter() - began})
-    else:
-        _show_counts(counts, out)
+        report = {"index": str(out), "folder": str(folder), **vars(counts)}
+        print_json({**report, "seconds": time.perf_counter() - began})
+        return
+    console().print(f"{out}: {counts.pictures:,} images can be found")
+    for name in ("new", "changed", "moved", "removed", "unchanged"):
+        if value := getattr(counts, name):
+            console().print(f"  {name:12s}{value:,}")
+    if counts.rebuilt:
+        say(f"note: {out}: its graph of neighbours was damaged or missing, and was rebuilt.")
+    if counts.unreadable:
+        console().print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
+    say_unreadable(counts.unreadable)
 
 
 def search(
@@ -89,61 +86,34 @@ def search(
     """Find images by text, or by a similar image."""
     from vitlab.checkpoints.native import write_whole
     from vitlab.explain import draw
-    from vitlab.images.read import read_image
-    from vitlab.images.samples import is_sample, open_sample
-    from vitlab.inference import embed, embed_text
-    from vitlab.search import Index, check
+    from vitlab.search import search_index
 
-    if (text is None) == (image is None):
-        raise UsageError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
-    if text is not None and not text.strip():
-        raise UsageError('the question is empty: vitlab search INDEX "a dog on a beach".')
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{html}: name an .html file.")
     with Meter("images") as meter:
-        opened = Index(index, lambda what, done, total: meter.update("graph of neighbours", done, total))
-    say_notes(opened.notes)
-    with opened:
-        if text is not None and not opened.made_by.get("reads_text", True):
-            raise UsageError(
-                f"{index}: was made with {opened.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
-                "with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
-            )
-        try:
-            encoder, made_by = open_encoder(model or opened.made_by["checkpoint"])
-        except CheckpointError as error:
-            hint = "" if model else " The index was made with it; where is it now? Add --model CHECKPOINT."
-            raise UsageError(f"{error}{hint}") from None
-        query = None
-        if image is not None:
-            query = open_sample(image).picture if is_sample(image) else read_image(image)
-        vector = embed_text(encoder, text)[0] if text is not None else embed(encoder, [query])[0].vector
-        check(index, made_by)
-        hits = opened.search(vector, top)
-        total, folder = len(opened), opened.folder
-    if not hits:
+        progress = lambda what, done, total: meter.update(GRAPH, done, total)
+        result = search_index(index, text, image=image, top=top, model=model, progress=progress)
+    say_notes(result.notes)
+    if not result.hits:
         say(f"{index}: holds no image that could be read.")
     if json:
-        asked = {"text": text} if text is not None else {"image": image}
-        listed = [{"image": str(hit.path), "score": hit.score} for hit in hits]
-        about = {"index": str(index), "folder": str(folder), "model": made_by["checkpoint"], "pictures": total}
-        print_json({**about, "query": asked, "hits": listed})
+        query = {"text": text} if text is not None else {"image": image}
+        hits = [{"image": str(hit.path), "score": hit.score} for hit in result.hits]
+        about = {"index": str(index), "folder": str(result.folder), "model": result.model, "pictures": result.images}
+        print_json({**about, "query": query, "hits": hits})
     else:
-        for hit in hits:
+        for hit in result.hits:
             console().print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)
-    if sheet is not None or html is not None:
-        title = f"“{text}”" if text is not None else f"Like {Path(str(image)).name}"
-        lines = [f"{len(hits)} of {total:,} images in {folder}, by {made_by['checkpoint']}"]
-        results = [_result(hit, folder) for hit in hits]
-        if sheet is not None:
-            draw.save(draw.contact_sheet(results, title=title, lines=lines, query=query), sheet)
-        if html is not None:
-            page = draw.contact_page(results, title=title, lines=lines, query=query)
-            html.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
-        say(f"written: {', '.join(str(path) for path in (sheet, html) if path is not None)}")
+    if sheet is not None:
+        draw.save(result.sheet(), sheet)
+    if html is not None:
+        page = result.page()
+        html.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
+    if written := [str(path) for path in (sheet, html) if path is not None]:
+        say(f"written: {', '.join(written)}")
 
 
 def embed(
@@ -162,38 +132,32 @@ def embed(
     After an interruption the same command continues; torchrun shares the work.
     """
     from vitlab.images.listing import open_items
-    from vitlab.inference import embed
-    from vitlab.search.table import write_table
+    from vitlab.search.api import DEFAULT_MODEL, check_table_name, embed_dataset
 
-    if out.suffix.lower() in OTHER_TABLES:
-        raise UsageError(f"{out}: the table is written as Parquet: name it {out.with_suffix('.parquet')}.")
+    check_table_name(out)
     began = time.perf_counter()
     with _processes(device) as process, Meter("images") as meter:
         if model is None and process.first:
-            say(f"note: without --model it is {DEFAULT}, a small model for small images.")
-        encoder, made_by = open_encoder(model or DEFAULT, quiet=not process.first)
+            say(f"note: without --model it is {DEFAULT_MODEL}, a small model for small images.")
         with following_downloads():
             items = open_items(data, path=path, allow_cut=allow_cut, allow_outside=allow_outside)
         say_notes(items.notes if process.first else ())
-        table = write_table(
-            out,
+        table = embed_dataset(
             items,
-            made_by,
-            partial(embed, encoder.to(process.device), batch_size=batch_size),
+            out,
+            model or DEFAULT_MODEL,
             batch_size=batch_size,
+            device=process.device,
             together=process,
             progress=(lambda what, done, total: meter.update(data, done, total)) if process.first else None,
         )
     if not process.first:
         return
     if json:
-        about = {"out": str(out), "data": items.name, "model": made_by["checkpoint"], **vars(table)}
-        print_json({**about, "seconds": time.perf_counter() - began})
+        print_json({"out": str(out), **vars(table), "seconds": time.perf_counter() - began})
         return
-    console().print(
-        f"{out}: {table.pictures:,} images, {table.width} numbers each; {table.embedded:,} of them made now",
-        soft_wrap=True,
-    )
+    numbers = f"{table.width} numbers each; {table.embedded:,} of them made now"
+    console().print(f"{out}: {table.pictures:,} images, {numbers}", soft_wrap=True)
     say_unreadable(table.unreadable)
 
 
@@ -210,48 +174,3 @@ def _processes(device: str) -> Iterator[Processes]:
         raise SystemExit(130) from None
     finally:
         stop()
-
-
-def open_encoder(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The model, and what an index remembers of it. Of a model that learned without labels, the encoder; it may be a
-    file that vitlab export has written to give features.
-    """
-    from vitlab.checkpoints.load import load_with_report
-    from vitlab.export.loader import is_export, open_export
-    from vitlab.inference import encoder_of, fingerprint, reads_text
-    from vitlab.models.base import features_of
-
-    path = Path(checkpoint).expanduser()
-    checkpoint = str(path.absolute()) if path.exists() else checkpoint
-    if is_export(checkpoint):
-        model = open_export(checkpoint)
-        features_of(model)  # or an error that says how to export it
-    else:
-        model, report = load_with_report(checkpoint)
-        say_notes(() if quiet else report.notes)
-        model = encoder_of(model)
-    about = {"checkpoint": checkpoint, "fingerprint": fingerprint(model), "family": model.family}
-    return model, {**about, "reads_text": reads_text(model)}
-
-
-def _result(hit: Hit, folder: Path) -> draw.SearchHit:
-    from vitlab.explain import draw
-    from vitlab.images.read import read_image
-
-    try:
-        image = read_image(hit.path)
-    except ImageError:  # gone or changed since
-        image = None
-    return draw.SearchHit(image, hit.path.relative_to(folder).as_posix(), hit.score, hit.path.as_uri())
-
-
-def _show_counts(counts: Counts, index: Path) -> None:
-    console().print(f"{index}: {counts.pictures:,} images can be found")
-    for name in ("new", "changed", "moved", "removed", "unchanged"):
-        if value := getattr(counts, name):
-            console().print(f"  {name:12s}{value:,}")
-    if counts.rebuilt:
-        say(f"note: {index}: its graph of neighbours was damaged or missing, and was rebuilt.")
-    if counts.unreadable:
-        console().print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
-    say_unreadable(counts.unreadable)

@@ -54,18 +54,10 @@ def serve(
     The page is at /; predict, explain, embed, zeroshot and search are HTTP routes. Ctrl-C stops the server.
     """
     try:
-        from vitlab.serve.app import create_app
-        from vitlab.serve.run import listen, serve
+        from vitlab.serve.run import open_server
+        from vitlab.serve.settings import Settings
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
-    import torch
-
-    from vitlab.cli.predict import open_any
-    from vitlab.serve.executor import compute
-    from vitlab.serve.model_pool import open_models
-    from vitlab.serve.search_index import open_index
-    from vitlab.serve.settings import Settings
-
     settings = Settings(
         host=host,
         token=token,
@@ -79,24 +71,18 @@ def serve(
         max_pixels=round(max_megapixels * 1e6),
         runs=str(runs),
     )
-    if threads is not None:
-        compute(torch.set_num_threads, threads)
-    load = lambda source: open_any(source, None, None)
-    served = compute(open_models, models or [], load)
-    search_index = None if index is None else compute(open_index, index, served, load)
-    with listen(settings.host, port) as listening:
-        host, port = listening.getsockname()[:2]
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    with open_server(models or [], index, port=port, settings=settings, threads=threads) as server:
         if not settings.local and settings.token is None:
-            say(f"note: anyone who reaches {place} may send requests. Add --token TOKEN, or leave out --host.")
+            say(f"note: anyone who reaches {server.address} may send requests. Add --token TOKEN, or leave out --host.")
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")
-        for entry in served:
-            say(f"{entry.name}: {', '.join(entry.verbs)}")
-        if search_index is not None:
-            say_notes(map(one_line, search_index.notes))
-            about = search_index.summary()
-            query = "text or an image" if search_index.reads_text else "an image"
-            say(f"search: {about['pictures']:,} images of {about['name']}, by {query}, with {search_index.model}")
-        say(f"vitlab: open http://{place}/ in a browser; http://{place}/docs lists the routes. Ctrl-C stops.")
-        serve(create_app(served, settings, search_index), listening, access_log=access_log)
+        for served in server.models:
+            say(f"{served.name}: {', '.join(served.verbs)}")
+        if server.index is not None:
+            say_notes(map(one_line, server.index.notes))
+            about = server.index.summary()
+            query = "text or an image" if server.index.reads_text else "an image"
+            say(f"search: {about['pictures']:,} images of {about['name']}, by {query}, with {server.index.model}")
+        place = f"http://{server.address}"
+        say(f"vitlab: open {place}/ in a browser; {place}/docs lists the routes. Ctrl-C stops.")
+        server.run(access_log=access_log)
     say("vitlab: all accepted requests are answered.")

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from vitlab.errors import ExportError
+from vitlab.checkpoints.load import as_network
+from vitlab.errors import ExportError, UsageError
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.onnx import Session, external_data_path
 from vitlab.export.program import load_program
@@ -136,6 +137,21 @@ def open_export(source: str | Path) -> Exported:
         run = Session(path)
         metadata = ExportMetadata.from_json(run.metadata.get(KEY), path)
     return KINDS[metadata.gives](run, metadata, path).eval()
+
+
+def open_network(model: Network | str | Path, **load_options: Any) -> Network:
+    """A model as it is; the name of a checkpoint or of an exported file is opened.
+
+    `load_options` as in vitlab.load. Of an exported file only image_size can change.
+    """
+    if isinstance(model, Network) or not is_export(model):
+        return as_network(model, **load_options)
+    exported, size = open_export(model), load_options.pop("image_size", None)
+    if load_options:
+        raise UsageError(f"{model} is an exported network: leave out {', '.join(load_options)}.")
+    if size is None:
+        return exported
+    return exported.with_size((size, size) if isinstance(size, int) else size)
 
 
 def file_size(path: Path) -> int:

@@ -13,6 +13,7 @@ from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
 from vitlab.errors import ExportError
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIP
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
@@ -92,7 +93,7 @@ class ExportMetadata:
         return metadata
 
 
-def model_metadata(model: Any, gives: OutputKind, **options: Any) -> ExportMetadata:
+def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportMetadata:
     """`options`: dynamic_size, stride, reducer and int8 of the export."""
     clip = model if isinstance(model, CLIP) else None
     tokenizer = clip.tokenizer if clip is not None and gives == "text" else None

@@ -9,8 +9,8 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from vitlab.checkpoints.load import as_network
 from vitlab.errors import ExportError
 from vitlab.export.fold import fold
 from vitlab.export.loader import SUFFIXES, open_export
@@ -21,6 +21,7 @@ from vitlab.export.quantize import MODES, to_int8
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import Comparison, Verification, verify
 from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_input, output_kind
+from vitlab.models.base import Network
 
 CALIBRATION = 64  # images
 
@@ -34,7 +35,7 @@ class ExportMismatchError(ExportError):
 
 
 def export_model(
-    model: Any,
+    model: Network | str | Path,
     path: str | Path,
     *,
     gives: OutputKind | None = None,
@@ -44,13 +45,13 @@ def export_model(
     compare: Comparison | None = None,
     force: bool = False,
 ) -> Verification:
-    """Write model.onnx or model.pt2, by the suffix of `path`.
+    """Write model.onnx or model.pt2, by the suffix of `path`. `model` may be the name of a checkpoint.
 
     `gives`: logits where the model has classes, else features; "text" exports the text tower of a CLIP. Static int8 is
     calibrated on `compare.source`. If the outputs differ, ExportMismatchError is raised and an older file at `path`
     stays; `force` keeps the new file.
     """
-    path, compare = Path(path).expanduser(), compare or Comparison()
+    model, path, compare = as_network(model), Path(path).expanduser(), compare or Comparison()
     _check(path, int8, compare.source, dynamic_size, reducer, gives)
     gives = output_kind(model, gives)
     size_range = dynamic_size_range(model) if dynamic_size else None
@@ -73,7 +74,7 @@ def export_model(
             calibration = None
             if int8 == "static":
                 calibrated_on = replace(compare, images=CALIBRATION).sample(channels, calibrate=True)
-                calibration = preprocess_batch(model.preprocess, calibrated_on)
+                calibration = preprocess_batch(model, calibrated_on)
             to_int8(float32, written, int8, calibration)
             set_metadata(written, replace(metadata, int8=int8))
         exported = open_export(written)
