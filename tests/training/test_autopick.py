@@ -264,7 +264,7 @@ def test_data_are_meant_where_a_name_is_also_a_recipe(tmp_path, monkeypatch):
         raise ValueError("picked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "pick", asking)
+    monkeypatch.setattr("vitlab.training.train.pick", asking)
     (tmp_path / "folder").mkdir()
     for what in (None, "digits", "fashion-mnist", "folder", "shards/train-{0..9}.tar"):
         with pytest.raises(ValueError, match="picked"):
