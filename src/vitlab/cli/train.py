@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +15,6 @@ from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, print_json_text, print_plain, say, table
 from vitlab.cli.options import Json, Recipe, Settings
 from vitlab.cli.progress import following_downloads
-from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
     from vitlab.training.verify import ResumeReport
@@ -52,111 +47,27 @@ def train(
     Your images lie in one folder per class, or have captions.
     """
     began = time.perf_counter()  # before torch is imported: --minutes includes that
-    _train(what, settings or [], resume, changed, minutes, began, json)
+    from vitlab.training.loop import Stopped
+    from vitlab.training.train import train
 
-
-def _train(
-    what: str | None,
-    settings: list[str],
-    resume: Path | None,
-    changed: bool,
-    minutes: float | None,
-    began: float,
-    json: bool,
-) -> None:
-    """began: time.perf_counter() at the start of the command."""
-    from vitlab.training import processes, run_lock
-    from vitlab.training.autopick import pick
-    from vitlab.training.loop import Stopped, check_is_run, fit
-    from vitlab.training.presets import find_recipe
-    from vitlab.training.recipe import Recipe, read_recipe, with_settings, with_value
-    from vitlab.training.state import check_place
-
-    if what is not None and "=" in what and not Path(what).exists():  # vitlab train run.epochs=3
-        what, settings = None, [what, *settings]
-    if changed and resume is None:
-        raise UsageError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
-    source = _source(what, minutes, resume) if minutes is not None else None
-    if source is not None:
-        recipe = with_settings(with_value(Recipe(), "data.source", source), settings)
-        name = _name(recipe.data.source)
-    elif resume is None:
-        name, recipe = find_recipe(what)
-        recipe = with_settings(recipe, settings)
-    else:
-        check_is_run(resume)
-        settings = settings if what is None else [what, *settings]
-        name, recipe = "", Recipe()
+    changes = list(settings or [])
+    if what is not None and (resume is not None or ("=" in what and not Path(what).exists())):
+        what, changes = None, [what, *changes]  # vitlab train run.epochs=3
     show = StderrLines() if json else ProgressBar() if sys.stdout.isatty() else Lines()
     try:
-        with show, ExitStack() as held, following_downloads():
-            folder = resume or (Path(recipe.run.dir) if recipe.run.dir else None)
-            if folder is None:  # the first process of torchrun chooses a name for all
-                free = partial(_claim, Path("runs") / name, held, show.note)
-                folder = processes.start(recipe.run.device).from_first(free)
-            else:
-                check_place(folder)
-                held.enter_context(run_lock.hold(folder, show.note))
-            if source is not None and minutes is not None:
-                picked = pick(source, minutes, settings, since=began, show=show)
-                for reason in picked.reasons:
-                    show.note(reason)
-                result = fit(picked.recipe, folder, show=show, data=picked.data, notes=picked.reasons, since=began)
-            else:
-                if resume is not None:
-                    recipe = with_settings(read_recipe(folder / "recipe.toml"), settings)
-                result = fit(recipe, folder, resume=resume is not None, changed=changed, show=show, since=began)
+        with show, following_downloads():
+            run = train(what, changes, resume=resume, changed=changed, minutes=minutes, show=show, since=began)
     except Stopped as stopped:
         say(f"vitlab: {stopped}")
         raise SystemExit(130) from None
     if json:
-        print_json({"model": str(folder / "best"), "report": str(folder / "report.html"), **result})
+        print_json(run.to_dict())
         return
-    console(markup=True).print(
-        f"{result['split']} {result.get('judged_by', 'top-1')} [bold]{result['top1']:.2%}[/bold] "
-        f"after {result['seconds']:.0f} s "
-        f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
-    )
-    console().print(f"model:  {folder / 'best'}\nreport: {folder / 'report.html'}")
-
-
-def _source(what: str | None, minutes: float, resume: Path | None) -> str:
-    """The data that --minutes is asked for; a recipe is refused, because it has made the choice itself."""
-    from vitlab.images.datasets import SOURCES
-    from vitlab.training.presets import find_recipe, recipes
-    from vitlab.training.recipe import Recipe
-
-    if resume is not None:
-        raise UsageError(f"--minutes {minutes:g} plans a new run, but --resume goes on with the plan of {resume}.")
-    source = what or "digits"
-    is_recipe = source in recipes() and source not in SOURCES and not Path(source).is_dir()
-    if is_recipe or Path(source).suffix == ".toml":
-        data = find_recipe(source)[1].data.source
-        data = data if data != Recipe().data.source else "FOLDER"
-        raise UsageError(
-            f"{source} is a recipe, which fixes the model and the schedule that --minutes would pick. Leave --minutes "
-            f"out, or name the data: vitlab train {data} --minutes {minutes:g}"
-        )
-    return source
-
-
-def _name(source: str) -> str:
-    """What a run on this source is called: photos for pictures/photos, train-0..9 for train-{0..9}.tar."""
-    path = Path(source)
-    return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
-
-
-def _claim(folder: Path, held: ExitStack, note: Callable[[str], object]) -> Path:
-    """runs/name, or runs/name-2, ... where that is taken; locked, so that no other process takes it."""
-    from vitlab.training import run_lock
-
-    number, free = 1, folder
-    while True:
-        with suppress(FileExistsError, run_lock.RunLockedError):
-            held.enter_context(run_lock.hold(free, note, new=True))
-            return free
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
+    result = run.result
+    score = f"{result['split']} {result.get('judged_by', 'top-1')} [bold]{result['top1']:.2%}[/bold]"
+    speed = f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
+    console(markup=True).print(f"{score} after {result['seconds']:.0f} s {speed}")
+    console().print(f"model:  {run.model}\nreport: {run.report}")
 
 
 class Lines:

@@ -262,6 +262,11 @@ def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     return recipe
 
 
+def setting(key: str, value: object) -> str:
+    """A value as it is typed on the command line: setting("run.epochs", 3) is "run.epochs=3"."""
+    return f"{key}={'none' if value is None else _toml(value)}"
+
+
 def parse_value(text: str) -> Any:
     """As TOML where it is TOML (numbers, true, lists), otherwise the text itself."""
     if text.lower() in ("true", "false"):
