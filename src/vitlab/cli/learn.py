@@ -11,7 +11,7 @@ from vitlab.cli.language import Language, language
 from vitlab.learn.check import check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
 from vitlab.learn.messages import message
-from vitlab.learn.progress import State, remember, states
+from vitlab.learn.progress import next_exercise, remember, states
 
 
 def run(
@@ -41,56 +41,49 @@ def run(
 def _list(spoken: Language, json: bool) -> None:
     from rich.table import Table
 
-    found = states(Path.cwd())
+    exercises = states(Path.cwd())
     if json:
-        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in found.items()])
+        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in exercises.items()])
         return
     console = out(markup=False)
     console.print(message("list", spoken))
     table = Table(box=None, pad_edge=False, show_header=False)
-    for number, (name, (_, state)) in enumerate(found.items(), 1):
+    for number, (name, (_, state)) in enumerate(exercises.items(), 1):
         style = {"done": "green", "changed": "yellow"}.get(state)
-        title = EXERCISES[name].titles[spoken]
-        table.add_row(str(number), name, title, message(state, spoken), style=style)
+        table.add_row(str(number), name, EXERCISES[name].titles[spoken], message(state, spoken), style=style)
     console.print(table)
-    console.print(_following(found, spoken))
+    console.print(_next(Path.cwd(), spoken))
 
 
-def _following(found: dict[str, tuple[str, State]], spoken: Language) -> str:
-    first = next((name for name, (_, state) in found.items() if state != "done"), None)
-    if first is None:
-        return message("all done", spoken)
-    file, state = found[first]
-    return message("next", spoken, command=_command(first, None if state == "open" else file))
+def _next(folder: Path, spoken: Language) -> str:
+    exercise = next_exercise(folder)
+    return message("next", spoken, command=_command(*exercise)) if exercise else message("all done", spoken)
 
 
 def _start(exercise: Exercise, spoken: Language) -> None:
-    file = Path(exercise.file)
-    key = "already there" if file.exists() else "written"
-    if key == "written":
-        file.write_text(exercise.starter(spoken), encoding="utf-8")
-    out(markup=False).print(message(key, spoken, file=file, command=_command(exercise.name, exercise.file)))
+    key = "written" if exercise.write_starter(spoken) else "already there"
+    command = _command(exercise.name, exercise.file)
+    out(markup=False).print(message(key, spoken, file=exercise.file, command=command))
 
 
 def _check(exercise: Exercise, file: Path, spoken: Language, seconds: float, json: bool) -> None:
-    checked = check(exercise, file, seconds)
-    if checked.printed.strip():
-        print(checked.printed.rstrip(), file=sys.stderr)
-    verdict = checked.grade
-    if verdict.passed:
-        remember(exercise, file)
+    result = check(exercise, file, seconds)
+    if result.printed.strip():
+        print(result.printed.rstrip(), file=sys.stderr)
+    grade = result.grade
     if json:
-        print_json(verdict.to_dict(spoken))
+        print_json(grade.to_dict(spoken))
     else:
-        first, *more = verdict.lines(spoken)
+        first, *more = grade.lines(spoken)
         console = out(markup=False)
-        console.print(first, style="green" if verdict.passed else "bold")
+        console.print(first, style="green" if grade.passed else "bold")
         for line in more:
             console.print(f"  {line}", soft_wrap=True)
-    if not verdict.passed:
+    if not grade.passed:
         raise SystemExit(1)
+    remember(exercise, file)
     if not json:
-        out(markup=False).print(_following(states(file.parent), spoken))
+        out(markup=False).print(_next(file.parent, spoken))
 
 
 def _command(name: str, file: str | None) -> str:
