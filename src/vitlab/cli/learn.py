@@ -16,7 +16,6 @@ from vitlab.cli.options import Json, choice
 
 if TYPE_CHECKING:
     from vitlab.learn.exercises import Exercise
-    from vitlab.learn.progress import State
 
 
 def learn(
@@ -64,50 +63,43 @@ def _list(lang: Language, json: bool) -> None:
     from vitlab.learn.messages import message
     from vitlab.learn.progress import states
 
-    progress = states(Path.cwd())
+    exercises = states(Path.cwd())
     if json:
-        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in progress.items()])
+        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in exercises.items()])
         return
     console().print(message("list", lang))
     grid = table("", "", "", "")
     grid.show_header = False
-    for number, (name, (_, state)) in enumerate(progress.items(), 1):
+    for number, (name, (_, state)) in enumerate(exercises.items(), 1):
         style = {"done": "green", "changed": "yellow"}.get(state)
         grid.add_row(str(number), name, EXERCISES[name].titles[lang], message(state, lang), style=style)
     console().print(grid)
-    console().print(_next_step(progress, lang))
+    _show_next(Path.cwd(), lang)
 
 
-def _next_step(progress: dict[str, tuple[str, State]], lang: Language) -> str:
+def _show_next(folder: Path, lang: Language) -> None:
     from vitlab.learn.messages import message
+    from vitlab.learn.progress import next_exercise
 
-    first = next((name for name, (_, state) in progress.items() if state != "done"), None)
-    if first is None:
-        return message("all done", lang)
-    file, state = progress[first]
-    return message("next", lang, command=_command(first, None if state == "open" else file))
+    following = next_exercise(folder)
+    console().print(message("next", lang, command=_command(*following)) if following else message("all done", lang))
 
 
 def _start(exercise: Exercise, lang: Language) -> None:
     from vitlab.learn.messages import message
 
-    file = Path(exercise.file)
-    key = "already there" if file.exists() else "written"
-    if key == "written":
-        file.write_text(exercise.starter(lang), encoding="utf-8")
-    console().print(message(key, lang, file=file, command=_command(exercise.name, exercise.file)))
+    key = "written" if exercise.write_starter(lang) else "already there"
+    console().print(message(key, lang, file=exercise.file, command=_command(exercise.name, exercise.file)))
 
 
 def _check(exercise: Exercise, file: Path, lang: Language, seconds: float, json: bool) -> None:
     from vitlab.learn.check import check
-    from vitlab.learn.progress import remember, states
+    from vitlab.learn.progress import remember
 
     checked = check(exercise, file, seconds)
     if checked.printed.strip():
         print(checked.printed.rstrip(), file=sys.stderr)
     grade = checked.grade
-    if grade.passed:
-        remember(exercise, file)
     if json:
         print_json(grade.to_dict(lang))
     else:
@@ -117,8 +109,9 @@ def _check(exercise: Exercise, file: Path, lang: Language, seconds: float, json:
             console().print(f"  {line}", soft_wrap=True)
     if not grade.passed:
         raise SystemExit(1)
+    remember(exercise, file)
     if not json:
-        console().print(_next_step(states(file.parent), lang))
+        _show_next(file.parent, lang)
 
 
 def _command(name: str, file: str | None) -> str:
