@@ -37,7 +37,7 @@ def test_all_names_exist():
         assert getattr(vitlab, name) is not None
     assert all(callable(getattr(vitlab, name)) for name in FUNCTIONS)
     assert vitlab.export.__name__ == "vitlab.export" and vitlab.explain.__name__ == "vitlab.explain"
-    with pytest.raises(AttributeError, match="it has .*zero_shot"):
+    with pytest.raises(AttributeError, match=r"it has .*zero_shot"):
         vitlab.nonsense  # noqa: B018
 
 
