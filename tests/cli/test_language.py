@@ -58,6 +58,11 @@ def test_help_in_chinese(command, in_chinese):
     assert "Usage" not in text and "default" not in text
 
 
+def test_help_in_english_is_ascii(command):
+    text = command("serve", "--help").stdout
+    assert "[default: 8; x>=1]" in text and text.isascii()
+
+
 FIRST = {
     "unknown command": (
         ["trian"],

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli.console import console, print_json_text, say, table
-from vitlab.cli.options import (
-    AllowCut,
-    AllowOutside,
-    BatchSize,
-    CheckpointOrExport,
-    Data,
-    Device,
-    Json,
-    Reducer,
-    SourcePath,
-    choice,
-)
+from vitlab.cli.options import BatchSize, CheckpointOrExport, Data, Device, Json, Reducer, SourceOptions, choice
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
@@ -28,34 +18,53 @@ DIRECTIONS = {"image_to_text": "image -> caption", "text_to_image": "caption -> 
 CLASSES, PAIRS, UNREADABLE = 40, 10, 10  # rows that are shown; --json has all
 
 
-def evaluate(
-    checkpoint: CheckpointOrExport,
-    data: Data,
-    path: SourcePath = None,
-    split: Annotated[
-        str | None,
-        choice("train", "val", "test", help="Split to evaluate on. Default: test, or val without one."),
-    ] = None,
-    knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False,
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Classifiers on the features."""
+
+    knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False
+    probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False
     few_shot: Annotated[
         int | None, typer.Option(metavar="K", help="Also a classifier on the features of K images per class.", min=1)
-    ] = None,
-    draws: Annotated[int, typer.Option(help="Number of random draws of --few-shot.", min=2)] = 10,
-    zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Evaluate a CLIP by the names of the classes.")] = False,
+    ] = None
+    draws: Annotated[int, typer.Option(help="Number of random draws of --few-shot.", min=2)] = 10
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Zero-shot evaluation of a CLIP."""
+
+    zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Evaluate a CLIP by the names of the classes.")] = False
     templates: Annotated[
         str | None,
         typer.Option(
             "--templates", metavar="LIST", help='Templates for --zeroshot: held_out, a file, or "a photo of a {}".'
         ),
-    ] = None,
-    flip: Annotated[bool, typer.Option("--flip", help="Average the scores with those of the mirrored image.")] = False,
-    reducer: Reducer = None,
-    batch_size: BatchSize = 256,
-    device: Device = "auto",
-    max_unreadable: Annotated[int, typer.Option(help="Unreadable images that may be skipped.", min=0)] = 20,
-    allow_cut: AllowCut = False,
-    allow_outside: AllowOutside = False,
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the images are run through the model."""
+
+    split: Annotated[
+        str | None,
+        choice("train", "val", "test", help="Split to evaluate on. Default: test, or val without one."),
+    ] = None
+    flip: Annotated[bool, typer.Option("--flip", help="Average the scores with those of the mirrored image.")] = False
+    reducer: Reducer = None
+    batch_size: BatchSize = 256
+    device: Device = "auto"
+    max_unreadable: Annotated[int, typer.Option(help="Unreadable images that may be skipped.", min=0)] = 20
+
+
+def evaluate(
+    checkpoint: CheckpointOrExport,
+    data: Data,
+    source: SourceOptions,
+    features: FeatureOptions,
+    text: TextOptions,
+    run: RunOptions,
     json: Json = False,
 ) -> None:
     """Evaluate a model: accuracy, calibration, errors, speed.
@@ -66,29 +75,13 @@ def evaluate(
     from vitlab.evaluation import evaluate
     from vitlab.training.runlog import to_json
 
-    if templates is not None and not zeroshot:
+    if text.templates is not None and not text.zeroshot:
         raise UsageError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+    templates = text.templates or "held_out" if text.zeroshot else None
+    options = {**vars(source), **vars(features), **vars(run), "templates": templates}
     with following_downloads(), Meter("images") as meter:
-        result = evaluate(
-            checkpoint,
-            data,
-            path=path,
-            split=split,
-            knn=knn,
-            probe=probe,
-            few_shot=few_shot,
-            draws=draws,
-            templates=templates or "held_out" if zeroshot else None,
-            flip=flip,
-            reducer=reducer,
-            batch_size=batch_size,
-            device=device,
-            max_unreadable=max_unreadable,
-            allow_cut=allow_cut,
-            allow_outside=allow_outside,
-            progress=meter.update,
-            note=lambda text: say(f"note: {text}"),
-        ).to_dict()
+        note = lambda message: say(f"note: {message}")
+        result = evaluate(checkpoint, data, progress=meter.update, note=note, **options).to_dict()
     print_json_text(to_json(result)) if json else _show(result)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitlab.cli import complete
 from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
     Checkpoint,
-    ComparedData,
     Json,
     NameOrCheckpoint,
     Size,
@@ -25,31 +26,58 @@ from vitlab.cli.progress import following_downloads
 
 if TYPE_CHECKING:
     from vitlab.export.bench import Bench
-    from vitlab.export.verify import Verification
+    from vitlab.export.verify import Comparison, Verification
 
 
-def export(
-    checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+@dataclass(frozen=True)
+class ExportOptions:
     int8: Annotated[
         str | None,
         choice(
             "dynamic", "static", name="--int8", help="Quantize: smaller, often faster; static calibrates on --data."
         ),
-    ] = None,
-    data: ComparedData = None,
-    path: SourcePath = None,
-    images: Annotated[int, typer.Option(help="Number of images to compare on.", min=8)] = 128,
-    image_size: Size = None,
-    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False,
+    ] = None
+    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False
     reducer: Annotated[
         str | None, typer.Option("--reducer", metavar=REDUCERS, help="Token reducer to build into the file.")
-    ] = None,
-    features: Annotated[bool, typer.Option("--features", help="Export features instead of classes.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Export the text tower of a CLIP.")] = False,
+    ] = None
+    features: Annotated[bool, typer.Option("--features", help="Export features instead of classes.")] = False
+    text: Annotated[bool, typer.Option("--text", help="Export the text tower of a CLIP.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Keep the file even if it differs.")] = False
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Images to compare on, and how many must agree."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="Real images to compare on: a data source or folder.",
+            autocompletion=complete.sources,
+        ),
+    ] = None
+    path: SourcePath = None
+    agreement: Annotated[
+        float, typer.Option(help="Share of images that must get the same class; 1: equal up to rounding.")
+    ] = 0.99
+
+    def comparison(self, **more: Any) -> Comparison:
+        from vitlab.export.verify import Comparison
+
+        return Comparison(source=self.data, path=self.path, agreement=self.agreement, **more)
+
+
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+    options: ExportOptions,
+    compare: CompareOptions,
+    images: Annotated[int, typer.Option(help="Number of images to compare on.", min=8)] = 128,
+    image_size: Size = None,
     tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
-    agreement: Annotated[float, typer.Option(help="Share of images that must get the same class.")] = 0.99,
-    force: Annotated[bool, typer.Option("--force", help="Keep the file even if it differs.")] = False,
     json: Json = False,
 ) -> None:
     """Write a model as ONNX or torch.export, and compare both.
@@ -59,16 +87,21 @@ def export(
     """
     from vitlab.checkpoints.load import as_network
     from vitlab.export.pipeline import ExportMismatchError, export_model
-    from vitlab.export.verify import Comparison
 
-    gives = "text" if text else "features" if features else None
-    compare = Comparison(source=data, path=path, images=images, tolerance=tolerance, agreement=agreement)
-    options = dict(gives=gives, int8=int8, dynamic_size=dynamic_size, reducer=reducer, force=force)
     refused = None
     with following_downloads():
         try:
             model = as_network(checkpoint, **size_option(image_size))
-            result = export_model(model, out, **options, compare=compare)  # type: ignore[arg-type]
+            result = export_model(
+                model,
+                out,
+                gives="text" if options.text else "features" if options.features else None,
+                int8=options.int8,
+                dynamic_size=options.dynamic_size,
+                reducer=options.reducer,
+                compare=compare.comparison(images=images, tolerance=tolerance),
+                force=options.force,
+            )
         except ExportMismatchError as error:
             result, refused = error.result, str(error)
     written = str(out) if refused is None else None
@@ -95,27 +128,28 @@ def _show(result: Verification, written: str | None) -> None:
         console().print(f"{name:18s} {value}")
 
 
-def bench(
-    what: NameOrCheckpoint,
+@dataclass(frozen=True)
+class BackendOptions:
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="transformers,onnxruntime", help="Other libraries, with the same weights."),
-    ] = None,
-    batch: TimedBatch = 8,
-    rounds: Annotated[int, typer.Option(help=ROUNDS, min=3)] = 15,
+    ] = None
     ways: Annotated[
         str | None,
         typer.Option("--ways", metavar="eager,compiled,...", help="Backends to time instead of the default ones."),
-    ] = None,
+    ] = None
     reducer: Annotated[
         list[str] | None,
         typer.Option("--reducer", metavar="tome:r=8|none", help="Token reducer (repeatable); none: no reducers."),
-    ] = None,
-    agreement: Annotated[
-        float, typer.Option(help="Share of images that must get the same class; 1: equal up to rounding.")
-    ] = 0.99,
-    data: ComparedData = None,
-    path: SourcePath = None,
+    ] = None
+
+
+def bench(
+    what: NameOrCheckpoint,
+    options: BackendOptions,
+    compare: CompareOptions,
+    batch: TimedBatch = 8,
+    rounds: Annotated[int, typer.Option(help=ROUNDS, min=3)] = 15,
     images: Annotated[int, typer.Option(help="Number of images to compare on.", min=1)] = 64,
     image_size: Size = None,
     json: Json = False,
@@ -126,16 +160,15 @@ def bench(
     model on enough images is picked. Run nothing else meanwhile.
     """
     from vitlab.export.bench import DEFAULT_BACKENDS, open_or_create, run_bench
-    from vitlab.export.verify import Comparison
 
     with following_downloads():
         result = run_bench(
             open_or_create(what, **size_option(image_size)),
-            backends=parse_names(ways) or DEFAULT_BACKENDS,
-            reducers=None if reducer is None else [text for text in reducer if text != "none"],
-            against=parse_names(against),
+            backends=parse_names(options.ways) or DEFAULT_BACKENDS,
+            reducers=None if options.reducer is None else [text for text in options.reducer if text != "none"],
+            against=parse_names(options.against),
             progress=(lambda name: say(f"making {name}")) if sys.stderr.isatty() else None,
-            compare=Comparison(agreement=agreement, source=data, path=path, images=images),
+            compare=compare.comparison(images=images),
             batch=batch,
             rounds=rounds,
         )

@@ -88,9 +88,9 @@ def _without_type(name: str) -> str:
 def _translate_option(text: str) -> str:
     """Translate a help text and the remarks that Click appends in brackets."""
     text, bracket, extra = text.partition("  [")
-    remarks = extra.removesuffix("]")
-    translated = "；".join(translate(part) for part in remarks.split("; "))
-    return translate(text) + (f"  [{remarks if translated.isascii() else translated}]" if bracket else "")
+    remarks = [translate(part) for part in extra.removesuffix("]").split("; ")]
+    separator = "; " if "".join(remarks).isascii() else "；"
+    return translate(text) + (f"  [{separator.join(remarks)}]" if bracket else "")
 
 
 def _cells(text: str) -> int:

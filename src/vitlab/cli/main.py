@@ -25,6 +25,7 @@ from vitlab.cli import (
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain.app import app as explain
 from vitlab.cli.help import prepare
+from vitlab.cli.options import expand
 from vitlab.cli.study import app as study
 from vitlab.version import __version__
 
@@ -60,7 +61,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, function in COMMANDS.items():
-    app.command(name)(function)
+    app.command(name)(expand(function))
 app.add_typer(explain, name="explain")
 app.add_typer(study, name="study")
 

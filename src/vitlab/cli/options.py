@@ -1,12 +1,41 @@
-"""Arguments and options that several commands take, each written once: same name, same help, same completion."""
+"""Arguments and options that several commands take, each written once: same name, same help, same completion.
+
+Options that belong together are a dataclass, which a command takes as one parameter; `expand` makes its fields options.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
+
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with a parameter for each field of the dataclasses that it takes, as Typer needs it."""
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(function, eval_str=True).parameters.values():
+        group: Any = parameter.annotation
+        fields = signature(group, eval_str=True).parameters if is_dataclass(group) else {parameter.name: parameter}
+        if is_dataclass(group):
+            groups[parameter.name] = (group, list(fields))
+        parameters += [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        function(**values)
+
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
 def choice(*values: str, name: str | None = None, help: str) -> Any:
@@ -67,15 +96,6 @@ BatchSize = Annotated[int, typer.Option("--batch-size", help="Images per batch."
 TimedBatch = Annotated[int, typer.Option("--batch-size", "--batch", help="Images per timed batch.", min=1)]
 ROUNDS = "Repetitions per backend, interleaved."
 Device = Annotated[str, choice("auto", "cpu", "cuda", "mps", help="Device to run the model on.")]
-ComparedData = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="DATA",
-        help="Real images to compare on: a data source or folder.",
-        autocompletion=complete.sources,
-    ),
-]
 SourcePath = Annotated[
     str | None, typer.Option("--path", metavar="FOLDER", help="Folder with the files of a named data source.")
 ]
@@ -83,3 +103,12 @@ AllowCut = Annotated[bool, typer.Option("--allow-cut", help="Use the complete sa
 AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let a CSV name files outside its own folder.")]
 Format = Annotated[str, choice("table", "markdown", "csv", name="--format", help="Output format.")]
 AllBlocks = Annotated[bool, typer.Option("--all-blocks", help="List equal blocks one by one.")]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How the files of a data source are opened."""
+
+    path: SourcePath = None
+    allow_cut: AllowCut = False
+    allow_outside: AllowOutside = False

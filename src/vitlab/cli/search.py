@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli.console import console, print_json, say, say_notes, say_unreadable
-from vitlab.cli.options import AllowCut, AllowOutside, BatchSize, Data, Device, Json, SourcePath, model_option
+from vitlab.cli.options import BatchSize, Data, Device, Json, SourceOptions, model_option
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
@@ -118,13 +118,11 @@ def search(
 
 def embed(
     data: Data,
+    source: SourceOptions,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
     model: Annotated[str | None, model_option("Any model. Default: bundled:dino.")] = None,
-    path: SourcePath = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
-    allow_cut: AllowCut = False,
-    allow_outside: AllowOutside = False,
     json: Json = False,
 ) -> None:
     """Write the embeddings of all images to a Parquet table.
@@ -140,7 +138,7 @@ def embed(
         if model is None and process.first:
             say(f"note: without --model it is {DEFAULT_MODEL}, a small model for small images.")
         with following_downloads():
-            items = open_items(data, path=path, allow_cut=allow_cut, allow_outside=allow_outside)
+            items = open_items(data, **vars(source))
         say_notes(items.notes if process.first else ())
         table = embed_dataset(
             items,
