@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
-    from vitlab.checkpoints.load import create, load
+    from vitlab.checkpoints.load import load
     from vitlab.checkpoints.native import save
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
+    from vitlab.factory import create
     from vitlab.inference import embed, embed_text, predict, zero_shot
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
 
 _WHERE = {
-    "create": "vitlab.checkpoints.load",
+    "create": "vitlab.factory",
     "load": "vitlab.checkpoints.load",
     "save": "vitlab.checkpoints.native",
     "inspect": "vitlab.explain.inspect",

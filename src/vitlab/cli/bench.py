@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vitlab.checkpoints.load import create, is_checkpoint
+from vitlab.checkpoints.load import is_checkpoint
 from vitlab.cli.console import out, parse_size, print_json, say
 from vitlab.cli.predict import open_model
 from vitlab.cli.progress import following_downloads
 from vitlab.export.bench import DEFAULT_BACKENDS, Bench, run_bench
 from vitlab.export.verify import Comparison
+from vitlab.factory import create
 
 
 def run(

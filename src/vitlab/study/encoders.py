@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints.foreign import fitting_preprocess
 from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import UsageError
-from vitlab.images.preprocess import Preprocess
+from vitlab.images.preprocess import Preprocess, fit_preprocess
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, FAMILIES, MODELS, Entry, find
+from vitlab.models.registry import ALIASES, MODELS, Entry, find
 from vitlab.models.vit_config import ViTConfig
 from vitlab.training.recipe import ModelRecipe
 
@@ -105,7 +104,7 @@ def _pretraining_method(model: Any) -> str:
     if model.config.classes:
         return f"labels ({model.config.classes} classes)"
     wrapper = MODELS.get(model.card.name or "")
-    return wrapper.family if wrapper is not None and hasattr(FAMILIES[wrapper.family][0], "encoder") else ""
+    return wrapper.family if wrapper is not None and wrapper.config.wraps_encoder else ""
 
 
 def _closest_entry(encoder: Encoder) -> Entry:
@@ -117,4 +116,5 @@ def _closest_entry(encoder: Encoder) -> Entry:
 
 
 def _preprocess_for(entry: Entry, config: ViTConfig) -> Preprocess | None:
-    return fitting_preprocess(entry.preprocess, entry.config.image_size, config)
+    size, channels = config.image_size, config.channels
+    return fit_preprocess(entry.preprocess, entry.config.image_size, image_size=size, channels=channels)

@@ -60,7 +60,7 @@ def resolve_model(label: str, spec: ModelSpec, side: int) -> StudyModel:
     except ValueError as error:
         near = nearest(short, list(known_names))
         raise UsageError(f"{label}: {error} Short names: {', '.join(known_names)}.{near}") from None
-    if hasattr(config, "encoder"):
+    if config.wraps_encoder:
         raise UsageError(f"{label} learns without labels (see vitlab study ssl): name vit, swin or resnet.")
     token = getattr(getattr(config, "tokens", None), "distill_token", False)
     return StudyModel(label, entry.name, options, entry.family, token)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.load import create
 from vitlab.checkpoints.native import on_meta, write_whole
 from vitlab.errors import UsageError
 from vitlab.explain.inspect import inspect
 from vitlab.export.timing import alternate, summary
+from vitlab.factory import create
 from vitlab.models.registry import find
 from vitlab.study.folder import OTHER_FOLDER, PLOT, read_study_json, try_draw, write_study_json, write_texts
 from vitlab.study.memory import peak_memory
