@@ -29,12 +29,13 @@ from vitlab.version import __version__
 
 if TYPE_CHECKING:
     from vitlab.checkpoints.convert import convert
-    from vitlab.checkpoints.load import create, load
+    from vitlab.checkpoints.load import load
     from vitlab.checkpoints.native import save
     from vitlab.evaluation import evaluate
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
     from vitlab.export.pipeline import export_model
+    from vitlab.factory import create
     from vitlab.inference import embed, embed_text, predict, zero_shot
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Trace": "vitlab.layers.trace",
     "convert": "vitlab.checkpoints.convert",
-    "create": "vitlab.checkpoints.load",
+    "create": "vitlab.factory",
     "embed": "vitlab.inference",
     "embed_text": "vitlab.inference",
     "evaluate": "vitlab.evaluation",

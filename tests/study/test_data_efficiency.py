@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta
 from vitlab.cli.main import app
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.study.data_efficiency import study_data_efficiency
 from vitlab.study.families import resolve_model

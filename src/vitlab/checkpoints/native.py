@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -19,12 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitlab.checkpoints import digests
-from vitlab.checkpoints.files import check_values, read_json
+from vitlab.checkpoints import digests, schema
+from vitlab.checkpoints.family import LoadedWeights
+from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors
 from vitlab.errors import CheckpointError
+from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
 from vitlab.parsing import spell_not_finite
+from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
 FORMAT = 1
@@ -161,3 +165,88 @@ def on_meta(build: Callable[[], Network]) -> Network:
     """Build a model on the meta device; its weights are assigned from the file."""
     with torch.device("meta"):
         return build()
+
+
+def read(folder: Path) -> LoadedWeights:
+    """A checkpoint folder, checked against its digests and its config against the weights."""
+    card = read_card(folder)
+    if card["family"] not in registry.FAMILIES:
+        raise CheckpointError(f"{folder}: family {card['family']!r:.60} is not known. Update vitlab.")
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(f"{folder}: {WEIGHTS} is missing beside {CARD}.")
+    digests.check_files(folder, card, CARD)
+    tensors = read_tensors(folder / WEIGHTS)
+    with naming(folder / CARD):
+        schema.check(card, schema.CARD, CARD)
+        check_plausible(card["config"], tensors, WEIGHTS)
+        config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
+        preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
+        labels = card.get("labels")
+        if labels is not None and len(labels) != config.classes:
+            raise CheckpointError(f"labels must be a list of {config.classes} names, or null.")
+    return LoadedWeights(
+        tensors,
+        {key: (key,) for key in tensors},
+        {},
+        "native",
+        card["family"],
+        config,
+        preprocess=preprocess,
+        labels=labels,
+        card=Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {}),
+        tokenizer=Tokenizer.read(folder / WORDS) if (folder / WORDS).is_file() else None,
+    )
+
+
+STACKED = ("depth", "depths", "layers")  # options that count equal parts, which the weights number
+NOT_IN_WEIGHTS = ("image_size", "patch_size", "window", "reductions", "sinkhorn")  # need not show in any shape
+MAX_NOT_IN_WEIGHTS = 2**14
+MAX_LISTED = 16  # stages; the published networks have 4
+TENSORS_OF_A_BLOCK = 8  # at least: two norms, and matrices for attention and MLP
+
+
+def check_plausible(config: dict[str, Any], tensors: dict[str, Tensor], weights: str) -> None:
+    """Refuse a config with a number larger than anything that the file `weights` holds, before a network is built.
+
+    Building 10**6 blocks takes minutes, and a layer 10**9 wide cannot be built at all. What passes may still not fit:
+    whoever builds the network compares every name and shape.
+    """
+    widest = max(side for tensor in tensors.values() for side in (*tensor.shape, 1))
+    longest = min(max(_stacks(tensors).values(), default=0), 1 + len(tensors) // TENSORS_OF_A_BLOCK)
+    for name, value in _numbers(config):
+        if name in STACKED:
+            most, what = longest, f"{weights} has at most {longest} blocks in a row"
+        elif name in NOT_IN_WEIGHTS:
+            most, what = MAX_NOT_IN_WEIGHTS, f"{MAX_NOT_IN_WEIGHTS} is the most that is read"
+        else:
+            most, what = widest, f"the longest side of a tensor in {weights} is {widest}"
+        if value > most:
+            raise CheckpointError(
+                f"{name} is {schema.shown(value)}, but {what}: config and weights do not belong together. Fetch or save "
+                "the checkpoint again."
+            )
+
+
+def _stacks(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """blocks.0.norm.weight, blocks.1.norm.weight -> {"blocks": 2}: how many numbers follow each beginning of a name."""
+    numbers: dict[str, set[str]] = defaultdict(set)
+    for key in tensors:
+        parts = key.split(".")
+        for place, part in enumerate(parts):
+            if part.isascii() and part.isdigit():
+                numbers[".".join(parts[:place])].add(part)
+    return {start: len(parts) for start, parts in numbers.items()}
+
+
+def _numbers(value: Any, name: str = "") -> list[tuple[str, float]]:
+    """Every number that gives a size, with its option's name. The nesting of JSON is limited, so recursion ends."""
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _numbers(inner, key)]
+    if isinstance(value, list):
+        if len(value) > MAX_LISTED:
+            raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
+        return [pair for inner in value for pair in _numbers(inner, name)]
+    size = (isinstance(value, int) and not isinstance(value, bool)) or (
+        name == "mlp_ratio" and isinstance(value, float)
+    )
+    return [(name, value)] if size else []

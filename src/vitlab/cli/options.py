@@ -21,9 +21,9 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[Parameter] = []
     for parameter in signature(function, eval_str=True).parameters.values():
-        group: Any = parameter.annotation
-        fields = signature(group, eval_str=True).parameters if is_dataclass(group) else {parameter.name: parameter}
-        if is_dataclass(group):
+        fields = {parameter.name: parameter}
+        if isinstance(group := parameter.annotation, type) and is_dataclass(group):
+            fields = signature(group, eval_str=True).parameters
             groups[parameter.name] = (group, list(fields))
         parameters += [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
 
