@@ -7,7 +7,6 @@ which, it is asked for. Read all; write open_clip and transformers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,12 +98,7 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         raise CheckpointError(
             f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
         )
-    text, vision = (
-        _without_nulls(config.get(f"{part}_config") or config.get(f"{part}_config_dict") or {})
-        for part in ("text", "vision")
-    )
-    schema.check(text, schema.HF, "config.json's text_config")
-    schema.check(vision, schema.HF, "config.json's vision_config")
+    text, vision = (_tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
@@ -130,9 +124,10 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     }
 
 
-def _without_nulls(config: Any) -> Any:
+def _tower_config(config: Options, tower: str) -> Options:
     """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
-    return {k: v for k, v in config.items() if v is not None} if isinstance(config, dict) else config
+    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
+    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
 
 
 READ = {
@@ -153,15 +148,17 @@ WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are no
 def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
     """open_clip_config.json -> options by path, and preprocess values."""
     where = "open_clip_config.json"
-    model = schema.check(config, schema.OPEN_CLIP, where).get("model_cfg") or {}
-    schema.check(model, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
-    for part, names in READ.items():
+    schema.check(config, schema.OPEN_CLIP, where)
+    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
+    vision, text = (
         schema.check(model.get(part) or {}, schema.OPEN_CLIP_TOWER, f"{where}'s {part}")
-        for name, value in (model.get(part) or {}).items():
-            harmless = WITHOUT_EFFECT.get(name, ()) if name not in names else None
+        for part in ("vision_cfg", "text_cfg")
+    )
+    for part, values in (("vision_cfg", vision), ("text_cfg", text)):
+        for name, value in values.items():
+            harmless = WITHOUT_EFFECT.get(name, ()) if name not in READ[part] else None
             if value and harmless is not None and value not in harmless:
                 raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
-    vision, text = model.get("vision_cfg") or {}, model.get("text_cfg") or {}
     theirs = {
         "image.image_size": vision.get("image_size"),
         "image.width": vision.get("width"),
@@ -179,8 +176,8 @@ def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
     }
     if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
         theirs["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
-    cfg, how = config.get("preprocess_cfg") or {}, {"shortest": "crop", "squash": "stretch", "longest": "fit"}
-    schema.check(cfg, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
+    how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
+    cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
     if (mode := cfg.get("resize_mode", "shortest")) not in how:
         raise CheckpointError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
     preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
@@ -262,7 +259,7 @@ def _by_path(options: Options, encoder: bool) -> Options:
     """Options by path: image=dict(heads=4) is image.heads, and so is heads alone. `encoder`: for the image tower."""
     flat: Options = {}
     for name, value in options.items():
-        if name in ("image", "text") and isinstance(value, dict):
+        if name in ("image", "text") and schema.is_object(value):
             flat |= {f"{name}.{inner}": part for inner, part in value.items()}
         else:
             flat["image.heads" if name == "heads" else name] = value

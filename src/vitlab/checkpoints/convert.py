@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.families import FAMILIES, family_of
 from vitlab.checkpoints.family import Written
-from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.files import read_json, read_tensors, save_tensors
 from vitlab.checkpoints.keymap import Options, State
 from vitlab.checkpoints.load import load_with_report, locate
 from vitlab.errors import UsageError
@@ -149,7 +148,7 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Comp
         else:
             args = config.get("model_args", {})
             net = module.create_model(config["architecture"], num_classes=config.get("num_classes", 1000), **args)
-            net.load_state_dict(load_file(folder / "model.safetensors"))
+            net.load_state_dict(read_tensors(folder / "model.safetensors"))
             logits, tokens = net.eval()(images), None
     except Exception as error:  # whatever the other library does not like, the file is written; say it and go on
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -167,9 +166,7 @@ def _is_bare(target: Path) -> bool:
 
 
 def _write_folder(written: Written, target: Path) -> None:
-    def save(path: Path) -> None:
-        save_file(written.tensors, path, metadata={"format": "pt"})
-
+    save = partial(save_tensors, written.tensors)
     if _is_bare(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         native.write_whole(target, save)

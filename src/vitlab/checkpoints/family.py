@@ -49,7 +49,7 @@ class Reading:
     """The network that tensors belong to."""
 
     config: Any  # the family's Config
-    assumed: Options = field(default_factory=dict)  # options that neither file nor caller states
+    assumed: Options = field(default_factory=Options)  # options that neither file nor caller states
     preprocess: Mapping[str, Any] | None = None  # usual values; None: the dialect's
     notes: tuple[str, ...] = ()
 
@@ -59,9 +59,9 @@ class Written:
     """A model in another library's layout: tensors, and the files beside them as text or as values for JSON."""
 
     tensors: State
-    files: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    bare_notes: list[str] = field(default_factory=list)  # where the weights are written without those files
+    files: Options = field(default_factory=Options)
+    notes: list[str] = field(default_factory=list[str])
+    bare_notes: list[str] = field(default_factory=list[str])  # where the weights are written without those files
     weights: str = "model.safetensors"  # the name in the folder; *.npz: one file and no folder
 
 
@@ -81,9 +81,11 @@ class Family:
     config: type[Config]
     dialects: tuple[Dialect, ...] = ()
     infer: Callable[[Renamed, Clues], Reading] = _no_dialect  # may leave tensors out
-    writers: Mapping[str, Writer] = field(default_factory=dict)  # --to -> how
+    writers: Mapping[str, Writer] = field(default_factory=dict[str, Writer])  # --to -> how
     bare_options: tuple[str, ...] = ()  # what bare weights do not show, so that a caller may have to pass it
-    model_types: Mapping[str, ModelType] = field(default_factory=dict)  # transformers' names of these networks
+    model_types: Mapping[str, ModelType] = field(
+        default_factory=dict[str, ModelType]
+    )  # transformers' names of these networks
     map_template: Dialect | None = None  # what a rename table leaves out; recognises our own names in it
     by_path: Callable[[Options, bool], Options] = lambda options, encoder: options  # how callers may also write them
     check_inputs: Callable[[Network, Tensor], dict[str, Tensor]] = lambda model, images: {}  # beside images, to compare
@@ -108,10 +110,10 @@ class LoadedWeights:
     preprocess: Preprocess | None = None
     labels: list[str] | None = None
     card: Card = field(default_factory=Card)
-    notes: list[str] = field(default_factory=list)  # what a caller must know
+    notes: list[str] = field(default_factory=list[str])  # what a caller must know
     tokenizer: Tokenizer | None = None
-    assumed: Options = field(default_factory=dict)  # options that neither file nor caller states
-    stated_preprocess: Options = field(default_factory=dict)  # values of the preprocess that are not assumed
+    assumed: Options = field(default_factory=Options)  # options that neither file nor caller states
+    stated_preprocess: Options = field(default_factory=Options)  # values of the preprocess that are not assumed
     table: Path | None = None  # the rename table
     taken_as: str = ""
     size_note: str = ""  # on the size that images are read at, unless another is given

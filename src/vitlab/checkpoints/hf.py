@@ -154,8 +154,8 @@ def labels_from(config: Options) -> list[str] | None:
 
 
 HALF: Options = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_CLIP: Options = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3}
-_CLIP |= {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+_CROP: Options = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+_CLIP: Options = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3, **_CROP}
 PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what they do where a file leaves it out
     "ViT": {"resample": 2, "size": 224, **HALF},
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
@@ -229,7 +229,7 @@ def _with_defaults(config: Options, processor: str) -> Options:
 
 def _shorter_side(size: Any, processor: str) -> int | None:
     """What the shorter side is resized to, in old files one number; None: both sides are given."""
-    if isinstance(size, dict):
+    if schema.is_object(size):
         return size.get("shortest_edge")
     return size if processor in ("CLIP", "Bit", "ConvNext") else None
 
@@ -245,9 +245,10 @@ def _processor_name(config: Options) -> str:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, dict) and "shortest_edge" in size:
-        size = size["shortest_edge"]
-    return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
+    if not schema.is_object(size):
+        return size, size
+    side = size.get("shortest_edge")
+    return (size["height"], size["width"]) if side is None else (side, side)
 
 
 def reader(options: Callable[[Options], Options], model_types: Mapping[str, ModelType]) -> Callable[[Source], Stated]:
@@ -275,6 +276,10 @@ def with_processor(stated: Stated, folder: Path, kind: ModelType) -> Stated:
     return replace(stated, preprocess=preprocess, notes=tuple(preprocess_notes(config, kind.processor)))
 
 
+def has_decoder(keys: set[str]) -> bool:
+    return "decoder.decoder_pos_embed" in keys
+
+
 NO_DECODER = "MAE's decoder: only the encoder is loaded"
 _BASE = Dialect(
     name="hf",
@@ -291,7 +296,7 @@ _BASE = Dialect(
     ignored={r"decoder\..*": NO_DECODER},
     read_stated=reader(options_from, MODEL_TYPES | VIT_MAE),
 )
-MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=lambda keys: "decoder.decoder_pos_embed" in keys)
+MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=has_decoder)
 DIALECT = replace(_BASE, bare_variants=(MAE_ENCODER,))
 
 

@@ -68,10 +68,9 @@ class Renamed:
 
     def part(self, prefix: str) -> Renamed:
         """The tensors of one part of the network, under the part's own names."""
-        tensors, origin = (
-            {key.removeprefix(prefix): value for key, value in table.items() if key.startswith(prefix)}
-            for table in (self.tensors, self.origin)
-        )
+        keys = {key.removeprefix(prefix): key for key in self.tensors if key.startswith(prefix)}
+        tensors = {own: self.tensors[key] for own, key in keys.items()}
+        origin = {own: self.origin[key] for own, key in keys.items() if key in self.origin}
         return Renamed(tensors, origin, self.unused)
 
 
@@ -79,10 +78,10 @@ class Renamed:
 class Stated:
     """What the files beside the weights, or a rename table, state; empty where there are none."""
 
-    options: Options = field(default_factory=dict)
-    preprocess: Options = field(default_factory=dict)  # values for Preprocess
+    options: Options = field(default_factory=Options)
+    preprocess: Options = field(default_factory=Options)  # values for Preprocess
     labels: list[str] | None = None
-    usual_preprocess: Mapping[str, Any] = field(default_factory=dict)  # what such networks usually have
+    usual_preprocess: Mapping[str, Any] = field(default_factory=Options)  # what such networks usually have
     model_type: str = ""  # transformers' name of the network
     size_note: str = ""  # what their library needs to read images of another size than the positions were made for
     notes: tuple[str, ...] = ()
@@ -106,9 +105,9 @@ class Dialect:
     recognise: Callable[[set[str]], bool]
     assumed: Mapping[str, Any]  # eps and activation, as this library usually has them
     preprocess: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)  # what is certain in this dialect, e.g. the resize rule
+    options: Mapping[str, Any] = field(default_factory=Options)  # what is certain in this dialect, e.g. the resize rule
     prefixes: tuple[str, ...] = ("",)  # what {p} may stand for
-    ignored: Mapping[str, str] = field(default_factory=dict)  # regex of keys -> why they are left out
+    ignored: Mapping[str, str] = field(default_factory=dict[str, str])  # regex of keys -> why they are left out
     hints: Callable[[State], Options] = lambda state: {}  # options that this layout shows, e.g. JAX's heads
     read_stated: Callable[[Source], Stated | None] = lambda source: None  # of a folder; None: config.json is not theirs
     bare_variants: tuple[Dialect, ...] = ()  # what weights without a config may be instead, by their keys

@@ -156,7 +156,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
             f"{source}: a model that learned without labels ({weights.family}) has no classes to choose. Fine-tune it: "
             f"vitlab train DATA model.init_from={source}"
         )
-    if overrides.get("classes") and not stored.classes and "head_hidden" in option_paths(type(stored)):
+    if overrides.get("classes") and not stored.classes and _has_option(stored, "head_hidden"):
         overrides = {"head_hidden": 0, **overrides}  # a pre-training head goes when a new classifier comes (ViT, 3.2)
     config = stored.with_options(**overrides)
     _check_same_network(stored, config, source)
@@ -194,7 +194,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
             f"{sorted([*fresh, *left])[0]}. Loading can change image_size; vitlab.create makes another network."
         )
     if fresh:  # asked for and not in the file: initialised as in a new model, of one block where that is enough
-        one_block = "depth" in option_paths(type(config)) and not any(key.startswith("blocks.") for key in fresh)
+        one_block = _has_option(config, "depth") and not any(key.startswith("blocks.") for key in fresh)
         with torch.device("cpu"):
             new = registry.build(weights.family, config.with_options(depth=1) if one_block else config).state_dict()
         state |= {key: new[key] for key in fresh}
@@ -245,12 +245,16 @@ def _check_same_network(stored: Config, config: Config, source: str) -> None:
             old, new = (attrgetter(path)(c) for c in (before, after))
             if old != new:
                 short = path.removesuffix(".kind").split(".")[-1]
-                name = short if short in option_paths(type(before)) else path
+                name = short if _has_option(before, short) else path
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
                 raise CheckpointError(
                     f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
                     "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
                 )
+
+
+def _has_option(config: Config, name: str) -> bool:
+    return name in option_paths(type(config))
 
 
 def _encoder_of(weights: LoadedWeights) -> LoadedWeights:

@@ -6,7 +6,6 @@ Their encoder is read like any ViT; what stands here is the decoder, the config 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from vitlab.checkpoints.family import IMAGENET, Clues, Family, Reading, Writer, 
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
-from vitlab.models.mae import DecoderOptions, MAEConfig, MaskedAutoencoder
+from vitlab.models.mae import DecoderOptions, MAEConfig
 from vitlab.models.vit_config import ViTConfig
 
 HEADS = {512: 16}  # the published decoder's width; others must be passed
@@ -72,7 +71,7 @@ def _hf_options(config: Options) -> Options:
 HF = replace(
     hf.DIALECT,
     rules=(*_encoder_rules(hf.DIALECT.rules), *HF_RULES),
-    recognise=lambda keys: hf.DIALECT.recognise(keys) and "decoder.decoder_pos_embed" in keys,
+    recognise=hf.has_decoder,
     preprocess=IMAGENET,
     ignored={},
     read_stated=hf.reader(_hf_options, hf.VIT_MAE),
@@ -144,7 +143,6 @@ WRITTEN = (*_encoder_rules((*hf.COMMON, *hf.VIT_BLOCK)), *HF_RULES)
 
 def _write(model: Network, state: State) -> Written:
     """transformers' ViTMAEForPreTraining, by the names of version 4."""
-    network = cast(MaskedAutoencoder, model)
     c: MAEConfig = model.config
     if c.image_size[0] != c.image_size[1]:
         raise CheckpointError(
@@ -152,7 +150,7 @@ def _write(model: Network, state: State) -> Written:
             f"load it with image_size={max(c.image_size)} first, or use --to native."
         )
     like = state["decoder.mask_token"]
-    tables = {"encoder": network.encoder.positions, "decoder": network.decoder.positions}
+    tables = {part: model.get_submodule(f"{part}.positions") for part in ("encoder", "decoder")}
     state = {**state, **{f"{part}.positions.table": p(c.grid, like=like).detach() for part, p in tables.items()}}
     config = {
         **hf.config_for(c.encoder.with_options(positions="learned"), None),

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitlab.checkpoints import digests, schema
 from vitlab.checkpoints.family import LoadedWeights
-from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors
+from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors, save_tensors
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
@@ -53,7 +52,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
         **asdict(network.card or Card()),
     }
     tokenizer = network.tokenizer
-    writes = {WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"})}
+    writes: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(save_tensors, state)}
     if tokenizer is not None:
         writes[WORDS] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
     written: dict[str, str] = {}
@@ -79,9 +78,9 @@ def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
     problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys()]
     for key in wanted.keys() & state.keys():
-        found, expected = (tuple(getattr(t, "shape", ())) for t in (state[key], wanted[key]))
-        if found != expected:
-            problems.append(f"{key} is {found}, expected {expected}")
+        shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
+        if shape != expected:
+            problems.append(f"{key} is {shape}, expected {expected}")
     if problems:
         raise CheckpointError(
             f"{folder}: not written, because it could not be loaded: {'; '.join(sorted(problems)[:4])}. "
@@ -96,7 +95,7 @@ def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:
     return {key: value.detach().cpu().contiguous() for key, value in state.items()}
 
 
-def _remedy(state: dict[str, Any], classes: int) -> str:
+def _remedy(state: dict[str, Tensor], classes: int) -> str:
     head = state.get("head.weight")
     if head is None or head.ndim != 2 or head.shape[0] == classes:
         return "change it by options of vitlab.create or vitlab.load instead"
@@ -109,21 +108,21 @@ def _remedy(state: dict[str, Any], classes: int) -> str:
 
 def _check_labels(model: Network, folder: Path) -> None:
     labels, n = model.labels, model.config.classes
-    named = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
-    if labels is not None and not (named and len(labels) == n):
-        found = f"{len(labels)} names" if named else f"{labels!r:.60}"
+    texts = schema.TEXTS.fits(labels)
+    if labels is not None and not (texts and len(labels) == n):
+        found = f"{len(labels)} names" if texts else f"{labels!r:.60}"
         raise CheckpointError(
             f"{folder}: not written: model.labels must be a list of {n} texts, one for each class, or None; "
             f"found {found}."
         )
 
 
-def write_whole(path: Path, write: Any) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """One file: under its own name it is always whole."""
     write_together({path: write})
 
 
-def write_together(writes: dict[Path, Any]) -> None:
+def write_together(writes: Mapping[Path, Callable[[Path], object]]) -> None:
     """Write all to temporary names, flush to disk, then rename: if one fails, the files of before stay as they were."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp") for path in writes}
     try:
@@ -222,8 +221,8 @@ def check_plausible(config: dict[str, Any], tensors: dict[str, Tensor], weights:
             most, what = widest, f"the longest side of a tensor in {weights} is {widest}"
         if value > most:
             raise CheckpointError(
-                f"{name} is {schema.shown(value)}, but {what}: config and weights do not belong together. Fetch or save "
-                "the checkpoint again."
+                f"{name} is {schema.shown(value)}, but {what}: config and weights do not belong together. Fetch "
+                "or save the checkpoint again."
             )
 
 
@@ -238,15 +237,15 @@ def _stacks(tensors: dict[str, Tensor]) -> dict[str, int]:
     return {start: len(parts) for start, parts in numbers.items()}
 
 
-def _numbers(value: Any, name: str = "") -> list[tuple[str, float]]:
+def _numbers(value: object, name: str = "") -> list[tuple[str, float]]:
     """Every number that gives a size, with its option's name. The nesting of JSON is limited, so recursion ends."""
-    if isinstance(value, dict):
+    if schema.is_object(value):
         return [pair for key, inner in value.items() for pair in _numbers(inner, key)]
-    if isinstance(value, list):
+    if schema.is_sequence(value):
         if len(value) > MAX_LISTED:
             raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
         return [pair for inner in value for pair in _numbers(inner, name)]
-    size = (isinstance(value, int) and not isinstance(value, bool)) or (
-        name == "mlp_ratio" and isinstance(value, float)
-    )
-    return [(name, value)] if size else []
+    number = float if name == "mlp_ratio" else int
+    if isinstance(value, int | number) and not isinstance(value, bool):
+        return [(name, value)]
+    return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from vitlab.checkpoints import hf, keymap, staged
+from vitlab.checkpoints import hf, keymap, schema, staged
 from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
 from vitlab.checkpoints.staged import STAGES
@@ -164,7 +164,7 @@ def _hf_options_v2(config: Options) -> Options:
             "S, 2 after the first."
         )
     widths, size = tuple(config.get("hidden_sizes", (32, 64, 160, 256))), config.get("image_size", 224)
-    if isinstance(size, dict):
+    if schema.is_object(size):
         size = (size["height"], size["width"])
     options = {**_hf_options(config, "sr_ratios"), "patch_size": strides[0], "widths": widths}
     return {**options, "image_size": size, "linear": config.get("linear_attention", False)}

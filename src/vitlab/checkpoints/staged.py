@@ -108,7 +108,7 @@ def heads_of(widths: tuple[int, ...], stated: Options, published: dict[tuple[int
             f"the heads cannot be read from weights of widths {list(widths)}. Say them, one number for each stage: "
             f"vitlab.load(path, heads={guess})."
         )
-    return {"heads": tuple(heads) if isinstance(heads, list | tuple) else heads}
+    return {"heads": tuple(heads) if schema.is_sequence(heads) else heads}
 
 
 def check_type(config: Options, kind: str) -> None:

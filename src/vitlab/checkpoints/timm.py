@@ -131,6 +131,10 @@ def preprocess_from(cfg: Options) -> Options:
     return preprocess
 
 
+def _has_norm_pre(keys: set[str]) -> bool:
+    return "norm_pre.weight" in keys
+
+
 _BASE = Dialect(
     name="timm",
     rules=RULES,
@@ -142,7 +146,7 @@ _BASE = Dialect(
 )
 CLIP_TRUNK = replace(  # the image tower of a CLIP
     _BASE,
-    recognise=lambda keys: "norm_pre.weight" in keys,
+    recognise=_has_norm_pre,
     assumed={"eps": 1e-5, "activation": "quick_gelu"},
     preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
     taken_as="taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)",

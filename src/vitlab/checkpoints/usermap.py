@@ -24,12 +24,13 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vitlab.checkpoints.families import FAMILIES
 from vitlab.checkpoints.family import Family
 from vitlab.checkpoints.files import check_regular
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Options, Renamed, Rule, expand
+from vitlab.checkpoints.schema import TEXTS, is_object, is_sequence
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
@@ -137,19 +138,15 @@ def _preprocess(path: Path, values: Options) -> Options:
     return {name: getattr(checked, name) for name in values}
 
 
-def _rule(path: Path, ours: str, theirs: Any) -> Rule:
+def _rule(path: Path, ours: str, theirs: object) -> Rule:
     default = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+    keys: tuple[str, ...]
     codec: Codec
     if isinstance(theirs, str):
         keys, codec = (theirs,), default
-    elif isinstance(theirs, list) and theirs and all(isinstance(key, str) for key in theirs):
+    elif is_sequence(theirs) and theirs and TEXTS.fits(theirs):
         keys, codec = tuple(theirs), JOIN
-    elif (
-        isinstance(theirs, dict)
-        and set(theirs) <= {"key", "transpose"}
-        and isinstance(theirs.get("key"), str)
-        and isinstance(theirs.get("transpose", False), bool)
-    ):
+    elif is_object(theirs) and _is_key_table(theirs):
         keys, codec = (theirs["key"],), TRANSPOSE if theirs.get("transpose") else default
     else:
         raise CheckpointError(
@@ -162,7 +159,12 @@ def _rule(path: Path, ours: str, theirs: Any) -> Rule:
     return Rule(ours, keys, codec)
 
 
-def _reason(path: Path, key: str, why: Any) -> str:
+def _is_key_table(values: Options) -> bool:
+    only = set(values) <= {"key", "transpose"}
+    return only and isinstance(values.get("key"), str) and isinstance(values.get("transpose", False), bool)
+
+
+def _reason(path: Path, key: str, why: object) -> str:
     if not isinstance(why, str) or not why.strip():
         raise CheckpointError(
             f"{path}: [ignore] {key!r} = {why!r} is of no known form. Each line is a regular expression of whole key "

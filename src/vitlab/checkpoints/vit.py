@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State
+from vitlab.checkpoints.schema import is_object, is_sequence
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
 from vitlab.layers.positions import sincos_2d
@@ -160,8 +161,8 @@ def _check_known(known: Options) -> None:
         raise CheckpointError(f"heads={heads!r} must be a whole number of at least 1.")
     for name in ("image_size", "grid"):
         value = known.get(name, (1, 1))
-        pair = [value] if isinstance(value, int) and name == "image_size" else value
-        if not isinstance(pair, list | tuple) or not 1 <= len(pair) <= 2 or not all(isinstance(n, int) for n in pair):
+        pair: object = [value] if isinstance(value, int) and name == "image_size" else value
+        if not is_sequence(pair) or not 1 <= len(pair) <= 2 or not all(isinstance(n, int) for n in pair):
             raise CheckpointError(f"{name}={value!r} must be (height, width) in whole numbers.")
 
 
@@ -215,7 +216,7 @@ def _final_norm(state: State, pooling: str, known: Options) -> str:
     if final_norm != "auto":
         return final_norm
     norm = known.get("norm", known.get("norm.kind", "pre"))
-    kind = norm.get("kind", "pre") if isinstance(norm, dict) else norm
+    kind = norm.get("kind", "pre") if is_object(norm) else norm
     usual = kind != "post" and pooling != "mean_norm"
     return "yes" if "norm.weight" in state and not usual else "auto"
 
