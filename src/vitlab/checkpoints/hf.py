@@ -18,7 +18,7 @@ from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Sou
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 
 COMMON = (

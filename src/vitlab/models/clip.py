@@ -27,6 +27,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
 from vitlab.models.config import Config, largest_divisor
+from vitlab.models.entry import OPENAI, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -412,3 +413,21 @@ def _init_text(tower: TextTransformer) -> None:
         nn.init.normal_(block.mlp.fc2.weight, std=(2 * c.width * c.depth) ** -0.5)
         for layer in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
             nn.init.zeros_(layer.bias)
+
+
+# ---- names
+
+
+def _entry(name: str, config: CLIPConfig) -> Entry:
+    if not name.startswith("clip_vit_"):
+        return Entry(name, "clip", config, half(config.channels))
+    letter = next(key for key in VARIANTS if VARIANTS[key]["width"] == config.image.width)
+    patch, side = config.image.patch_size, config.image_size[0]
+    larger = side != 224
+    open_clip = f"ViT-{letter}-{patch}" + (f"-{side}" if larger else "")  # by itself it has GELU
+    open_clip += "" if config.text.activation == "gelu" else "-quickgelu"
+    aliases = (f"clip_ViT-{letter}/{patch}" + (f"@{side}px" if larger else ""), name.replace("_", "-"), open_clip)
+    return Entry(name, "clip", config, {**OPENAI, "interpolation": "bicubic", "how": "crop"}, aliases)
+
+
+PAPER = Paper("clip", CLIPConfig, CLIP, [_entry(name, config) for name, config in MODELS.items()])

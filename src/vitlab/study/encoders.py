@@ -15,7 +15,8 @@ from vitlab.errors import UsageError
 from vitlab.images.preprocess import Preprocess, fit_preprocess
 from vitlab.models.base import Card, Network
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, MODELS, Entry, find
+from vitlab.models.entry import Entry
+from vitlab.models.registry import ALIASES, MODELS, find
 from vitlab.models.vit_config import ViTConfig
 from vitlab.training.recipe import ModelRecipe
 
