@@ -69,6 +69,11 @@ def load(
     return model
 
 
+def as_network(model: Network | str | Path, **load_options: Any) -> Network:
+    """The model itself, or the one that this name or path loads."""
+    return model if isinstance(model, Network) else load(model, **load_options)
+
+
 def load_with_report(
     source: str | Path,
     *,

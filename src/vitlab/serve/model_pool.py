@@ -19,7 +19,7 @@ from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.checkpoints.load import load
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import check_model
+from vitlab.explain.inputs import token_model
 from vitlab.models.base import features_of
 from vitlab.serve.batching import Worker
 from vitlab.serve.errors import RequestError, busy_error, logger
@@ -116,7 +116,7 @@ class ServedModel:
             "predict": lambda: inference.check_predicts(self.model),
             "embed": lambda: features_of(self.model),
             "zeroshot": self._check_zero_shot,
-            "explain": lambda: check_model(self.encoder),
+            "explain": lambda: token_model(self.encoder),
         }
         reasons = {}
         for verb, check in checks.items():
