@@ -63,7 +63,7 @@ def untrained(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     tell(f"{name}, batch {batch}")
     torch.manual_seed(0)
     model = vitlab.create(name).eval()
-    seen = preprocess_batch(model.preprocess, sample_images(batch))
+    seen = preprocess_batch(model.require_preprocess(), sample_images(batch))
     factory = RunnerFactory(model)
     exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=rounds)
     for note in exact.notes:

@@ -99,7 +99,7 @@ def test_words_to_a_model_that_knows_none(command, checkpoint, photos, tmp_path)
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     said = command("search", tmp_path / "ix", "a dog", code=2).stderr
     assert f"made with {checkpoint}, a model that knows pictures and no words" in said and "--image x.jpg" in said
-    with pytest.raises(ValueError, match=r"\(vit\) knows pictures and no words"):
+    with pytest.raises(ValueError, match=r"\(vit\) reads no text"):
         vitlab.embed_text(vitlab.load(checkpoint), "a dog")
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.text.templates import LISTS, class_embeddings, fill, read_templates
+from vitlab.text.templates import LISTS, class_prompts, fill, read_templates
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
@@ -73,7 +73,7 @@ def test_zero_shot_is_the_nearest_mean_of_sentences(learned, command):
             image = model.encode_image((pixels[None] - 0.5) / 0.5)[0]
             answer = max(range(10), key=lambda k: float(image @ classes[k]))
             right += answer == data.test.labels[i]
-    torch.testing.assert_close(class_embeddings(model, data.classes, sentences), torch.stack(classes))
+    torch.testing.assert_close(model.class_embeddings(class_prompts(data.classes, sentences)), torch.stack(classes))
     assert result["top1"] == pytest.approx(right / len(data.test), abs=1e-6)
     found = json.loads(command("eval", run / "best", "digits", "--zeroshot", "--json").stdout)
     assert found["top1"] == pytest.approx(result["top1"]) and found["loss"] == pytest.approx(result["loss"], rel=1e-4)
@@ -86,7 +86,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     run, _ = learned
     model = vitlab.load(run / "best")
     found = json.loads(command("zeroshot", run / "best", "digits#3", "digits#7", "--labels", LABELS, "--json").stdout)
-    weights = class_embeddings(model, list("0123456789"), read_templates("train"))
+    weights = model.class_embeddings(class_prompts(list("0123456789"), read_templates("train")))
     with torch.no_grad():
         pixels, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
         chances = (model.scale * model.encode_image(pixels) @ weights.T).softmax(1)
@@ -116,7 +116,7 @@ def test_the_words_of_zeroshot_must_make_sense(learned, command):
         ("--labels", "3", "--templates", "a {} and a {}"): "must hold {} once",
     }.items():
         assert says in command("zeroshot", best, "digits#3", *words, code=2).stderr
-    assert "reads no words" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
+    assert "reads no text" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
     assert "vitlab zeroshot" in command("predict", best, "digits#3", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", "digits", "--zeroshot", code=2).stderr
     assert "leave them out" in command("eval", best, "digits", "--zeroshot", "--knn", code=2).stderr

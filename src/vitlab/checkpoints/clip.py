@@ -15,7 +15,7 @@ from vitlab.checkpoints.keymap import write as rename
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 
 PREPROCESS = {**OPENAI, "interpolation": "bicubic", "how": "crop"}

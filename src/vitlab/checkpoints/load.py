@@ -12,11 +12,12 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from operator import attrgetter
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.checkpoints import bundled, clip, digests, files, hub, native, schema
 from vitlab.checkpoints.foreign import Found, assumed_notes, fitting_preprocess, read_foreign
@@ -26,10 +27,12 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
-from vitlab.models.base import Card, Network
+from vitlab.models.base import Card, Network, unwrap
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import Tokenizer
+
+ModelOrName = nn.Module | str | PathLike[str]  # a model, or what `load` finds it by
 
 
 class AssumedWarning(UserWarning):
@@ -69,9 +72,9 @@ def load(
     return model
 
 
-def as_network(model: Network | str | Path, **load_options: Any) -> Network:
-    """The model itself, or the one that this name or path loads."""
-    return model if isinstance(model, Network) else load(model, **load_options)
+def as_network(model: ModelOrName, **load_options: Any) -> Network:
+    """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path."""
+    return load(fspath(model), **load_options) if isinstance(model, str | PathLike) else unwrap(model)
 
 
 def load_with_report(

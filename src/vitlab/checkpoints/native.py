@@ -23,7 +23,7 @@ from vitlab.checkpoints import digests
 from vitlab.checkpoints.files import check_values, read_json
 from vitlab.errors import CheckpointError
 from vitlab.models import registry
-from vitlab.models.base import Card, Network
+from vitlab.models.base import Card, Network, unwrap
 from vitlab.parsing import spell_not_finite
 from vitlab.version import __version__
 
@@ -33,7 +33,7 @@ WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 def save(model: nn.Module, folder: str | Path) -> Path:
     """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
-    folder, network = Path(folder).expanduser(), _unwrapped(model)
+    folder, network = Path(folder).expanduser(), unwrap(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
     state = _whole_state(network, folder)
@@ -66,21 +66,6 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
-
-
-def _unwrapped(model: Any) -> Network:
-    """The Network inside what torch.compile, DataParallel and DistributedDataParallel wrap around it."""
-    while (
-        not isinstance(model, Network)
-        and (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None
-    ):
-        model = inner
-    if not isinstance(model, Network):
-        raise CheckpointError(
-            f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
-            "For another network: torch.save(model.state_dict(), path)."
-        )
-    return model
 
 
 def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:

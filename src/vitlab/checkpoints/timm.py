@@ -9,7 +9,7 @@ from typing import Any
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.keymap import Dialect, Rule, State
 from vitlab.errors import CheckpointError
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 RULES = (

@@ -13,7 +13,6 @@ from vitlab.images.datasets import Captioned, Data
 from vitlab.inference import reads_text
 from vitlab.layers.reducer import Reducer
 from vitlab.text.templates import LISTS, read_templates
-from vitlab.text.tokenizer import its_tokenizer
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.processes import pick_device
@@ -52,7 +51,7 @@ def judge_by_words(
     if not reads_text(model):
         why = "--zeroshot judges" if templates is not None else f"{data.name} has captions, which judge"
         raise UsageError(f"{why} a CLIP, but {checkpoint} is of the family {model.family}.")
-    its_tokenizer(model)
+    model.require_tokenizer()
     if templates is not None and data.captioned:
         raise UsageError(f"{data.name} has captions and no classes: leave out --zeroshot.")
     model.to(pick_device(device))

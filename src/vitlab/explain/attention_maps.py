@@ -17,8 +17,9 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, batches, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, batches, token_model, wide
 from vitlab.explain.stages import Stages, heads_of, row_of
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import evaluation_mode
@@ -29,7 +30,7 @@ Query = str | int | Sequence[float] | None
 
 @overload
 def attention_maps(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -42,7 +43,7 @@ def attention_maps(
 
 @overload
 def attention_maps(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -54,7 +55,7 @@ def attention_maps(
 
 
 def attention_maps(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -94,12 +95,14 @@ def attention_maps(
     return (maps, rows[..., :before]) if prefix else maps
 
 
-def last_attention(model: Model, images: Images) -> Tensor:
+def last_attention(model: ModelOrName, images: Images) -> Tensor:
     """(B, grid_h, grid_w): the last layer's attention from what the head reads, mean over heads."""
     return attention_maps(model, images, layers=[-1], heads="mean")[:, 0, 0]
 
 
-def attention_masks(model: Model, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def attention_masks(
+    model: ModelOrName, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
     """(B, h, grid_h, grid_w), True on the fewest patches that hold the share `keep` of a head's attention to patches.
 
     The segmentation of DINO (arXiv:2104.14294, section 4.2.2 and figure 4). The query is the class token, so the model

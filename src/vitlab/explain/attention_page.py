@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.attention_maps import default_query
 from vitlab.explain.draw import page
-from vitlab.explain.inputs import Batch, Images, Model, TokenModel, as_batch, token_model, wide
+from vitlab.explain.inputs import Batch, Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.stages import Layer, Stages, heads_of
 from vitlab.explain.views import View
 from vitlab.layers.trace import Trace, check_offered
@@ -29,7 +30,7 @@ STAGED_TEXTS = {
 
 
 def attention_page(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     views: Sequence[View],
     *,

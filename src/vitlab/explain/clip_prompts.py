@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Network, evaluation_mode
 from vitlab.models.clip import CLIP
-from vitlab.text.tokenizer import its_tokenizer
 
 
 class PromptClassifier(Network):
@@ -36,7 +34,7 @@ class PromptClassifier(Network):
         self.labels = labels = list(dict.fromkeys(sentences))
         self.config = replace(clip.config.image, classes=len(labels))
         self.preprocess, self.card = clip.preprocess, clip.card
-        ids = its_tokenizer(clip)(labels).to(clip.log_scale.device)
+        ids = clip.require_tokenizer()(labels).to(clip.log_scale.device)
         with torch.no_grad(), evaluation_mode(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 
@@ -80,7 +78,7 @@ class PromptClassifier(Network):
             return torch.cat([self.clip.encode_image(part) @ self.sentences.mT for part in images.split(batch_size)])
 
 
-def ask(model: Network | str | Path, sentences: str | Sequence[str]) -> PromptClassifier:
+def ask(model: ModelOrName, sentences: str | Sequence[str]) -> PromptClassifier:
     """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
     model = as_network(model)
     if not isinstance(model, CLIP):

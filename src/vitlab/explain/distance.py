@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, Model, batches, wide
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, wide
 from vitlab.explain.stages import one_grid
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import evaluation_mode
@@ -31,7 +32,7 @@ class AttentionStatistics:
     images: int
 
 
-def attention_distance(model: Model, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_distance(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean attention distance in pixels of the model's input.
 
     Queries and keys are the patches only: class, distillation and register tokens have no position. A query's weights
@@ -41,7 +42,7 @@ def attention_distance(model: Model, images: Images, *, batch_size: int = 8) -> 
     return attention_statistics(model, images, batch_size=batch_size).distance
 
 
-def attention_entropy(model: Model, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_entropy(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean of -sum_j A_ij ln A_ij over all tokens i and images, in nats.
 
     All N tokens count, prefix tokens too, as queries and as keys: 0 is attention to one token, ln N to all equally.
@@ -50,7 +51,7 @@ def attention_entropy(model: Model, images: Images, *, batch_size: int = 8) -> T
 
 
 @torch.no_grad()
-def attention_statistics(model: Model, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
+def attention_statistics(model: ModelOrName, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
     """Distance and entropy. Holds one layer's attention at a time."""
     model = one_grid(model, "attention distance")
     check_offered(["attention"], model.traceable)

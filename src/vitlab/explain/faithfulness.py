@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, as_batch, grid_of, logits_of, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model, wide
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import Target, classifier, target_classes
 
@@ -38,7 +39,7 @@ NEIGHBOURS = {  # road: weights of a pixel's neighbours by (rows, columns) away;
 
 
 def curves(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     maps: Maps,
     target: Target = None,
@@ -118,7 +119,7 @@ class MethodScore:
 
 
 def compare_methods(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     methods: Sequence[str] | Mapping[str, Maps] | None = None,
     kinds: Sequence[Kind] = ("deletion", "insertion", "road"),
@@ -151,7 +152,7 @@ def compare_methods(
     return scores
 
 
-def random_map(model: Model, images: Images, *, seed: int = 0) -> Tensor:
+def random_map(model: ModelOrName, images: Images, *, seed: int = 0) -> Tensor:
     """(B, grid_h, grid_w): random scores, different for each image. The baseline of the other methods."""
     model = token_model(model)
     batch = as_batch(model, images)

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import ImageError, UsageError
 from vitlab.explain.attention_maps import resolve_query
-from vitlab.explain.inputs import Images, Model, TokenModel, as_batch, batches, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, token_model, wide
 from vitlab.explain.stages import Stages
 from vitlab.images.read import EXTENSIONS
 from vitlab.models.base import evaluation_mode
@@ -29,7 +30,7 @@ from vitlab.models.hierarchy import Hierarchy
 
 
 @torch.no_grad()
-def patch_tokens(model: Model, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def patch_tokens(model: ModelOrName, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
     """(B, grid_h, grid_w, D): the patches' tokens after block `layer` and the final norm, on the CPU.
 
     In stages a token covers several patches of the first stage; each of them has a copy.
@@ -47,7 +48,7 @@ def patch_tokens(model: Model, images: Images, layer: int = -1, *, batch_size: i
 
 
 def pca_rgb(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     joint: bool = True,
     layer: int = -1,
@@ -83,7 +84,7 @@ def pca_rgb(
 
 
 def patch_similarity(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     at: tuple[float, float] | int,
     layer: int = -1,
@@ -110,7 +111,7 @@ def patch_similarity(
 
 
 def foreground_mask(
-    model: Model, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
+    model: ModelOrName, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
 ) -> Tensor:
     """(B, grid_h, grid_w), True on the foreground: the first principal component above Otsu's threshold.
 
@@ -128,7 +129,7 @@ class Neighbour:
 
 
 def nearest(
-    model: Model,
+    model: ModelOrName,
     query_images: Images,
     among: Images,
     k: int = 5,
@@ -155,7 +156,7 @@ def nearest(
 
 
 @torch.no_grad()
-def pooled_features(model: Model, images: Images, *, batch_size: int = 16) -> Tensor:
+def pooled_features(model: ModelOrName, images: Images, *, batch_size: int = 16) -> Tensor:
     """(B, D): unit-length features that the classifier reads, on the CPU."""
     model = token_model(model)
     parts = []

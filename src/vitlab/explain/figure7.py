@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.distance import attention_statistics
-from vitlab.explain.inputs import Images, Model, TokenModel, token_model
+from vitlab.explain.inputs import Images, TokenModel, token_model
 from vitlab.explain.weights import (
     components,
     high_norm_tokens,
@@ -25,7 +26,7 @@ FILTERS = 28  # as in the paper
 NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
 
 
-def figure7_numbers(model: Model, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
+def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
     """Arrays for each panel; `missing` gives the reason for each that this model does not have.
 
     filters (n, P, P, C), or of a convolutional stem stem_filters (n, 3, 3, C); similarity (grid_h, grid_w, grid_h,

@@ -14,6 +14,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
 from vitlab.models.base import evaluation_mode
+from vitlab.models.clip import CLIP
 
 
 @dataclass
@@ -52,7 +53,7 @@ def gradients(
             out: Any = model(images) if family != "clip" else None
             if family == "mae":
                 loss = out.loss
-            elif family == "clip":
+            elif isinstance(model, CLIP):
                 loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
             else:
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)

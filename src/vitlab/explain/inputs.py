@@ -12,25 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.layers.patches import check_images
-from vitlab.models.base import Capability, Network, evaluation_mode
+from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.vit import VisionTransformer
 
 SOURCES = (str, PathLike, bytes, np.ndarray, Image.Image)  # one image
-Model = Network | str | Path  # a model, or the name or path of a checkpoint
 TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
 
 
@@ -58,7 +56,7 @@ class Batch:
 Images = Tensor | Batch | Source | Iterable[Source]
 
 
-def as_batch(model: Model, images: Images) -> Batch:
+def as_batch(model: ModelOrName, images: Images) -> Batch:
     """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
     model = token_model(model)
     if isinstance(images, Batch):
@@ -99,12 +97,9 @@ def grid_of(model: TokenModel, images: Tensor | Batch) -> tuple[int, int]:
     return model.layout(*tensor.shape[-2:]).grid
 
 
-def token_model(model: Model) -> TokenModel:
+def token_model(model: ModelOrName) -> TokenModel:
     """The model, or the one that a name loads; of MAE and DINO by name, the encoder. Raises if it has no tokens."""
-    if isinstance(model, str | Path):
-        model = as_network(model, encoder=True)
-    if not isinstance(model, Network):
-        raise UsageError(f"expected a vitlab model or a checkpoint's name first, found a {type(model).__name__}.")
+    model = as_network(model, encoder=True)
     if Capability.TEXT in model.capabilities:
         raise UsageError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
     if model.encoder is not model:

@@ -19,10 +19,11 @@ from vitlab.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlab.explain.inputs import Images, Model, TokenModel
+    from vitlab.checkpoints.load import ModelOrName
+    from vitlab.explain.inputs import Images, TokenModel
     from vitlab.explain.relevance import Target
 
-    MapFunction = Callable[[Model, Images, Target], Tensor]
+    MapFunction = Callable[[ModelOrName, Images, Target], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ScoringMethod:
     def module(self) -> str:
         return self.function.partition(".")[0]
 
-    def __call__(self, model: Model, images: Images, target: Target = None) -> Tensor:
+    def __call__(self, model: ModelOrName, images: Images, target: Target = None) -> Tensor:
         """(B, grid_h, grid_w)."""
         run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
         return run(model, images, target) if self.by_class else run(model, images)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, Model, batches, token_model
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, token_model
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
@@ -31,7 +32,7 @@ class Pruned:
 
 
 @torch.no_grad()
-def pruned_patches(model: Model, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
+def pruned_patches(model: ModelOrName, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
     """Run the model with the reducer; a layer that removes nothing repeats the layer before it."""
     model = token_model(model)
     groups, counts, changed = [], [], set()

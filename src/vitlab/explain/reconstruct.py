@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, batches, token_model, wide
+from vitlab.explain.inputs import Images, batches, token_model, wide
 from vitlab.images.randomness import uniform
 from vitlab.models.base import evaluation_mode
 from vitlab.models.mae import MaskedAutoencoder
@@ -47,7 +47,7 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruct(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     *,
     mask_ratio: float | None = None,
@@ -95,7 +95,7 @@ def _noise_of(mask: Tensor, grid: tuple[int, int], images: int) -> tuple[float, 
     return 1 - (visible + 0.5) / mask.numel(), mask.flatten().float().expand(images, -1)
 
 
-def masked_autoencoder(model: Model) -> MaskedAutoencoder:
+def masked_autoencoder(model: ModelOrName) -> MaskedAutoencoder:
     """The model, or the one that a name loads; raises if it has no decoder."""
     model = as_network(model)
     if isinstance(model, MaskedAutoencoder):

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, batches, check_layer, logits_of, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, logits_of, token_model, wide
 from vitlab.explain.stages import Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import evaluation_mode
@@ -28,7 +29,7 @@ from vitlab.models.hierarchy import Hierarchy
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 
 
-def relevance(model: Model, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
+def relevance(model: ModelOrName, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
     """(B, grid_h, grid_w): gradient-weighted attention through all layers, eqs. 5-6 of arXiv:2103.15679.
 
     Abar = E_h[(dy/dA * A)^+] and R <- R + Abar R, from R = I; the map is the row of R of the token that the head reads:
@@ -47,7 +48,9 @@ def relevance(model: Model, images: Images, target: Target = None, *, batch_size
     return _maps(model, images, target, batch_size, _relevance)
 
 
-def grad_cam(model: Model, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def grad_cam(
+    model: ModelOrName, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
     """(B, grid_h, grid_w): Grad-CAM (arXiv:1610.02391) with patch tokens for pixels: (sum_k alpha_k T_k)^+, where alpha
     is the gradient's mean over the patches.
 
@@ -72,7 +75,7 @@ def grad_cam(model: Model, images: Images, target: Target = None, layer: int = -
 
 
 def gradient_x_input(
-    model: Model, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
+    model: ModelOrName, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
 ) -> Tensor:
     """Gradient times input, with its sign: above 0 speaks for the class, below 0 against it.
 
@@ -104,7 +107,7 @@ def class_numbers(model: TokenModel, logits: Tensor, target: Target) -> Tensor:
     return torch.tensor([_class_number(model, one, classes) for one in targets], device=logits.device)
 
 
-def target_classes(model: Model, images: Tensor, target: Target = None, *, batch_size: int = 8) -> list[int]:
+def target_classes(model: ModelOrName, images: Tensor, target: Target = None, *, batch_size: int = 8) -> list[int]:
     """The number of the class to explain for each image."""
     model = classifier(model)
     return class_numbers(model, logits_of(model, images, batch_size), target).tolist()
@@ -140,7 +143,7 @@ def _class_number(model: TokenModel, one: Any, classes: int) -> int:
     return number
 
 
-def classifier(model: Model) -> TokenModel:
+def classifier(model: ModelOrName) -> TokenModel:
     """The model, or the one that a name loads; raises if it has no classes."""
     model = token_model(model)
     if not model.config.classes:

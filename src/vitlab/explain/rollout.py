@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.attention_maps import Query, query_rows, resolve_query
-from vitlab.explain.inputs import Images, Model, TokenModel, batches, check_layer, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, token_model, wide
 from vitlab.explain.stages import Layer, Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
 from vitlab.models.base import evaluation_mode
@@ -27,7 +28,7 @@ FUSE = {  # (B, h, N, N) -> (B, N, N)
 
 
 def rollout(
-    model: Model,
+    model: ModelOrName,
     images: Images,
     discard: float = 0.0,
     start_layer: int = 0,

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
-from vitlab.explain.inputs import Model, TokenModel, token_model, wide
+from vitlab.explain.inputs import TokenModel, token_model, wide
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
 from vitlab.models.hierarchy import Hierarchy
@@ -32,7 +33,7 @@ Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): the share
 Patches = tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def one_grid(model: Model, what: str) -> VisionTransformer | PromptClassifier:
+def one_grid(model: ModelOrName, what: str) -> VisionTransformer | PromptClassifier:
     """The model, or the one that a name loads; raises for networks in stages."""
     model = token_model(model)
     if isinstance(model, Hierarchy):

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.draw.page import figure_page
 from vitlab.explain.draw.sheet import check_kind, save
-from vitlab.explain.inputs import Batch, Model, TokenModel, as_batch, as_list, token_model
+from vitlab.explain.inputs import Batch, TokenModel, as_batch, as_list, token_model
 from vitlab.explain.views import View, views
 from vitlab.images.read import Source
 from vitlab.images.samples import is_sample, open_sample
@@ -57,7 +57,7 @@ class Subject:
 
 
 def open_subject(
-    model: Model,
+    model: ModelOrName,
     images: Source | Iterable[Source] = (),
     *,
     texts: Sequence[str] = (),

@@ -17,8 +17,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, as_batch, grid_of, logits_of, token_model
+from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
 
@@ -84,7 +85,7 @@ class View:
         return self.geometry.to_original((left, top, right, bottom))
 
 
-def views(model: Model, images: Images, names: Sequence[str] | None = None, *, batch_size: int = 8) -> list[View]:
+def views(model: ModelOrName, images: Images, names: Sequence[str] | None = None, *, batch_size: int = 8) -> list[View]:
     """A View of every image, with its predicted class. A tensor is turned back into an image by the preprocess."""
     model = token_model(model)
     batch = as_batch(model, images)

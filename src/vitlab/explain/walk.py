@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, as_batch, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
@@ -63,7 +64,7 @@ class Walk:
 
 
 @torch.no_grad()
-def walk_through(model: Model, image: Images) -> Walk:
+def walk_through(model: ModelOrName, image: Images) -> Walk:
     """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
     model = token_model(model)
     if isinstance(model, Hierarchy):

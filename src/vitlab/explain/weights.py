@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, Model, TokenModel, as_batch, batches, grid_of, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, grid_of, token_model, wide
 from vitlab.explain.stages import one_grid
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import Trace, check_offered
@@ -25,7 +26,7 @@ NO_SIMILARITY = {  # kinds of positions without a vector per patch -> why, and w
 
 
 @torch.no_grad()
-def filters(model: Model, n: int = 28) -> Tensor:
+def filters(model: ModelOrName, n: int = 28) -> Tensor:
     """(n, P, P, C): the first principal components of the patch embedding's D filters, unit length, strongest first.
 
     The filters' mean is subtracted first. A component's sign is arbitrary; its largest entry is made positive.
@@ -53,7 +54,7 @@ def patch_filters(model: TokenModel) -> Tensor:
 
 
 @torch.no_grad()
-def stem_filters(model: Model, n: int | None = None) -> Tensor:
+def stem_filters(model: ModelOrName, n: int | None = None) -> Tensor:
     """(n, 3, 3, C): `filters` of the first layer of a convolutional stem (stem="conv"); n=None: all of them."""
     model = token_model(model)
     embed = None if isinstance(model, Hierarchy) else model.patch_embed
@@ -76,7 +77,7 @@ def components(E: Tensor, n: int) -> Tensor:
 
 
 @torch.no_grad()
-def position_similarity(model: Model, grid: tuple[int, int] | None = None) -> Tensor:
+def position_similarity(model: ModelOrName, grid: tuple[int, int] | None = None) -> Tensor:
     """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or
     resized to `grid`, as the network does for other image sizes.
     """
@@ -92,7 +93,7 @@ def position_similarity(model: Model, grid: tuple[int, int] | None = None) -> Te
 
 
 @torch.no_grad()
-def token_norms(model: Model, images: Images, *, batch_size: int = 8) -> Tensor:
+def token_norms(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(B, layers, tokens): the length of every token after every block, prefix tokens first."""
     model = one_grid(model, "a list of token lengths")
     check_offered(["tokens"], model.traceable)
@@ -121,7 +122,7 @@ class HighNormTokens:
 
 
 def high_norm_tokens(
-    model: Model, images: Images, *, factor: float = 3.0, threshold: float | None = None, batch_size: int = 8
+    model: ModelOrName, images: Images, *, factor: float = 3.0, threshold: float | None = None, batch_size: int = 8
 ) -> HighNormTokens:
     """The register test of arXiv:2309.16588: which patch tokens grow far longer than the rest.
 

@@ -15,7 +15,8 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, FAMILIES, MODELS, Entry, find
+from vitlab.models.entry import Entry
+from vitlab.models.registry import ALIASES, FAMILIES, MODELS, find
 from vitlab.models.vit_config import ViTConfig
 from vitlab.training.recipe import ModelRecipe
 
