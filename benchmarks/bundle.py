@@ -27,6 +27,7 @@ from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate_classifier, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
 from vitlab.training.objectives import objective_class
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, read_recipe, to_toml, with_value
 from vitlab.training.retrieval import AT, evaluate_retrieval
@@ -111,7 +112,7 @@ def by_words(model: Any, recipe: Recipe, data: Data, pictures: Pictures) -> dict
         told = evaluate_retrieval(model, pictures, pictures.data.captions).to_dict()
         ways = [(what, way, k) for what in ("recall", "chance") for way in told[what] for k in AT]
         return {f"{way}_{what}{k}": told[what][way][str(k)] for what, way, k in ways}
-    sentences = read_templates(recipe.objective.eval_templates)
+    sentences = read_templates(CLIPOptions.of(recipe).eval_templates)
     found = {"zeroshot_top1": evaluate_zeroshot(model, pictures, data.classes, sentences).top(1)}
     if recipe.augment.flip_at_test:
         found["zeroshot_top1_with_flip"] = evaluate_zeroshot(model, pictures, data.classes, sentences, flip=True).top(1)

@@ -39,6 +39,7 @@ from vitlab.training.evaluate import (
     probe_accuracy,
 )
 from vitlab.training.labels import class_order, differing, shown
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import Recipe, read_recipe
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
@@ -357,5 +358,5 @@ def _templates(text: str, recipe: Recipe | None) -> Templates:
     sentences, learned = read_templates(text), None
     if recipe is not None:
         with suppress(VitlabError):  # a file that is gone
-            learned = len(set(sentences) & set(read_templates(recipe.objective.templates)))
+            learned = len(set(sentences) & set(read_templates(CLIPOptions.of(recipe).templates)))
     return Templates(text if text in LISTS else None, sentences, learned)

@@ -68,10 +68,10 @@ def test_a_student_learns_from_the_teacher_of_its_own_pictures(study):
         recipe, config = read_recipe(folder / "recipe.toml"), load(folder / "best").config
         if name.startswith("deit"):
             teacher = study[0].folder / name.replace("deit", "resnet") / "best"
-            assert (recipe.objective.name, recipe.objective.teacher) == ("distill", str(teacher))
+            assert (recipe.objective.name, recipe.objective.options["teacher"]) == ("distill", str(teacher))
             assert config.tokens.distill_token
         else:
-            assert recipe.objective.name == "supervised" and recipe.objective.teacher is None
+            assert recipe.objective.name == "supervised" and "teacher" not in recipe.objective.options
     optim = {
         name.partition(",")[0]: read_recipe(folder / "recipe.toml").optim for name, folder in runs(study[0]).items()
     }
