@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitlab.checkpoints.load import as_network, is_checkpoint
 from vitlab.errors import UsageError
+from vitlab.export.program import first_line
 from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
@@ -181,8 +182,7 @@ def try_runners(
             runner.run(batch)
             runners.append(runner)
         except Exception as error:  # compilers and other libraries raise many kinds
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            notes.append(f"{title} does not run here: {first}")
+            notes.append(f"{title} does not run here: {first_line(error)}")
     return runners, notes
 
 

@@ -21,19 +21,18 @@ from torch import Tensor
 from vitlab.checkpoints.load import as_network
 from vitlab.errors import ExportError, UsageError
 from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
+from vitlab.export.loader import InferenceNetwork
 from vitlab.export.runners import EXACT, Runner, RunnerFactory
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import AGREEMENT
 from vitlab.images.read import Source
-from vitlab.layers.reducer import Reducer
-from vitlab.layers.trace import Trace
-from vitlab.models.base import Capability, Network
+from vitlab.models.base import Network
 
 Goal = Literal["exact", "fast", "small"]
 BACKENDS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
 
 
-class Optimized(Network):
+class Optimized(InferenceNetwork):
     """Replaces the model for inference on the CPU, also in vitlab.predict and vitlab.embed."""
 
     def __init__(
@@ -41,29 +40,16 @@ class Optimized(Network):
     ):
         super().__init__()
         model = factory.model
-        self.family, self.config = model.family, model.config
+        self.gives, self.family, self.config = factory.gives, model.family, model.config
         self.preprocess, self.labels, self.card = model.preprocess, model.labels, model.card
         self.chosen, self.rows, self.notes = chosen, rows, notes
         self._hidden = runner, factory  # a tuple hides them from nn.Module; the factory owns the runner's files
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.CLASSIFY})
 
     def forward(self, images: Tensor) -> Tensor:
         return self._hidden[0].run(images)
 
     def __repr__(self) -> str:
         return f"Optimized({self.family}, {self.chosen.title}, {self.chosen.speedup:.2f} x eager here)"
-
-
-class OptimizedFeatures(Optimized):
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED})
-
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self(images)
 
 
 def optimize(
@@ -101,8 +87,7 @@ def optimize(
         chosen = min((r for r in rows if r.within or r.agreement >= agreement), key=lambda r: r.bytes)
     else:
         chosen = fastest(rows, 1.0 if goal == "exact" else agreement) or rows[0]
-    kind = Optimized if factory.gives == "logits" else OptimizedFeatures
-    return kind(factory, runners[rows.index(chosen)], chosen, rows, notes).eval()
+    return Optimized(factory, runners[rows.index(chosen)], chosen, rows, notes).eval()
 
 
 def _to_batch(model: Network, example: Tensor | Source | Sequence[Source]) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlab.checkpoints.load import as_network
-from vitlab.errors import ExportError
+from vitlab.errors import ExportError, UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import SUFFIXES, open_export
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -24,6 +24,10 @@ from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_inp
 from vitlab.models.base import Network
 
 CALIBRATION = 64  # images
+NO_CALIBRATION = (
+    "static int8 is calibrated on images like those of its later use: name them, --int8 static --data FOLDER (or "
+    "cifar10, digits, ...); --int8 dynamic needs none."
+)
 
 
 class ExportMismatchError(ExportError):
@@ -91,22 +95,16 @@ def export_model(
 def _check(
     path: Path, int8: str | None, source: str | None, dynamic_size: bool, reducer: str | None, gives: OutputKind | None
 ) -> None:
-    if path.suffix not in SUFFIXES:
-        raise ExportError(f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format.")
-    if path.is_dir():
-        raise ExportError(f"{path} is a folder: name a file.")
-    if int8 is not None and int8 not in MODES:
-        raise ExportError(f"--int8 {int8!r} is not known: use {' or '.join(MODES)}.")
-    if int8 is not None and path.suffix != ".onnx":
-        raise ExportError("int8 is written as ONNX: name the file model.onnx.")
-    if int8 == "static" and gives == "text":
-        raise ExportError("static int8 is calibrated on images: use --int8 dynamic for a text tower.")
-    if int8 == "static" and source is None:
-        raise ExportError(
-            "static int8 is calibrated on images like those of its later use: name them, --int8 static --data "
-            "FOLDER (or cifar10, digits, ...); --int8 dynamic needs none."
-        )
-    if gives == "text" and dynamic_size:
-        raise ExportError("a text tower has no image size: leave --dynamic-size out.")
-    if gives == "text" and reducer is not None:
-        raise ExportError("a reducer removes image patches, which a text tower does not have: leave --reducer out.")
+    text, static = gives == "text", int8 == "static"
+    for refused, message in (
+        (path.suffix not in SUFFIXES, f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format."),
+        (path.is_dir(), f"{path} is a folder: name a file."),
+        (int8 not in (None, *MODES), f"--int8 {int8!r} is not known: use {' or '.join(MODES)}."),
+        (int8 and path.suffix != ".onnx", "int8 is written as ONNX: name the file model.onnx."),
+        (static and text, "static int8 is calibrated on images: use --int8 dynamic for a text tower."),
+        (static and source is None, NO_CALIBRATION),
+        (text and dynamic_size, "a text tower has no image size: leave --dynamic-size out."),
+        (text and reducer, "a reducer removes image patches, which a text tower does not have: leave --reducer out."),
+    ):
+        if refused:
+            raise UsageError(message)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import convert
-from vitlab.errors import ExportError
+from vitlab.errors import UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import file_size
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -59,7 +59,7 @@ class Runner:
 
 def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise ExportError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
+        raise UsageError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
 
 
 class RunnerFactory:
@@ -156,9 +156,9 @@ def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
 
 def _transformers_runner(model: Network) -> Runner:
     if find_spec("transformers") is None:
-        raise ExportError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
+        raise UsageError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
     if not model.config.classes:
-        raise ExportError("--against transformers compares classifiers: this model has no classes.")
+        raise UsageError("--against transformers compares classifiers: this model has no classes.")
     from transformers import AutoModelForImageClassification
 
     with tempfile.TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ from torch import Tensor
 from vitlab.errors import ExportError
 from vitlab.export.loader import Exported
 from vitlab.export.metadata import ExportMetadata
+from vitlab.export.program import first_line
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
 from vitlab.export.wrapper import ExportWrapper
@@ -222,8 +223,7 @@ def _other_sizes(
         try:
             actual = _run_batches(exported, inputs, BATCHES[-1:])
         except Exception as error:  # torch and ONNX Runtime raise many kinds
-            first = str(error).strip().partition("\n")[0][:200]
-            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first}")
+            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first_line(error)[:200]}")
             continue
         result = _compare(expected, actual, tolerance, metadata.gives)
         problems += [
