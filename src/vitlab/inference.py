@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.checkpoints.digests import fingerprint
 from vitlab.errors import ImageError, UsageError
 from vitlab.images.read import Source
 from vitlab.layers.reducer import Reducer

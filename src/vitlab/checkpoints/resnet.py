@@ -90,6 +90,15 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, {"stride_in": config.stride_in} if unstated else {}, usual)
 
 
+FIELDS: hf.Fields = {
+    "channels": ("num_channels", 3),
+    "stem_width": ("embedding_size", 64),
+    "widths": ("hidden_sizes", (256, 512, 1024, 2048)),
+    "depths": ("depths", (3, 4, 6, 3)),
+    "block": ("layer_type", "bottleneck"),
+}
+
+
 def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
@@ -99,15 +108,8 @@ def _hf_options(config: Options) -> Options:
         raise CheckpointError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
     if config.get("downsample_in_first_stage", False):
         raise CheckpointError("config.json has downsample_in_first_stage, which is not known here.")
-    return {
-        "channels": config.get("num_channels", 3),
-        "stem": "imagenet",
-        "stem_width": config.get("embedding_size", 64),
-        "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
-        "depths": tuple(config.get("depths", (3, 4, 6, 3))),
-        "block": config.get("layer_type", "bottleneck"),
-        "stride_in": "1x1" if config.get("downsample_in_bottleneck", False) else "3x3",
-    }
+    stride_in = "1x1" if config.get("downsample_in_bottleneck", False) else "3x3"
+    return {**hf.read_fields(config, FIELDS), "stem": "imagenet", "stride_in": stride_in}
 
 
 def _read_timm(source: Source) -> Stated | None:
@@ -164,13 +166,9 @@ def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
     if c.stem != "imagenet":
         raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
     config: Options = {
+        **hf.write_fields(c, FIELDS),
         "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
         "model_type": "resnet",
-        "num_channels": c.channels,
-        "embedding_size": c.stem_width,
-        "hidden_sizes": list(c.widths),
-        "depths": list(c.depths),
-        "layer_type": c.block,
         "hidden_act": "relu",
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": c.stride_in == "1x1",
