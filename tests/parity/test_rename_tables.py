@@ -242,7 +242,7 @@ def test_two_towers_that_do_not_fit_are_told(clip, tmp_path):
         load_with_report(weights, map=table)
     one = '"image_projection.weight" = "visual_projection.weight"'
     weights, table = two_towers(tmp_path, clip, lambda text: text.replace(one, "") + "[ignore]\n'net.visual.*' = 'no'")
-    with pytest.raises(CheckpointError, match=r"image_projection.weight is missing, so this is not a whole CLIP"):
+    with pytest.raises(CheckpointError, match=r"image_projection.weight is missing, so this is not a complete CLIP"):
         load_with_report(weights, map=table)
 
 

@@ -27,6 +27,7 @@ from vitlab.checkpoints.keymap import (
     Source,
     State,
     Stated,
+    shape_of,
 )
 from vitlab.checkpoints.vit import infer_options
 from vitlab.checkpoints.writable import check_vit
@@ -290,8 +291,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
         raise CheckpointError(
             f"its image tower is no ViT of CLIP's kind ({other} is there): only those are known here."
         )
-    if "image_projection.weight" not in tensors:
-        raise CheckpointError("image_projection.weight is missing, so this is not a whole CLIP.")
+    embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
     activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
         raise CheckpointError(ASK)
@@ -305,10 +305,10 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     vit = ViTConfig().with_options(
         **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
     )
-    text = _infer_text(renamed.part("text.").tensors, known)
+    text = _infer_text(tensors, known)
     text |= {"activation": activation["text"], "eps": eps["text"]}
     loss = "sigmoid" if "bias" in tensors else "softmax"
-    config = CLIPConfig(vit, TextConfig(**text), tensors["image_projection.weight"].shape[0], loss)
+    config = CLIPConfig(vit, TextConfig(**text), embed_dim, loss)
     sizes = ("image_size", "patch_size", "width", "depth", "channels", "vocab", "context")
     paths = {f"{tower}.{name}" for tower in ("image", "text") for name in sizes} | {"embed_dim"}
     check_agreement(stated, {path: config.option(path) for path in paths & stated.keys()})
@@ -318,10 +318,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
 
 
 def _infer_text(state: State, known: Options) -> Options:
-    for key in ("embed.weight", "positions", "blocks.0.mlp.fc1.weight"):
-        if getattr(state.get(key), "ndim", None) != 2:
-            raise CheckpointError(f"text.{key} is missing or damaged, so this is not a whole CLIP.")
-    vocab, width = state["embed.weight"].shape
+    vocab, width = shape_of(state, "text.embed.weight", 2, "CLIP")
+    context, _ = shape_of(state, "text.positions", 2, "CLIP")
+    hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, "CLIP")
     heads = known.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
@@ -330,12 +329,12 @@ def _infer_text(state: State, known: Options) -> Options:
             f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
         )
     return {
-        "context": state["positions"].shape[0],
+        "context": context,
         "vocab": vocab,
         "width": width,
-        "depth": len({key.split(".")[1] for key in state if key.startswith("blocks.")}),
+        "depth": len({key.split(".")[2] for key in state if key.startswith("text.blocks.")}),
         "heads": heads,
-        "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        "mlp_ratio": hidden / width,
         "end_id": known.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
         "pad_id": known.get("text.pad_id", 0),
     }

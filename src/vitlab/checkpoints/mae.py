@@ -99,8 +99,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
 def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
     """The config of an encoder and a decoder; `known`: what the caller or config.json states."""
     for key, axes in {"embed.weight": 2, "blocks.0.mlp.fc1.weight": 2, "positions.table": 3}.items():
-        if getattr(decoder.get(f"decoder.{key}"), "ndim", None) != axes:
-            raise CheckpointError(f"decoder.{key} is missing or damaged, so this is not a whole masked autoencoder.")
+        keymap.shape_of(decoder, f"decoder.{key}", axes, "masked autoencoder")
     width = decoder["decoder.embed.weight"].shape[0]
     depth = len({key.split(".")[2] for key in decoder if key.startswith("decoder.blocks.")})
     group: Options = known["decoder"] if isinstance(known.get("decoder"), dict) else {}
@@ -108,7 +107,7 @@ def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
     stated |= {path.removeprefix("decoder."): known[path] for path in FIELDS if path in known}
     if (stated["width"], stated["depth"]) != (width, depth):
         raise CheckpointError(
-            f"a decoder of width {stated['width']} and depth {stated['depth']} was asked for, but the weights have "
+            f"a decoder of width {stated['width']} and depth {stated['depth']} is requested, but the weights have "
             f"width {width} and depth {depth}: they do not belong together."
         )
     heads = stated.get("heads", HEADS.get(width))

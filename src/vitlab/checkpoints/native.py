@@ -39,7 +39,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     folder, network = Path(folder).expanduser(), _unwrapped(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
-    state = _whole_state(network, folder)
+    state = _complete_state(network, folder)
     _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
@@ -86,7 +86,7 @@ def _unwrapped(model: Any) -> Network:
     return model
 
 
-def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:
+def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
     wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()

@@ -96,7 +96,7 @@ def common_options(
 def _infer_options(renamed: Renamed, stated: Options) -> Options:
     options = common_options(renamed, stated)
     options["patch_size"] = P = options.pop("kernel")
-    places = staged.shape(renamed.tensors, "embeds.0.positions.table", 3)[1]
+    places = keymap.shape_of(renamed.tensors, "embeds.0.positions.table", 3)[1]
     if "image_size" in stated:
         size = stated["image_size"]
         high, wide = (size, size) if isinstance(size, int) else size

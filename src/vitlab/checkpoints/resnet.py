@@ -10,8 +10,8 @@ import torch
 
 from vitlab.checkpoints import hf, keymap, schema, timm
 from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, Written, check_agreement
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated
-from vitlab.checkpoints.staged import STAGES, depths_of, shape
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
+from vitlab.checkpoints.staged import STAGES, depths_of
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.resnet import ResNetConfig
@@ -51,13 +51,13 @@ KNOWN = re.compile(r"resnet(18|34|50|101|152)")  # timm: those that differ in de
 def _infer_options(renamed: Renamed) -> Options:
     """Options for ResNetConfig from tensors under our names; the counters that old files lack are set to 0."""
     state = renamed.tensors
-    stem = shape(state, "stem.conv.weight", 4)
+    stem = shape_of(state, "stem.conv.weight", 4)
     depths, widths = depths_of(state), list[int]()
     kind = "bottleneck" if "stages.0.0.convs.2.conv.weight" in state else "basic"
     last = {"basic": 1, "bottleneck": 2}[kind]
     for stage in range(len(depths)):
-        widths.append(shape(state, f"stages.{stage}.0.convs.{last}.conv.weight", 4)[0])
-        inside = shape(state, f"stages.{stage}.0.convs.1.conv.weight", 4)[:2]
+        widths.append(shape_of(state, f"stages.{stage}.0.convs.{last}.conv.weight", 4)[0])
+        inside = shape_of(state, f"stages.{stage}.0.convs.1.conv.weight", 4)[:2]
         expected = (widths[-1] // 4,) * 2 if kind == "bottleneck" else (widths[-1],) * 2
         if inside != expected:
             raise CheckpointError(
@@ -70,7 +70,7 @@ def _infer_options(renamed: Renamed) -> Options:
         state.setdefault(key.replace("running_mean", "num_batches_tracked"), torch.tensor(0))
     return {
         "channels": stem[1],
-        "classes": shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        "classes": shape_of(state, "head.weight", 2)[0] if "head.weight" in state else 0,
         "stem": "imagenet" if stem[2] == 7 else "small",
         "stem_width": stem[0],
         "block": kind,

@@ -72,7 +72,7 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     widths = staged.widths_of(state, options["depths"])
     if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
         raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
-    tables = [staged.shape(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
+    tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
     rows = {rows for rows, _ in tables}
     side = math.isqrt(min(rows))
     if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
