@@ -158,7 +158,7 @@ def test_timm_has_the_option(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_args"]["final_norm"] is False
     assert load_with_report(tmp_path / "out")[0].config.final_norm == "no"
     convert.write(model, tmp_path / "bare.safetensors", "timm")
-    (row,) = convert.check("unused", tmp_path / "bare.safetensors", model, changed=False)
+    (row,) = convert.compare("unused", tmp_path / "bare.safetensors", model, changed=False)
     assert row.difference == 0
 
 

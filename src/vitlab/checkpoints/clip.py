@@ -34,7 +34,7 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
 

@@ -20,7 +20,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
 
 Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json, and their default

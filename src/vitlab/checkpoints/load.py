@@ -12,11 +12,12 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from operator import attrgetter
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.checkpoints import bundled, files, hub, native
 from vitlab.checkpoints.families import family_of
@@ -28,8 +29,10 @@ from vitlab.errors import CheckpointError, VitlabError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
-from vitlab.models.base import Network
+from vitlab.models.base import Network, unwrap
 from vitlab.models.config import Config, option_paths
+
+ModelOrName = nn.Module | str | PathLike[str]  # a model, or what `load` finds it by
 
 
 class AssumedWarning(UserWarning):
@@ -59,6 +62,11 @@ def load(
     for note in report.notes:
         warnings.warn(f"{source}: {note}", AssumedWarning, stacklevel=2)
     return model
+
+
+def as_network(model: ModelOrName, **load_options: Any) -> Network:
+    """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path."""
+    return load(fspath(model), **load_options) if isinstance(model, str | PathLike) else unwrap(model)
 
 
 def load_with_report(

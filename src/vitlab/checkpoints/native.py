@@ -25,7 +25,7 @@ from vitlab.checkpoints.files import check_values, naming, read_json, read_tenso
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
-from vitlab.models.base import Card, Network
+from vitlab.models.base import Card, Network, unwrap
 from vitlab.parsing import spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
@@ -34,9 +34,13 @@ FORMAT = 1
 WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 
-def save(model: nn.Module, folder: str | Path) -> Path:
-    """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
-    folder, network = Path(folder).expanduser(), _unwrapped(model)
+def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
+    """Write a checkpoint folder. Files appear under their names only when they are complete and will load."""
+    if isinstance(model, str | os.PathLike):
+        from vitlab.checkpoints.load import load  # which reads what is written here
+
+        model = load(os.fspath(model))
+    folder, network = Path(folder).expanduser(), unwrap(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
     state = _complete_state(network, folder)
@@ -69,21 +73,6 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     if tokenizer is None:  # one of another model
         (folder / WORDS).unlink(missing_ok=True)
     return folder
-
-
-def _unwrapped(model: Any) -> Network:
-    """The Network inside what torch.compile, DataParallel and DistributedDataParallel wrap around it."""
-    while (
-        not isinstance(model, Network)
-        and (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None
-    ):
-        model = inner
-    if not isinstance(model, Network):
-        raise CheckpointError(
-            f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
-            "For another network: torch.save(model.state_dict(), path)."
-        )
-    return model
 
 
 def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:

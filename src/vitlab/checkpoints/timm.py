@@ -13,7 +13,7 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 RULES = (

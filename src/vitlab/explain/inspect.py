@@ -242,7 +242,7 @@ def inspect(
     memory = _memory(family, config, input_shape)
 
     def meaning(kind: str, layer: int | None) -> str:
-        if isinstance(config, StagedConfig):
+        if isinstance(model, Hierarchy):
             return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))

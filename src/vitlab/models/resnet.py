@@ -23,6 +23,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import Level
 
 
@@ -250,3 +251,13 @@ def _head(width: int, classes: int) -> nn.Module:
     nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     return head
+
+
+def _entry(name: str, config: ResNetConfig) -> Entry:
+    """Names are torchvision's and timm's; the paper writes ResNet-50."""
+    if config.image_size != (224, 224):
+        return Entry(name, "resnet", config, HALF)
+    return Entry(name, "resnet", config, {**CROP, "interpolation": "bilinear"}, (name.replace("resnet", "ResNet-"),))
+
+
+PAPER = Paper("resnet", ResNetConfig, ResNet, [_entry(name, config) for name, config in MODELS.items()])

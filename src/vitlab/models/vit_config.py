@@ -7,7 +7,7 @@ with the next valid value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
@@ -114,8 +114,8 @@ class ViTConfig(Config):
         super().__post_init__()
         check_vit(self)
 
-    def fixed_with(self, other: Self) -> tuple[str, ...]:
-        same_pooling = self.head.pooling == other.head.pooling  # another may bring its own norm
+    def fixed_with(self, other: Config) -> tuple[str, ...]:
+        same_pooling = self.head.pooling == other.option("pooling")  # another may bring its own norm
         registers = self.positions.prefix_positions == "all"  # which then have positions
         return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
 
@@ -212,13 +212,14 @@ def check_vit(c: ViTConfig) -> None:
         raise UsageError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
 
 
-VARIANTS: dict[str, dict[str, Any]] = {  # B, L and H: Table 1 of ViT; Ti and S: DeiT (arXiv:2012.12877)
-    "Ti": dict(width=192, depth=12, heads=3),
-    "S": dict(width=384, depth=12, heads=6),
-    "B": dict(width=768, depth=12, heads=12),
-    "L": dict(width=1024, depth=24, heads=16),
-    "H": dict(width=1280, depth=32, heads=16),
+SIZES: dict[str, tuple[str, int, dict[str, Any]]] = {  # the paper's letter, the patch size of the short name, D, L, h
+    "tiny": ("Ti", 16, dict(width=192, depth=12, heads=3)),  # Ti and S: DeiT (arXiv:2012.12877)
+    "small": ("S", 16, dict(width=384, depth=12, heads=6)),
+    "base": ("B", 16, dict(width=768, depth=12, heads=12)),  # B, L and H: Table 1 of ViT
+    "large": ("L", 16, dict(width=1024, depth=24, heads=16)),
+    "huge": ("H", 14, dict(width=1280, depth=32, heads=16)),
 }
+VARIANTS = {letter: options for letter, _, options in SIZES.values()}
 PATCH_SIZES = (8, 14, 16, 32)
 
 SMALL_IMAGES: dict[str, dict[str, Any]] = {  # 192 x 9 at patch 4: the small-data ViT of arXiv:2112.13492
