@@ -9,6 +9,7 @@ from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import Writer, Written
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
@@ -157,27 +158,20 @@ DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def check_writable(c: ViTConfig) -> None:
+def _check_writable(c: ViTConfig) -> None:
     """timm's VisionTransformer must be able to be this network."""
-    refuse = {
+    others = {
         f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "norm=post": c.norm.kind == "post",
         "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling == "mean_norm",
-        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
-        "mlp=swiglu": c.mlp.kind == "swiglu",
-        "head_hidden": bool(c.head.head_hidden),
-        "mask_token": c.tokens.mask_token,
         "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
         "a patch bias with norm_pre, or none without": c.norm.norm_pre == c.stem.patch_bias,
         "registers without positions beside a class token with one": bool(
             c.tokens.registers and c.positions.prefix_positions == "class"
         ),
     }
-    if reasons := [what for what, wrong in refuse.items() if wrong]:
-        raise CheckpointError(f"timm's ViT cannot express {', '.join(reasons)}. Use --to native.")
+    names = ("stem", "patch_norms", "norm", "head_dim", "mlp", "head_hidden", "mask_token")
+    check_vit("timm's ViT", c, names, others)
 
 
 def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
@@ -239,7 +233,7 @@ def eps_note(library: str, c: ViTConfig) -> list[str]:
 
 def _write(model: Network, state: State) -> Written:
     c: ViTConfig = model.config
-    check_writable(c)
+    _check_writable(c)
     bare = (
         [] if HEADS.get(c.width) == c.heads else [f"a bare file does not say its heads: load it with heads={c.heads}."]
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.checkpoints.schema import is_object, is_sequence
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
@@ -98,7 +98,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
 
 def infer_options(state: State, known: Options) -> Options:
     """Options for ViTConfig from tensors under our names. `known`: what the caller or the file's config states."""
-    _check_shapes(state)
+    for key, (axes, needed) in AXES.items():
+        if needed or key in state:
+            shape_of(state, key, axes, "ViT")
     _check_known(known)
     width, channels, patch_size, _ = state["patch_embed.proj.weight"].shape
     numbers = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
@@ -135,7 +137,7 @@ def infer_options(state: State, known: Options) -> Options:
     return options | _grid(state, options, known)
 
 
-AXES = {  # of the tensors that tell the sizes; True: they must be there
+AXES = {  # of the tensors that show the sizes; True: they must be there
     "patch_embed.proj.weight": (4, True),
     "blocks.0.attention.qkv.weight": (2, True),
     "blocks.0.mlp.fc1.weight": (2, True),
@@ -145,14 +147,6 @@ AXES = {  # of the tensors that tell the sizes; True: they must be there
     "pre_logits.weight": (2, False),
     "head.weight": (2, False),
 }
-
-
-def _check_shapes(state: State) -> None:
-    for key, (axes, needed) in AXES.items():
-        if key not in state and needed:
-            raise CheckpointError(f"{key} is missing, so this is not a whole ViT.")
-        if key in state and state[key].ndim != axes:
-            raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
 
 
 def _check_known(known: Options) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,25 +56,22 @@ def convert(
 ) -> None:
     """Convert weights between libraries, with a report by key."""
     from vitlab.checkpoints import convert
-    from vitlab.checkpoints.load import load_with_report
-    from vitlab.inference import reads_text
 
-    if to not in convert.TARGETS:
-        raise UsageError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
-    target, map = target.expanduser(), map.expanduser() if map is not None else None
-    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already. Name another place, or pass --force to write over it.")
     options = {"heads": heads, "text.heads": text_heads, "classes": classes, "eps": eps, "activation": activation}
-    options |= {"encoder": encoder or None, "image_size": parse_size(image_size)}
-    given = {key: value for key, value in options.items() if value is not None}
-    model, report = load_with_report(source, map=map, preprocess=_channels(mean, std), **given)
-    if tokenizer is not None:
-        _give_tokenizer(model, tokenizer)
-    elif reads_text(model) and model.tokenizer is None:
-        report.notes.append("it came without its tokenizer; --tokenizer FILE adds one, so that it can read text.")
-    report.notes += convert.write(model, target, to)
-    changed = any(row.status in ("new", "resized") for row in report.rows)
-    rows = convert.check(source, target, model, changed=changed) if check else []
+    options |= {"image_size": parse_size(image_size), "map": map.expanduser() if map is not None else None}
+    given = {name: value for name, value in options.items() if value is not None}
+    done = convert.convert(
+        source,
+        target,
+        to,
+        check=check,
+        force=force,
+        tokenizer=tokenizer,
+        encoder=encoder,
+        preprocess=_channels(mean, std),
+        **given,
+    )
+    report, rows = done.report, done.checks
     if json:
         compared = [dict(what=row.what, max_difference=row.difference, remark=row.remark) for row in rows]
         print_json({**report.to_dict(), "written": str(target), "to": to, "check": compared})
@@ -106,17 +103,6 @@ def _channels(mean: str | None, std: str | None) -> dict[str, tuple[float, ...]]
         return {name: tuple(map(float, text.split(","))) for name, text in (("mean", mean), ("std", std))}
     except ValueError:
         raise UsageError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
-
-
-def _give_tokenizer(model: Any, path: Path) -> None:
-    """Read a tokenizer with the model's context length and padding."""
-    from vitlab.inference import reads_text
-    from vitlab.text.tokenizer import Tokenizer
-
-    if not reads_text(model):
-        raise UsageError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
-    c = model.config.text
-    model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
 
 
 def _show(report: Report) -> None:

@@ -83,7 +83,7 @@ class Config:
         """The grid that a table of positions, by its name in the weights, is made for."""
         raise NotImplementedError(f"{type(self).__name__} has no position tables.")
 
-    def fixed_with(self, other: Self) -> tuple[str, ...]:
+    def fixed_with(self, other: Config) -> tuple[str, ...]:
         """Options, by path, in which `other` may not differ if it shall use this network's weights."""
         return self.fixed
 
