@@ -29,7 +29,8 @@ from vitlab.version import __version__
 
 if TYPE_CHECKING:
     from vitlab.checkpoints.convert import convert
-    from vitlab.checkpoints.load import load, save
+    from vitlab.checkpoints.load import load
+    from vitlab.checkpoints.native import save
     from vitlab.evaluation import evaluate
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
@@ -53,7 +54,7 @@ _MODULES = {
     "load": "vitlab.checkpoints.load",
     "optimize": "vitlab.export.optimize",
     "predict": "vitlab.inference",
-    "save": "vitlab.checkpoints.load",
+    "save": "vitlab.checkpoints.native",
     "train": "vitlab.training.train",
     "zero_shot": "vitlab.inference",
 }

@@ -69,11 +69,6 @@ def as_network(model: ModelOrName, **load_options: Any) -> Network:
     return load(fspath(model), **load_options) if isinstance(model, str | PathLike) else unwrap(model)
 
 
-def save(model: ModelOrName, folder: str | Path) -> Path:
-    """Write a checkpoint folder; a model given by name or path is loaded first."""
-    return native.save(as_network(model), folder)
-
-
 def load_with_report(
     source: str | Path,
     *,
