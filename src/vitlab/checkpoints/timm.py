@@ -109,8 +109,9 @@ def options_from(config: Options, state: State) -> tuple[Options, Options]:
     pooled = args.get("global_pool", config.get("global_pool", "token"))
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
-    known = {*ARGUMENTS, *OWN_RULE}
-    wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
+    wrong |= {
+        k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
+    }
     if wrong:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
