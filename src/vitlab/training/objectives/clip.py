@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from vitlab.checkpoints.load import create, load_with_report
 from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Captioned, Data
+from vitlab.layers.collective import gather
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
-from vitlab.models.clip import CLIP, gather, same_captions
+from vitlab.models.clip import CLIP, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
