@@ -546,7 +546,7 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path, model, monkeypatch, to):
     convert.write(model, folder, to)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(native if to == "native" else convert, "save_file", full_disk)
+        patch.setattr(files, "save_file", full_disk)
         with pytest.raises(OSError, match="No space left"):
             convert.write(tiny(classes=9), folder, to)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before  # and no temporary file

@@ -24,7 +24,6 @@ from vitlab.checkpoints.load import load_with_report
 RUNNER = """
 import json, os, sys, time
 import torch
-from safetensors.torch import load_file
 from vitlab.checkpoints.load import load_with_report
 
 def only_loopback(event, values):

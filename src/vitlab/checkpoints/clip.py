@@ -285,18 +285,18 @@ def _by_path(options: Options, encoder: bool) -> Options:
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
     """Options are by path (image.heads, text.heads); activation and eps without one are both towers'."""
     tensors, dialect, given, stated = renamed.tensors, clues.dialect, clues.given, clues.stated.options
-    known = {**{name: given[name] for name in FACTS if name in given}, **stated}
+    facts = {**{name: given[name] for name in FACTS if name in given}, **stated}
     if "image.class_token" not in tensors:
         other = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
         raise CheckpointError(
             f"its image tower is no ViT of CLIP's kind ({other} is there): only those are known here."
         )
     embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
-    activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
+    activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
         raise CheckpointError(ASK)
-    eps = {tower: known.get(f"{tower}.eps", known.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
-    image = {name.removeprefix("image."): value for name, value in known.items() if name.startswith("image.")}
+    eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
+    image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
     if "image.image_size" in stated:
         image["size_is_stored"] = True
     else:
@@ -305,7 +305,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     vit = ViTConfig().with_options(
         **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
     )
-    text = _infer_text(tensors, known)
+    text = _infer_text(tensors, facts)
     text |= {"activation": activation["text"], "eps": eps["text"]}
     loss = "sigmoid" if "bias" in tensors else "softmax"
     config = CLIPConfig(vit, TextConfig(**text), embed_dim, loss)
@@ -317,11 +317,11 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, unstated)
 
 
-def _infer_text(state: State, known: Options) -> Options:
+def _infer_text(state: State, facts: Options) -> Options:
     vocab, width = shape_of(state, "text.embed.weight", 2, "CLIP")
     context, _ = shape_of(state, "text.positions", 2, "CLIP")
     hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, "CLIP")
-    heads = known.get("text.heads", TEXT_HEADS.get(width))
+    heads = facts.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
         raise CheckpointError(
@@ -335,8 +335,8 @@ def _infer_text(state: State, known: Options) -> Options:
         "depth": len({key.split(".")[2] for key in state if key.startswith("text.blocks.")}),
         "heads": heads,
         "mlp_ratio": hidden / width,
-        "end_id": known.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
-        "pad_id": known.get("text.pad_id", 0),
+        "end_id": facts.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
+        "pad_id": facts.get("text.pad_id", 0),
     }
 
 

@@ -22,11 +22,12 @@ from vitlab.checkpoints.files import read_json, read_tensors, save_tensors
 from vitlab.checkpoints.keymap import Options, State
 from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
 from vitlab.checkpoints.report import Report
-from vitlab.errors import UsageError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Capability, Network, unwrap
 from vitlab.text.tokenizer import Tokenizer
 
-TARGETS = ("native", *sorted({target for family in FAMILIES.values() for target in family.writers}))
+WRITERS = dict.fromkeys(target for family in reversed(FAMILIES.values()) for target in family.writers)
+TARGETS = ("native", *WRITERS)
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 
@@ -228,7 +229,7 @@ def _write_folder(written: Written, target: Path) -> None:
         native.write_whole(target, save)
         return
     if target.exists() and not target.is_dir():
-        raise UsageError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
+        raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         name: values if isinstance(values, str) else json.dumps(values, indent=2, ensure_ascii=False) + "\n"

@@ -42,8 +42,8 @@ def naming(path: object) -> Generator[None]:
     try:
         yield
     except VitlabError as error:
-        named = isinstance(error, CheckpointError) and str(path) in str(error)
-        raise (error if named else CheckpointError(f"{path}: {error}")) from None
+        has_name = isinstance(error, CheckpointError) and str(path) in str(error)
+        raise (error if has_name else CheckpointError(f"{path}: {error}")) from None
 
 
 def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor]:

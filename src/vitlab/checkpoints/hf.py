@@ -138,9 +138,8 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5
 def options_from(config: Options) -> Options:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    known = MODEL_TYPES | VIT_MAE
-    if kind not in known:
-        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(known)}.")
+    if kind not in (readable := MODEL_TYPES | VIT_MAE):
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(readable)}.")
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):

@@ -96,15 +96,15 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, assumed, notes=tuple(vit.resize_notes(encoder, encoder_clues)))
 
 
-def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
-    """The config of an encoder and a decoder; `known`: what the caller or config.json states."""
+def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
+    """The config of an encoder and a decoder; `facts`: what the caller or config.json states."""
     for key, axes in {"embed.weight": 2, "blocks.0.mlp.fc1.weight": 2, "positions.table": 3}.items():
         keymap.shape_of(decoder, f"decoder.{key}", axes, "masked autoencoder")
     width = decoder["decoder.embed.weight"].shape[0]
     depth = len({key.split(".")[2] for key in decoder if key.startswith("decoder.blocks.")})
-    group: Options = known["decoder"] if isinstance(known.get("decoder"), dict) else {}
+    group: Options = facts["decoder"] if isinstance(facts.get("decoder"), dict) else {}
     stated: Options = {"width": width, "depth": depth, **group}
-    stated |= {path.removeprefix("decoder."): known[path] for path in FIELDS if path in known}
+    stated |= {path.removeprefix("decoder."): facts[path] for path in FIELDS if path in facts}
     if (stated["width"], stated["depth"]) != (width, depth):
         raise CheckpointError(
             f"a decoder of width {stated['width']} and depth {stated['depth']} is requested, but the weights have "
@@ -127,7 +127,7 @@ def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
         attention_dropout=c.drop.attention_dropout,
         positions=c.positions.kind,  # type: ignore[arg-type]  # checked at birth
         decoder=DecoderOptions(width, depth, heads, hidden / width, "learned"),
-        **{name: known.get(name, usual) for name, usual in USUAL.items()},
+        **{name: facts.get(name, usual) for name, usual in USUAL.items()},
     )
     if config.encoder != c:
         raise CheckpointError(

@@ -123,11 +123,8 @@ def _read_timm(source: Source) -> Stated | None:
         )
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
-    cfg = config.get("pretrained_cfg", {})
-    size = {"size": tuple(cfg["input_size"][1:])} if len(cfg.get("input_size", ())) == 3 else {}
-    colours = {key: IMAGENET[key] for key in ("mean", "std", "how")}
-    preprocess = {**colours, "interpolation": "bilinear", **size, **timm.preprocess_from(cfg)}
-    return Stated({"stride_in": "3x3"}, preprocess)
+    usual = {**{name: IMAGENET[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
+    return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
 
 
 MODEL_TYPES = {"resnet": ModelType("ConvNext")}

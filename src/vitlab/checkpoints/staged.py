@@ -45,12 +45,10 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
     def read(source: Source) -> Stated | None:
         if (config := timm.read_config(source)) is None:
             return None
-        cfg, values = config.get("pretrained_cfg", {}), options(config)
-        if len(cfg.get("input_size", ())) == 3:
-            values.setdefault("image_size", tuple(cfg["input_size"][1:]))
-        size = {"size": values["image_size"]} if "image_size" in values else {}
-        colours = {key: IMAGENET[key] for key in ("mean", "std", "how", "interpolation")}
-        return Stated(values, {**colours, **size, **timm.preprocess_from(cfg)})
+        preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
+        size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
+        usual = {name: IMAGENET[name] for name in ("mean", "std", "how", "interpolation")}
+        return Stated({**size, **options(config)}, {**usual, **preprocess})
 
     return read
 

@@ -60,8 +60,12 @@ WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm
 OWN_RULE = ("final_norm", "global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
-def check_config(config: Options) -> Options:
-    """The config.json of a timm hub folder, once all that is read of it is of the right kind."""
+def read_config(source: Source) -> Options | None:
+    """The config.json of a timm hub folder, its values checked; None: there is none, or it is another library's."""
+    path = source.path / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    if "architecture" not in config:
+        return None
     schema.check(config, schema.TIMM, "config.json")
     schema.check(config.get("model_args", {}), schema.TIMM_ARGUMENTS, "config.json's model_args")
     schema.check(config.get("pretrained_cfg", {}), schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
@@ -69,25 +73,12 @@ def check_config(config: Options) -> Options:
     return config
 
 
-def read_config(source: Source) -> Options | None:
-    """The config.json of a timm hub folder; None: there is none, or it is another library's."""
-    path = source.path / "config.json"
-    config = read_json(path) if path.is_file() else {}
-    return check_config(config) if "architecture" in config else None
-
-
 def _read_stated(source: Source) -> Stated | None:
     if (config := read_config(source)) is None:
         return None
-    options, preprocess = options_from(config, source.state)
-    return Stated(options, preprocess, size_note="timm needs dynamic_img_size=True for that")
-
-
-def options_from(config: Options, state: State) -> tuple[Options, Options]:
-    """A timm hub folder's config.json -> options for our config, and preprocess values."""
+    state, name = source.state, config["architecture"]
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
     cfg = config.get("pretrained_cfg", {})
-    name = str(config.get("architecture", ""))
     options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
     if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
         options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
@@ -109,13 +100,14 @@ def options_from(config: Options, state: State) -> tuple[Options, Options]:
     pooled = args.get("global_pool", config.get("global_pool", "token"))
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
-    known = {*ARGUMENTS, *OWN_RULE}
-    wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
+    wrong |= {
+        k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
+    }
     if wrong:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
-    return options, preprocess_from(cfg)
+    return Stated(options, preprocess_from(cfg), size_note="timm needs dynamic_img_size=True for that")
 
 
 def preprocess_from(cfg: Options) -> Options:
