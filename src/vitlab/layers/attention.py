@@ -25,13 +25,12 @@ class Heads(nn.Module):
     `path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that.
     """
 
-    relative: RelativeBias | None = None
-
     def __init__(self, heads: int, head_dim: int, attention_dropout: float, path: Path):
         super().__init__()
         self.heads, self.head_dim, self.path = heads, head_dim, path
         self.scale = head_dim**-0.5
         self.attention_dropout = attention_dropout
+        self.relative: RelativeBias | None = None
 
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
         """(B, N, parts * hd) -> `parts` tensors (B, h, N, d)."""

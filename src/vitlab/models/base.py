@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.models.config import Config
 
 if TYPE_CHECKING:
     from vitlab.images.preprocess import Preprocess
@@ -166,7 +167,7 @@ class Network(nn.Module):
 class WrapsEncoder(Network):
     """Base class of models that wrap an encoder (MAE, DINO, CLIP): image features are the encoder's."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Config):
         super().__init__()
         self.config = config
 

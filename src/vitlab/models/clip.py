@@ -327,7 +327,8 @@ def sigmoid_loss(
 
 def same_captions(ids: Tensor) -> Tensor:
     """Token numbers (B, N) -> (B, B): which texts are equal."""
-    _, group, _ = torch.unique_dim(ids, dim=0, return_inverse=True)  # (B,)
+    # torch gives `unique` no types
+    group = cast(Tensor, torch.unique(ids, dim=0, return_inverse=True)[1])  # pyright: ignore[reportUnknownMemberType]
     return group[:, None] == group[None]
 
 

@@ -95,20 +95,22 @@ class DINOConfig(Config):
         return self.encoder.grid
 
 
-def _variant(head: dict[str, Any], **encoder: Any) -> DINOConfig:
-    return DINOConfig(**encoder, projection=Projection(**head))
+def _variant(size: str, patch_size: int, *, norm_last_layer: bool) -> DINOConfig:
+    projection = Projection(norm_last_layer=norm_last_layer)
+    return DINOConfig(**VARIANTS[size], patch_size=patch_size, projection=projection)
 
 
 def _like(name: str, **head: Any) -> DINOConfig:
     """Of the size of one of the small ViTs."""
-    return _variant(head, **{key: value for key, value in SMALL_IMAGES[name].items() if key != "classes"})
+    encoder = {key: value for key, value in SMALL_IMAGES[name].items() if key != "classes"}
+    return DINOConfig(**encoder, projection=Projection(**head))
 
 
 MODELS = {  # Table 1; the released ViT-S learn the lengths in their last layer, the ViT-B do not
-    "dino_small_patch16": _variant(dict(norm_last_layer=False), **VARIANTS["S"], patch_size=16),
-    "dino_small_patch8": _variant(dict(norm_last_layer=False), **VARIANTS["S"], patch_size=8),
-    "dino_base_patch16": _variant(dict(norm_last_layer=True), **VARIANTS["B"], patch_size=16),
-    "dino_base_patch8": _variant(dict(norm_last_layer=True), **VARIANTS["B"], patch_size=8),
+    "dino_small_patch16": _variant("S", 16, norm_last_layer=False),
+    "dino_small_patch8": _variant("S", 8, norm_last_layer=False),
+    "dino_base_patch16": _variant("B", 16, norm_last_layer=True),
+    "dino_base_patch8": _variant("B", 8, norm_last_layer=True),
     "dino_cifar": _like("vit_cifar", out_dim=1024, hidden=512, bottleneck=128),
     "dino_digits": _like("vit_digits", out_dim=256, hidden=128, bottleneck=64),
 }

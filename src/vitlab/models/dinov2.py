@@ -17,7 +17,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
+def _encoder(registers: int, **options: Any) -> ViTConfig:
     rule = "bicubic_antialias" if registers else "bicubic_offset"  # as each release resizes its positions
     return ViTConfig().with_options(
         **options,
@@ -32,8 +32,8 @@ def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
 
 
 MODELS = {
-    **{f"dinov2_{size}": _encoder(options, 0) for size, options in SIZES.items()},
-    **{f"dinov2_{size}_registers": _encoder(options, 4) for size, options in SIZES.items()},
+    **{f"dinov2_{size}": _encoder(0, **options) for size, options in SIZES.items()},
+    **{f"dinov2_{size}_registers": _encoder(4, **options) for size, options in SIZES.items()},
 }
 
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth, run
 from vitlab.layers.patches import check_images
-from vitlab.layers.reduced import Grid, Merge, Pool, to_map
+from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, to_map
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, TokenLayout, Trace, mark
+from vitlab.layers.windows import Windows
 from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config, largest_divisor
 
@@ -120,7 +121,7 @@ class GridBlock(nn.Module):
         self.mlp = mlp
         self.depth_drop = StochasticDepth(stochastic_depth)
 
-    def forward(self, z: Tensor, at: Any, trace: LayerTrace | None = None) -> Tensor:
+    def forward(self, z: Tensor, at: Windows | Reduced, trace: LayerTrace | None = None) -> Tensor:
         """z (B, N, D), row by row; `at` says where queries and keys stand."""
         y = self.attention(mark(trace, "norm1", self.norm1(z)), at, trace)
         z = mark(trace, "after_attention", z + self.depth_drop(y))
@@ -129,11 +130,11 @@ class GridBlock(nn.Module):
         return mark(trace, "tokens", z + self.depth_drop(y))
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """One block of a pass."""
 
     block: GridBlock
-    place: Any  # where its queries and keys stand
+    place: Windows | Reduced  # where its queries and keys stand
     at: LayerTrace | None
 
 
@@ -145,7 +146,7 @@ class Hierarchy(Network):
     prefix: tuple[str, ...] = ()  # tokens before the patches in the last stage
     block_kinds: tuple[str, ...] = BLOCK_KINDS  # what blocks show, and what comes before and after them
 
-    def __init__(self, config: Any):
+    def __init__(self, config: StagedConfig):
         super().__init__()
         self.config = config
 
@@ -154,7 +155,7 @@ class Hierarchy(Network):
         """The tokens that each stage gives, (B, N, D), and their grid."""
 
     @abstractmethod
-    def places(self, height: int, width: int) -> tuple[Any, ...]:
+    def places(self, height: int, width: int) -> tuple[Windows | Reduced, ...]:
         """For every block where its queries and keys stand, in images of this size."""
 
     @property
@@ -220,18 +221,18 @@ class Hierarchy(Network):
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout, places=places)
         return self.run(images, trace)
 
-    def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[Step], Grid]]:
+    def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[BlockStep], Grid]]:
         """What to run: of each stage its blocks, and its grid."""
         size, layer = images.shape[-2:], 0
         places = self.places(*size)
         for blocks, grid in zip(cast("list[list[GridBlock]]", self.stages), self.config.grids(*size), strict=True):
-            steps: list[Step] = []
+            steps: list[BlockStep] = []
             for block in blocks:
-                steps.append(Step(block, places[layer], trace.at(layer) if trace is not None else None))
+                steps.append(BlockStep(block, places[layer], trace.at(layer) if trace is not None else None))
                 layer += 1
             yield steps, grid
 
-    def run_block(self, step: Step, z: Tensor) -> Tensor:
+    def run_block(self, step: BlockStep, z: Tensor) -> Tensor:
         recompute = self.config.gradient_checkpointing and self.training and step.at is None
         return run(step.block, z, step.place, step.at, recompute=recompute)
 
@@ -275,13 +276,13 @@ def patch_map(z: Tensor, grid: Grid) -> Tensor:
     return to_map(z[:, -grid[0] * grid[1] :], grid)
 
 
-def depth_rates(c: Any) -> Iterator[float]:
-    """Rates of stochastic depth, one for each block, growing linearly from 0."""
-    blocks = sum(c.depths)
-    return (c.stochastic_depth * layer / max(blocks - 1, 1) for layer in range(blocks))
+def depth_rates(depths: Sequence[int], last: float) -> Iterator[float]:
+    """Rates of stochastic depth, one for each block, growing linearly from 0 to `last`."""
+    blocks = sum(depths)
+    return (last * layer / max(blocks - 1, 1) for layer in range(blocks))
 
 
-def mark_embed(stage: int, z: Tensor, trace: Trace | None, steps: list[Step]) -> Tensor:
+def mark_embed(stage: int, z: Tensor, trace: Trace | None, steps: list[BlockStep]) -> Tensor:
     """Show the tokens that a stage begins with: "patch_embed" of the first, "merge" at a later one's first block."""
     return mark(trace, "patch_embed", z) if stage == 0 else mark(steps[0].at, "merge", z)
 

@@ -152,7 +152,7 @@ class Swin(Hierarchy):
         c, widths = config, config.widths
         self.embeds = nn.ModuleList([SwinEmbed(c), *(PatchMerging(width, c.merge_eps) for width in widths[:-1])])
         self.dropout = nn.Dropout(c.dropout)
-        rates = depth_rates(c)
+        rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
             nn.ModuleList(swin_block(c, width, heads, next(rates)) for _ in range(depth))
             for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)
