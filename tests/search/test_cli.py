@@ -139,7 +139,7 @@ def test_again_without_naming_the_model(command, checkpoint, photos, tmp_path, d
     (photos / "[bad].png").write_bytes(b"nothing")
     done = command("index", photos, "-o", tmp_path / "ix")
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0][-5:] == ["23", "pictures", "can", "be", "found"]
+    assert lines[0][-5:] == ["23", "images", "can", "be", "found"]
     assert lines[1:] == [["new", "2"], ["removed", "1"], ["unchanged", "22"], ["unreadable", "1"]]
     assert done.stderr.startswith("vitlab: [bad].png: not a picture that can be read.")
     found = json.loads(command("index", photos, "-o", tmp_path / "ix", "--json").stdout)

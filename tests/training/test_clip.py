@@ -23,6 +23,7 @@ from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.objectives.base import MicroStep
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -270,7 +271,7 @@ def test_captions_are_learned_and_judged_by_recall(painted, tmp_path, command):
     assert found["recall"] == {way: pytest.approx(result["recall"][way]) for way in found["recall"]}
     assert found["captions"] == 2 * found["images"] == 64
     text = command("eval", run / "best", painted, "--split", "val").stdout
-    assert "picture -> caption" in text and "recall@10" in text and "chance" in text
+    assert "image -> caption" in text and "recall@10" in text and "chance" in text
     assert "above" in (run / "report.html").read_text()  # captions of samples
     assert "leave out --zeroshot" in command("eval", run / "best", painted, "--zeroshot", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", painted, code=2).stderr
@@ -367,7 +368,7 @@ def test_captions_without_an_objective_for_them(painted, command, tmp_path):
 
 def test_the_recipe_of_a_run_tells_how_it_was_judged(learned):
     recipe = read_recipe(learned[0] / "recipe.toml")
-    assert (recipe.objective.templates, recipe.objective.eval_templates) == ("train", "held_out")
+    assert (CLIPOptions.of(recipe).templates, CLIPOptions.of(recipe).eval_templates) == ("train", "held_out")
     model = vitlab.load(learned[0] / "best")
     other = evaluate_zeroshot(model, Pictures(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
     assert other.top(1) > 0.85  # the bare name, too, is a sentence it has not seen

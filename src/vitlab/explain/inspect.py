@@ -328,7 +328,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         relu = ", relu" if config.block == "bottleneck" else ""
         blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
         return {**blocks, "pooling": "mean", "classes": config.classes}
-    config = config.encoder if hasattr(config, "encoder") else config
+    config = config.encoder
     rows, columns = config.grid
     resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
     return {

@@ -22,7 +22,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, logits_of, token_model, wide
 from vitlab.explain.stages import Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import Network, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
@@ -94,7 +94,7 @@ def gradient_x_input(
     return _maps(model, images, target, batch_size, of_tokens if tokens else of_pixels)
 
 
-def class_numbers(model: TokenModel, logits: Tensor, target: Target) -> Tensor:
+def class_numbers(model: Network, logits: Tensor, target: Target) -> Tensor:
     """(B,): the class of each image. None: the top one; a number or a name for all, or a list with one per image."""
     if target is None:
         return logits.argmax(dim=1)
@@ -124,7 +124,7 @@ def _one_for_each(classes: int, images: int) -> str:
     return f"target lists {classes} classes for {images} images: give one for each, or one for all."
 
 
-def _class_number(model: TokenModel, target: int | str, classes: int) -> int:
+def _class_number(model: Network, target: int | str, classes: int) -> int:
     labels = model.labels or []
     if isinstance(target, str):
         if target in labels:

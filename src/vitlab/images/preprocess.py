@@ -6,7 +6,7 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -186,3 +186,26 @@ class Preprocess:
         if unknown := set(values) - names:
             raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)
+
+
+def fit_preprocess(
+    values: Mapping[str, Any],
+    made_for: tuple[int, int],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    keep_size: bool = False,
+) -> Preprocess | None:
+    """Values that were made for one image size, for a network of this image size and number of channels.
+
+    `keep_size`: images are read at the size that the values state. None: no image file has so many channels.
+    """
+    if channels not in (1, 3):
+        return None
+    values = {"size": made_for, **values}
+    for key in ("mean", "std"):
+        given = set(values.get(key, ()))
+        if len(values.get(key, ())) in {0, 1, 3} - {channels}:  # colours for a grey network, or the other way round
+            values[key] = (given.pop() if len(given) == 1 else 0.5,) * channels
+    preprocess = Preprocess(**values)
+    return preprocess if keep_size else preprocess.with_size(image_size)

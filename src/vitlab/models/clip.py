@@ -83,6 +83,8 @@ class CLIPConfig(Config):
     embed_dim: int = 512  # E, of the space both end in
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
+    fixed = ("text.heads",)  # the rest shows in the shapes
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embed_dim < 1:

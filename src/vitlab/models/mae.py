@@ -63,6 +63,8 @@ class MAEConfig(Config):
     mask_ratio: float = 0.75  # share of the patches that is hidden
     norm_pix: bool = False  # the decoder paints every patch's pixels less their mean, over their deviation
 
+    fixed = ("decoder",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mask_ratio < 1:

@@ -220,7 +220,7 @@ class PVT(Hierarchy):
         self.embeds = conv_embeds(c)
         for stage, (embed, width) in enumerate(zip(self.embeds, c.widths, strict=True)):
             grid = c.grids(*c.image_size)[stage]
-            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.resize_rule)
+            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.table_rule)
         class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
         nn.init.trunc_normal_(class_token, std=0.02)
         self.embeds[last].class_token = class_token

@@ -39,6 +39,8 @@ class ResNetConfig(Config):
     widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that each stage gives; inside a bottleneck, a quarter
     stride_in: Literal["3x3", "1x1"] = "3x3"  # where a bottleneck halves: the paper 1x1, nearly all weights since 3x3
 
+    fixed = ("channels", "stem", "stem_width", "block", "depths", "widths", "stride_in")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_resnet(self)

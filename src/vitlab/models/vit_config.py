@@ -7,7 +7,7 @@ with the next valid value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
@@ -103,9 +103,32 @@ class ViTConfig(Config):
     head: Head = field(default_factory=Head)
     drop: Dropout = field(default_factory=Dropout)
 
+    fixed = (
+        *("patch_size", "channels", "width", "depth", "heads", "head_dim"),
+        *("stem.kind", "stem.patch_bias", "stem.patch_norms", "tokens.class_token", "tokens.distill_token"),
+        *("positions.kind", "positions.prefix_positions", "norm.kind", "norm.norm_pre"),
+        *("attention.qkv_bias", "attention.qk_norm", "mlp.kind", "mlp.mlp_ratio"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_vit(self)
+
+    def fixed_with(self, other: Self) -> tuple[str, ...]:
+        same_pooling = self.head.pooling == other.head.pooling  # another may bring its own norm
+        registers = self.positions.prefix_positions == "all"  # which then have positions
+        return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
+
+    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        P = self.patch_size
+        return size if self.stem.pad else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+
+    @property
+    def table_rule(self) -> str:
+        return self.positions.resize_rule
+
+    def table_grid(self, key: str) -> tuple[int, int]:
+        return self.grid
 
     @property
     def grid(self) -> tuple[int, int]:

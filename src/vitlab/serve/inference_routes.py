@@ -12,12 +12,13 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import ImageBatch
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
 from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
+from vitlab.models.base import Network
 from vitlab.models.clip import as_clip
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
@@ -177,7 +178,7 @@ async def explain(
         image = await job.image(keep_original=format == "png")
         try:
             content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
-        except ValueError as error:  # the library's reason why this model cannot
+        except VitlabError as error:  # the library's reason why this model cannot
             raise RequestError(422, str(error), "GET /models lists what each model can do.") from None
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
@@ -216,7 +217,7 @@ def _explain(
     }
 
 
-def _draw(model: Any, batch: ImageBatch, heat: Tensor, method: str) -> bytes:
+def _draw(model: Network, batch: ImageBatch, heat: Tensor, method: str) -> bytes:
     try:
         from vitlab.explain.draw import overlay, views
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import BatchSize, Checkpoint, MaybePictures, Pictures
+from vitlab.cli.options import BatchSize, Checkpoint, Images, OptionalImages
 from vitlab.errors import UsageError
 
 Out = Annotated[
@@ -32,7 +32,7 @@ class Options:
     """Arguments and options of all verbs, in the order of the help page; a verb's own come after `images`."""
 
     checkpoint: Checkpoint
-    images: Pictures
+    images: Images
     out: Out = None
     html: Html = False
     image_size: Size = None
@@ -49,7 +49,7 @@ def verb(app: typer.Typer, *, needs_images: bool = True, batch_size: int = 8) ->
         del common["verb"]
         common["batch_size"] = common["batch_size"].replace(default=batch_size)
         if not needs_images:
-            common["images"] = common["images"].replace(annotation=MaybePictures, default=None)
+            common["images"] = common["images"].replace(annotation=OptionalImages, default=None)
         _, *own = signature(function, eval_str=True).parameters.values()
         checkpoint, images, *rest = common.values()
         parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in (checkpoint, images, *own, *rest)]
