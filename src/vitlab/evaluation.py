@@ -286,7 +286,7 @@ def _on_device(model: Network, device: str | None) -> Network:
 
 def _preprocess(model: Network, name: str) -> Preprocess:
     if model.preprocess is None:
-        raise UsageError(f"{name}: the model has no preprocess, so it cannot read pictures.")
+        raise UsageError(f"{name}: the model has no preprocess, so it cannot read images.")
     return model.preprocess
 
 

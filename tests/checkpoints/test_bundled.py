@@ -85,7 +85,7 @@ def test_names_that_are_not_there(tmp_path, monkeypatch):
         vitlab.load("bundled:imagenet")
     with pytest.raises(CheckpointError, match=r"In the package: bundled:digits"):
         vitlab.load("digits")
-    with pytest.raises(DataError, match=r"digits has 357 pictures to choose from"):
+    with pytest.raises(DataError, match=r"digits has 357 images to choose from"):
         open_sample("digits#357")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a#1").touch()

@@ -19,7 +19,7 @@ def test_a_folder_is_a_source(tmp_path):
         sample = samples.open_sample(f"{tmp_path}#{number}")
         np.testing.assert_array_equal(np.asarray(sample.picture), data.val.read(number))
         assert sample.label == ("dog" if sample.picture.getpixel((0, 0))[1] else "cat")
-    with pytest.raises(DataError, match=f"pictures to choose from, .*#0 to #{len(data.val) - 1}"):
+    with pytest.raises(DataError, match=f"images to choose from, .*#0 to #{len(data.val) - 1}"):
         samples.open_sample(f"{tmp_path}#{len(data.val)}")
 
 

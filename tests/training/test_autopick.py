@@ -197,6 +197,13 @@ def test_settings_win_and_are_measured():
         choose(PHOTOS, 30, ["model.image_size=50", "model.patch_size=16"], machine())
 
 
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny"])
+def test_a_model_of_another_family_that_is_named_is_taken_as_it_is(name):
+    recipe, reasons = choose(PHOTOS, 30, [f"model.name={name}"], machine())
+    assert recipe.model.name == name and recipe.optim.name == "adamw" and recipe.augment.crop == "resized"
+    assert f"picked model: {name} (" in reasons[1]
+
+
 def test_trained_weights_are_tuned_gently():
     new, _ = choose(PHOTOS, 30, [], machine())
     tuned, reasons = choose(PHOTOS, 30, ["model.init_from=some/where"], machine())

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
-from vitlab.errors import TrainingError
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_data
 from vitlab.training.batches import Pictures, Plan
 from vitlab.training.doctor import DivergedError, check_installation
@@ -158,7 +158,7 @@ def test_unreadable_pictures_are_named_skipped_and_limited(tmp_path):
     assert result["unreadable"] >= 1
     skips = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines() if '"skip"' in line]
     assert all(".png" in line["message"] for line in skips) and skips
-    with pytest.raises(TrainingError, match=r"data\.max_unreadable=0(?s:.*)\.png"):
+    with pytest.raises(DataError, match=r"data\.max_unreadable=0(?s:.*)\.png"):
         fit(recipe(*settings, "data.max_unreadable=0"), tmp_path / "strict")
 
 

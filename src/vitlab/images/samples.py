@@ -32,9 +32,7 @@ def open_sample(text: str) -> Sample:
     data = _opened(source)
     split = data.val if data.test is None else data.test
     if int(number) >= len(split):
-        raise DataError(
-            f"{text}: {data.name} has {len(split)} pictures to choose from, {source}#0 to #{len(split) - 1}."
-        )
+        raise DataError(f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}.")
     pixels = split.read(int(number))  # (H, W, C)
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     return Sample(picture, data.classes[int(split.labels[int(number)])], text)

@@ -41,7 +41,7 @@ from vitlab.training.job import open_once
 from vitlab.training.loop import Show, Silent
 from vitlab.training.measure import Speed, SpeedMeter
 from vitlab.training.recipe import ModelRecipe, Recipe, to_toml, with_settings, with_value
-from vitlab.training.report.text import duration
+from vitlab.training.report.html import duration
 
 SHARE = 0.8  # of the time left; the rest is for a machine that gets slower
 LEAST_STEPS = 20  # fewer are no training
@@ -284,6 +284,8 @@ def describe_model(model: ModelRecipe) -> str:
     if model.init_from is not None:
         return f"the trained {model.init_from}, at its own size unless set"
     c = config_of(model)
+    if c is None:
+        return model.name
     stem = " behind a convolutional stem" if c.stem.kind == "conv" else ""
     size = f"{c.image_size[0]} px" if c.image_size[0] == c.image_size[1] else f"{c.image_size[0]}x{c.image_size[1]} px"
     return f"{c.width} wide, {c.depth} deep, at {size} in patches of {c.patch_size}{stem}"
@@ -293,7 +295,7 @@ def _optimiser(recipe: Recipe, facts: Facts) -> str:
     o = recipe.optim
     if recipe.model.init_from is not None:
         return f"{o.name} at the low rate {o.lr:g}, layer decay {o.layer_decay:g}, because the weights are trained"
-    if facts.device == "cpu":
+    if facts.device == "cpu" and o.name == "muon":
         return f"{o.name} with {o.schedule} decay in float32, because it learns most per step and CPUs are slow at bf16"
     amp = f" in {recipe.run.amp}" if recipe.run.amp != "off" else ""
     return f"{o.name} with {o.schedule} decay{amp}, the usual choice on {facts.device}"

@@ -114,7 +114,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.data)
 
-    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the picture") -> Tensor:
+    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the image") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:

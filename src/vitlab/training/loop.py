@@ -30,10 +30,10 @@ from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
 from vitlab.training.objectives.base import MicroStep
+from vitlab.training.optim import lr_factor
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import read_result
-from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import full_model, full_tensor
 from vitlab.training.state import (
     BEST,
@@ -294,7 +294,7 @@ def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: f
         broken = who.first_with(doctor.explodes(total))
         if broken is not None:  # all stop together: a sharded model can only be gathered by all
             model = full_model(job.model, keep=broken == who.rank)
-            if broken != who.rank:
+            if model is None:
                 raise doctor.DivergedError(f"step {step}: the loss of process {broken} broke; its message says where.")
             about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
             about["indices"] = batch.indices.tolist()

@@ -72,7 +72,7 @@ class SpeedMeter:
         full = timed(lambda: step(job.plan.total - 1))
         many = int(patience / max(float(job.who.sum(torch.tensor(full))) / world, 1e-4))
         slower = max(1.0, mean_seconds(lambda: step(job.plan.total - 1), many) / full) if many else 1.0
-        pre = job.model.preprocess
+        pre = job.val.preprocess
         speed = Speed(
             step=slower * full,
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),

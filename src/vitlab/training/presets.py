@@ -41,6 +41,6 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         raise TrainingError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
     raise TrainingError(
         f"{what!r} is no recipe, data source or folder.{nearest(name, [*available, *BY_SOURCE])} "
-        f"Recipes: {', '.join(available)}. For your own pictures: vitlab train FOLDER, with a folder for each class, "
+        f"Recipes: {', '.join(available)}. For your own images: vitlab train FOLDER, with a folder for each class, "
         "or with captions."
     )

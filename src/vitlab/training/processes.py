@@ -48,22 +48,24 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """The first process's `make()`, in every process; all must call this together, and fail together."""
-        values: list[T] = []
-        failed = None
+    def only_first(self, work: Callable[[], T]) -> T | None:
+        """`work()` in the first process, None in the others; all must call this together, and fail together."""
+        result, failure = None, None
         if self.first:
             try:
-                values = [make()]
-            except (ValueError, OSError) as error:
-                failed = error
-        if self.any(failed is not None):
-            raise failed or ValueError("the first process failed; its message says why.")
+                result = work()
+            except Exception as error:
+                failure = error
+        if self.any(failure is not None):
+            raise failure or TrainingError("the first process failed; its message says why.")
+        return result
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The first process's `make()`, in every process; as `only_first` otherwise."""
+        received: list[Any] = [self.only_first(make)]
         if self.world > 1:
-            received: list[Any] = values or [None]
             dist.broadcast_object_list(received, src=0)
-            values = received
-        return values[0]
+        return received[0]
 
     def wait(self) -> None:
         if self.world > 1:

@@ -78,7 +78,7 @@ class ModelRecipe(Config):
 
             try:
                 reducer_of(self.reducer)
-            except ValueError as error:
+            except VitlabError as error:
                 raise TrainingError(f"model.reducer: {error}") from None
 
 
@@ -278,7 +278,7 @@ def read_recipe(path: Path) -> Recipe:
         raise TrainingError(f"{path}: is not valid TOML ({error}).") from None
     try:
         return from_tables(tables)
-    except ValueError as error:
+    except VitlabError as error:
         raise TrainingError(f"{path}: {error}") from None
 
 

@@ -29,7 +29,7 @@ class TimeLimit:
         data, who = job.data, job.who
         few = np.arange(min(len(data.val), SAMPLE * who.world))
         began, computed = time.perf_counter(), time.process_time()
-        pictures = Pictures(subset(data.val, few), job.model.preprocess)
+        pictures = Pictures(subset(data.val, few), job.val.preprocess)
         job.objective.evaluate(job.evaluated_model, pictures)
         taken, computed = time.perf_counter() - began, time.process_time() - computed
         per_image = taken / job.objective.images_evaluated(len(few))

@@ -20,6 +20,7 @@ from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, gather, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ class ContrastiveLearning(Objective):
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[CLIP, list[str]]:
         """New, with the image tower of another checkpoint, or a CLIP that goes on with its own tokenizer."""
         model, notes = (
             _new_model(recipe, channels, tokenizer)
@@ -82,8 +83,8 @@ class ContrastiveLearning(Objective):
         return model, notes
 
     @classmethod
-    def image_model(cls, model: Any) -> Any:
-        return model.image
+    def image_model(cls, model: Network) -> Network:
+        return model.encoder
 
     def setup(self) -> None:
         self.captions, o = _captions(self.recipe, self.data), CLIPOptions.of(self.recipe)
@@ -127,14 +128,15 @@ class ContrastiveLearning(Objective):
     def end_step(self, step: int) -> None:
         self.model.clamp_scale()
 
-    def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+        assert isinstance(model, CLIP)
         flip = self.recipe.augment.flip_at_test
         common: dict[str, Any] = dict(processes=self.who, flip=flip, reducer=self.reducer)
         if isinstance(pictures.data, Captioned):
             return evaluate_retrieval(model, pictures, pictures.data.captions, **common)
         return evaluate_zeroshot(model, pictures, self.data.classes, self.templates, **common)
 
-    def rank(self, scores: Scores | Retrieval, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, pictures: Pictures) -> tuple[float, dict[str, float]]:
         if not isinstance(scores, Retrieval):
             return super().rank(scores, model, pictures)
         return scores.mean_recall(), {"recall5": scores.top(5), "recall10": scores.top(10)}
@@ -158,7 +160,7 @@ def _captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
 class BothTowers(nn.Module):
     """Both towers in one call, which is what DDP wraps."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: CLIP):
         super().__init__()
         self.model = model
 
@@ -169,11 +171,11 @@ class BothTowers(nn.Module):
 # --------------------------------------------------------------------------------------------------------- the model
 
 
-def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
+def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
     m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if m.init_image is not None:
         raise TrainingError("model.init_from has an image tower already: leave out model.init_image.")
-    model, notes = build_pretraining_model(replace(m, freeze="none"), "clip", channels, example="clip_nano")
+    model, notes = build_pretraining_model(replace(m, freeze="none"), CLIP, channels, example="clip_nano")
     if model.config.loss != loss:
         raise TrainingError(
             f"{m.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
@@ -186,7 +188,7 @@ def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) ->
     return model, notes
 
 
-def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
+def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
     m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if registry.find(m.name)[0].family != "clip":
         raise TrainingError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
@@ -211,7 +213,7 @@ def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tu
     return model, notes
 
 
-def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
+def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Network, list[str]]:
     """The ViT of any checkpoint, resized to what the recipe sets; another shape is refused."""
     tower, report = load_with_report(source, encoder=True, classes=0)
     if tower.family != "vit":
@@ -233,7 +235,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
 # --------------------------------------------------------------------------------------------------------- diagnosis
 
 
-def matching_numbers(model: Any, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
+def matching_numbers(model: CLIP, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
     """Features (B, E) of both towers, (B, B) equal captions -> the scale, the share matched, the loss of guessing.
 
     Guessing: ln B where one of B is right (softmax); for single pairs (sigmoid) the best constant output.

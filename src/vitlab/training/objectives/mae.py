@@ -35,10 +35,10 @@ class MaskedReconstruction(SelfSupervised):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
-        return build_pretraining_model(recipe.model, "mae", channels, example="mae_cifar")
+        return build_pretraining_model(recipe.model, MaskedAutoencoder, channels, example="mae_cifar")
 
     @classmethod
-    def preview_notes(cls, model: Any) -> list[str]:
+    def preview_notes(cls, model: Network) -> list[str]:
         ratio = model.config.mask_ratio
         return [f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"]
 
@@ -51,12 +51,12 @@ class MaskedReconstruction(SelfSupervised):
             return out.loss, {}
         return out.loss, reconstruction_numbers(out.prediction, self.model.target(inputs["images"]), out.mask)
 
-    def rank(self, scores: Scores | Retrieval, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, pictures: Pictures) -> tuple[float, dict[str, float]]:
         """By the loss on validation images: k-NN says little about what fine-tuning will reach."""
         error = self._error(model, pictures)
         return -error, {"reconstruction": error}
 
-    def _error(self, model: Any, pictures: Pictures) -> float:
+    def _error(self, model: Network, pictures: Pictures) -> float:
         """The loss on the first images, with the same patches hidden each time."""
         few = np.arange(min(len(pictures), EVALUATED))
         noise = torch.Generator().manual_seed(torch_seed(self.recipe.run.seed, NOISE))
@@ -64,7 +64,7 @@ class MaskedReconstruction(SelfSupervised):
         with evaluating(model):
             for part in np.array_split(few, -(-len(few) // 256)):
                 images, kept = pictures.normalised(part)
-                patches = math.prod(model.encoder.layout(*images.shape[-2:]).grid)
+                patches = math.prod(model.grid_of((images.shape[-2], images.shape[-1])))
                 hidden = torch.rand(len(kept), patches, generator=noise)
                 loss = model(images.to(self.who.device), hidden.to(self.who.device)).loss
                 total, count = total + float(loss) * len(kept), count + len(kept)
