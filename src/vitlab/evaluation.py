@@ -28,7 +28,6 @@ from vitlab.models.base import Capability, Network
 from vitlab.models.clip import CLIP
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
-from vitlab.text.tokenizer import its_tokenizer
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import (
     Scores,
@@ -348,7 +347,7 @@ def _clip(model: Network, name: str, data: Data, templates: str | None) -> CLIP:
     if not isinstance(model, CLIP):
         why = "--zeroshot evaluates" if templates is not None else f"{data.name} has captions, which evaluate"
         raise UsageError(f"{why} a CLIP, but {name} is of the family {model.family}.")
-    its_tokenizer(model)
+    model.require_tokenizer()
     if templates is not None and data.captioned:
         raise UsageError(f"{data.name} has captions and no classes: leave out --zeroshot.")
     return model

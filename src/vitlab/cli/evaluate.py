@@ -2,121 +2,159 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from vitlab.cli.console import out, print_json_text, say
+import typer
+
+from vitlab.cli.console import console, print_json_text, say, table
+from vitlab.cli.options import BatchSize, CheckpointOrExport, Data, Device, Json, Reducer, SourceOptions, choice
 from vitlab.cli.progress import Meter, following_downloads
-from vitlab.evaluation import evaluate
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
-from vitlab.training.retrieval import AT
-from vitlab.training.runlog import to_json
 
 NAMES = {"top1": "top-1", "top5": "top-5", "knn": "k-NN on features", "linear_probe": "linear probe"}
-WAYS = {"image_to_text": "picture -> caption", "text_to_image": "caption -> picture"}
+DIRECTIONS = {"image_to_text": "image -> caption", "text_to_image": "caption -> image"}
 CLASSES, PAIRS, UNREADABLE = 40, 10, 10  # rows that are shown; --json has all
 
 
-def run(checkpoint: str, source: str, json: bool, options: dict[str, Any]) -> None:
-    """`options`: those of vitlab.evaluate."""
-    with following_downloads(), Meter("pictures") as meter:
-        result = evaluate(
-            checkpoint, source, progress=meter.update, note=lambda text: say(f"note: {text}"), **options
-        ).to_dict()
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Classifiers on the features."""
+
+    knn: Annotated[bool, typer.Option("--knn", help="Also k nearest neighbours on the features.")] = False
+    probe: Annotated[bool, typer.Option("--probe", help="Also a linear probe on the features.")] = False
+    few_shot: Annotated[
+        int | None, typer.Option(metavar="K", help="Also a classifier on the features of K images per class.", min=1)
+    ] = None
+    draws: Annotated[int, typer.Option(help="Number of random draws of --few-shot.", min=2)] = 10
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Zero-shot evaluation of a CLIP."""
+
+    zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Evaluate a CLIP by the names of the classes.")] = False
+    templates: Annotated[
+        str | None,
+        typer.Option(
+            "--templates", metavar="LIST", help='Templates for --zeroshot: held_out, a file, or "a photo of a {}".'
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the images are run through the model."""
+
+    split: Annotated[
+        str | None,
+        choice("train", "val", "test", help="Split to evaluate on. Default: test, or val without one."),
+    ] = None
+    flip: Annotated[bool, typer.Option("--flip", help="Average the scores with those of the mirrored image.")] = False
+    reducer: Reducer = None
+    batch_size: BatchSize = 256
+    device: Device = "auto"
+    max_unreadable: Annotated[int, typer.Option(help="Unreadable images that may be skipped.", min=0)] = 20
+
+
+def evaluate(
+    checkpoint: CheckpointOrExport,
+    data: Data,
+    source: SourceOptions,
+    features: FeatureOptions,
+    text: TextOptions,
+    run: RunOptions,
+    json: Json = False,
+) -> None:
+    """Evaluate a model: accuracy, calibration, errors, speed.
+
+    Top-1 and top-5, also per class, and which classes it confuses; optionally classifiers on its features. On images
+    with captions a CLIP is evaluated by recall@1, 5 and 10, both ways, beside chance.
+    """
+    from vitlab.evaluation import evaluate
+    from vitlab.training.runlog import to_json
+
+    if text.templates is not None and not text.zeroshot:
+        raise UsageError("--templates are the sentences of --zeroshot: add it, or leave them out.")
+    templates = text.templates or "held_out" if text.zeroshot else None
+    options = {**vars(source), **vars(features), **vars(run), "templates": templates}
+    with following_downloads(), Meter("images") as meter:
+        note = lambda message: say(f"note: {message}")
+        result = evaluate(checkpoint, data, progress=meter.update, note=note, **options).to_dict()
     print_json_text(to_json(result)) if json else _show(result)
 
 
-def _show(found: dict[str, Any]) -> None:
-    console = out(markup=False)
-    fewer = "" if found["reducer"] is None else f", with {found['reducer']}"
-    console.print(f"{found['checkpoint']} on {found['data']}, {found['split']} split{fewer}")
-    if "recall" in found:
-        _show_recall(found)
-    if "templates" in found:
-        console.print(_describe_templates(found))
+def _show(result: dict[str, Any]) -> None:
+    reducer = "" if result["reducer"] is None else f", with {result['reducer']}"
+    console().print(f"{result['checkpoint']} on {result['data']}, {result['split']} split{reducer}")
+    if "recall" in result:
+        _show_recall(result)
+    if "templates" in result:
+        _row("zero-shot", _describe_templates(result["templates"]))
     for key, name in NAMES.items():
-        if key in found and (key != "top5" or len(found["classes"]) > 5):
-            console.print(f"{name:18s} {found[key]:.2%}")
-    if "few_shot" in found:
-        few = found["few_shot"]
-        name, spread = f"{few['shots']} labels a class", f"+- {few['deviation']:.2%} over {len(few['draws'])} draws"
-        console.print(f"{name:18s} {few['mean']:.2%} {spread}")
-    if "top1" in found:
-        console.print(f"{'loss':18s} {found['loss']:.4f}\n{'calibration (ECE)':18s} {found['ece']:.4f}")
-        console.print(
-            f"{'speed':18s} {found['images_per_second']:.0f} images/s, {found['images']} images in "
-            f"{found['seconds']:.1f} s, reading included"
-        )
-    for words in found["unreadable_pictures"][:UNREADABLE]:
-        console.print(f"{'unreadable':18s} {words}")
-    if found["unreadable"] > UNREADABLE:
-        console.print(f"{'':18s} and {found['unreadable'] - UNREADABLE} more (--json names all)")
-    if "top1" in found:
-        _show_classes(found)
+        if key in result and (key != "top5" or len(result["classes"]) > 5):
+            _row(name, f"{result[key]:.2%}")
+    if "few_shot" in result:
+        few = result["few_shot"]
+        spread = f"+- {few['deviation']:.2%} over {len(few['draws'])} draws"
+        _row(f"{few['shots']} labels a class", f"{few['mean']:.2%} {spread}")
+    if "top1" in result:
+        _row("loss", f"{result['loss']:.4f}")
+        _row("calibration (ECE)", f"{result['ece']:.4f}")
+        images = f"{result['images']} images in {result['seconds']:.1f} s, reading included"
+        _row("speed", f"{result['images_per_second']:.0f} images/s, {images}")
+    for message in result["unreadable_pictures"][:UNREADABLE]:
+        _row("unreadable", message)
+    if result["unreadable"] > UNREADABLE:
+        _row("", f"and {result['unreadable'] - UNREADABLE} more (--json names all)")
+    if "top1" in result:
+        _show_classes(result)
 
 
-def _show_classes(found: dict[str, Any]) -> None:
-    """The classes, the worst ones where there are many; and the pairs that are confused most often."""
-    console = out(markup=False)
-    rights, totals = found["per_class"], [sum(row) for row in found["confusion"]]
-    numbers = range(len(rights))
-    if len(rights) > CLASSES:
-        numbers = sorted((i for i in numbers if totals[i]), key=lambda i: rights[i])[:CLASSES]
-        console.print(f"\nThe {len(numbers)} worst of {len(rights)} classes (--json has all)")
-    table = _table("class", "right", "images")
+def _row(name: str, value: str) -> None:
+    console().print(f"{name:18s} {value}")
+
+
+def _show_classes(result: dict[str, Any]) -> None:
+    """Accuracy of each class, or of the worst of many; and the pairs of classes that are confused most often."""
+    accuracies, totals = result["per_class"], [sum(row) for row in result["confusion"]]
+    numbers = range(len(accuracies))
+    if len(accuracies) > CLASSES:
+        numbers = sorted((i for i in numbers if totals[i]), key=lambda i: accuracies[i])[:CLASSES]
+        console().print(f"\nThe {len(numbers)} worst of {len(accuracies)} classes (--json has all)")
+    grid = table("class", "right", "images", right=("right", "images"))
     for i in numbers:
-        right = "-" if rights[i] is None else f"{rights[i]:.1%}"
-        table.add_row(_plain(found["classes"][i]), right, str(totals[i]))
-    console.print(table)
-    if found["confused"]:
-        table = _table("most often taken", "for", "images")
-        for pair in found["confused"][:PAIRS]:
-            table.add_row(_plain(pair["truth"]), _plain(pair["answer"]), str(pair["images"]))
-        console.print()
-        console.print(table)
+        accuracy = "-" if accuracies[i] is None else f"{accuracies[i]:.1%}"
+        grid.add_row(one_line(result["classes"][i]), accuracy, str(totals[i]))
+    console().print(grid)
+    if result["confused"]:
+        grid = table("most often taken", "for", "images", right=("images",))
+        for pair in result["confused"][:PAIRS]:
+            grid.add_row(one_line(pair["truth"]), one_line(pair["answer"]), str(pair["images"]))
+        console().print()
+        console().print(grid)
 
 
-def _table(*columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("right", "images") else "left")
-    return table
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(one_line(text))
-
-
-def _describe_templates(found: dict[str, Any]) -> str:
-    """zero-shot, 7 templates of held_out, none of them learned from"""
-    templates = found["templates"]
-    of = f" of {templates['list']}" if templates["list"] else ""
-    learned = {None: "", 0: ", none of them learned from"}.get(
-        templates["learned_from"], f", {templates['learned_from']} of them learned from"
-    )
+def _describe_templates(templates: dict[str, Any]) -> str:
+    """7 templates of held_out, none of them learned from: 'a photo of a {}', ..."""
     first, *more = templates["sentences"]
-    count = f"{len(more) + 1} templates" if more else "1 template"
-    return f"{'zero-shot':18s} {count}{of}{learned}: {first!r}{', ...' if more else ''}"
+    number = f"{len(more) + 1} templates" if more else "1 template"
+    of = f" of {templates['list']}" if templates["list"] else ""
+    learned = templates["learned_from"]
+    trained = "" if learned is None else f", {learned or 'none'} of them learned from"
+    return f"{number}{of}{trained}: {first!r}{', ...' if more else ''}"
 
 
-def _show_recall(found: dict[str, Any]) -> None:
-    from rich.table import Table
+def _show_recall(result: dict[str, Any]) -> None:
+    from vitlab.training.retrieval import AT
 
-    console = out(markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for k in AT:
-        table.add_column(f"recall@{k}", justify="right")
-        table.add_column("chance", justify="right")
-    for way, name in WAYS.items():
-        cells = ((found["recall"][way][str(k)], found["chance"][way][str(k)]) for k in AT)
-        table.add_row(name, *(f"{share:.2%}" for pair in cells for share in pair))
-    console.print(table)
-    console.print(f"{'mean recall':18s} {found['mean_recall']:.2%}")
-    console.print(
-        f"{'speed':18s} {found['images']} images and {found['captions']} captions in {found['seconds']:.1f} s, "
-        "reading included"
-    )
+    titles = [title for k in AT for title in (f"recall@{k}", "chance")]
+    grid = table("", *titles, right=titles)
+    for direction, name in DIRECTIONS.items():
+        cells = ((result["recall"][direction][str(k)], result["chance"][direction][str(k)]) for k in AT)
+        grid.add_row(name, *(f"{share:.2%}" for pair in cells for share in pair))
+    console().print(grid)
+    _row("mean recall", f"{result['mean_recall']:.2%}")
+    counts = f"{result['images']} images and {result['captions']} captions"
+    _row("speed", f"{counts} in {result['seconds']:.1f} s, reading included")

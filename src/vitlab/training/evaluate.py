@@ -21,7 +21,7 @@ from vitlab.images.sources.splits import few_labels
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network, evaluation_mode, features_of
 from vitlab.models.clip import CLIP
-from vitlab.text.templates import class_embeddings
+from vitlab.text.templates import class_prompts
 from vitlab.training.batches import Pictures
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
@@ -188,7 +188,7 @@ def evaluate_zeroshot(
     """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
-        weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
+        weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
     embeddings, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
     logits = model.scale.item() * embeddings @ weights.T  # (N, K)

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.checkpoints.load import create, load_with_report
+from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import CheckpointError, TrainingError
+from vitlab.factory import create
 from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
