@@ -625,9 +625,7 @@ def test_pictures_outside_the_class_folders_are_noted(tmp_path):
 
 def test_a_class_of_one_picture_stays_in_train(tmp_path):
     data = open_data(str(class_folders(tmp_path, {"a": 1, "b": 2, "c": 30})))
-    assert (
-        counted(data.train) == [1, 1, 27] and counted(data.val) == [0, 1, 3] and "val has no images" in data.notes[0]
-    )
+    assert counted(data.train) == [1, 1, 27] and counted(data.val) == [0, 1, 3] and "val has no images" in data.notes[0]
 
 
 def test_an_unlabelled_test_folder_is_noted(tmp_path):
