@@ -28,7 +28,7 @@ from vitlab.models.base import Capability, Network
 from vitlab.models.clip import CLIP
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import (
     Scores,
     evaluate_classifier,
@@ -154,6 +154,7 @@ def evaluate(
     `device`: default the best for a name; a model stays where it is. More than `max_unreadable` images that cannot be
     read are an error. `progress` gets what is done after each batch, `note` what a user should know, as it is learned.
     """
+    _check_numbers(few_shot, draws, batch_size)
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -186,27 +187,28 @@ def evaluate(
         if templates is None and not isinstance(model, Network) and not isinstance(network, Exported):
             network = load_with_report(name)[0]  # with its text tower
         clip = _clip(network, name, data, templates)
-        pictures = Pictures(getattr(data, chosen), _preprocess(_on_device(clip, device), name))
-        common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(pictures))}
-        if isinstance(pictures.data, Captioned):
-            result.retrieval = evaluate_retrieval(clip, pictures, pictures.data.captions, **common)
+        image_set = ImageSet(getattr(data, chosen), _preprocess(_on_device(clip, device), name))
+        common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(image_set))}
+        if isinstance(image_set.data, Captioned):
+            result.retrieval = evaluate_retrieval(clip, image_set, image_set.data.captions, **common)
             result.skipped |= result.retrieval.skipped
         else:
             result.templates = _templates(templates or "", recipe)
-            result.scores = evaluate_zeroshot(clip, pictures, data.classes, result.templates.sentences, **common)
+            result.scores = evaluate_zeroshot(clip, image_set, data.classes, result.templates.sentences, **common)
             result.skipped |= result.scores.skipped
     else:
         _check_features(data, chosen, features_only, few_shot)
         network = _on_device(network.encoder, device)
-        pictures, train = (Pictures(part, _preprocess(network, name)) for part in (getattr(data, chosen), data.train))
+        image_set = ImageSet(getattr(data, chosen), _preprocess(network, name))
         order = _class_order(network, data, name, source, features_only, tell)
         if order is not None:
-            count = _counter(progress, f"{source}, {chosen}", len(pictures))
-            result.scores = evaluate_classifier(network, pictures, flip=flip, order=order, progress=count, **common)
+            count = _counter(progress, f"{source}, {chosen}", len(image_set))
+            result.scores = evaluate_classifier(network, image_set, flip=flip, order=order, progress=count, **common)
             result.skipped |= result.scores.skipped
         if features_only or order is None:
-            common["progress"] = _counter(progress, "features", len(train) + len(pictures))
-            bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, pictures))
+            train = ImageSet(data.train, image_set.preprocess)
+            common["progress"] = _counter(progress, "features", len(train) + len(image_set))
+            bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, image_set))
             result.knn = knn_accuracy(bank, queries) if knn or not features_only else None
             result.linear_probe = probe_accuracy(bank, queries) if probe else None
             if few_shot is not None:
@@ -301,6 +303,12 @@ def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int]
         progress(what, done, total)
 
     return add
+
+
+def _check_numbers(few_shot: int | None, draws: int, batch_size: int) -> None:
+    for option, value, least in (("few_shot", few_shot, 1), ("draws", draws, 2), ("batch_size", batch_size, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{option}={value} must be at least {least}.")
 
 
 def _check_features(data: Data, split: str, features_only: bool, few_shot: int | None) -> None:

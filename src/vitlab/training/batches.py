@@ -101,7 +101,7 @@ class Batch:
     views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
-class Pictures:
+class ImageSet:
     """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
 
     def __init__(self, data: ImageDataset, preprocess: Preprocess):
@@ -174,8 +174,8 @@ class Pictures:
 class BatchDataset(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
-    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment | MultiCrop):
-        self.pictures, self.plan, self.augment = pictures, plan, augment
+    def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop):
+        self.image_set, self.plan, self.augment = image_set, plan, augment
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         return self.batch(*self.plan.take(*key))
@@ -184,7 +184,7 @@ class BatchDataset(Dataset):
         """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
-        crops = self.augment.options.crop == "resized" and self.pictures.in_memory is None
+        crops = self.augment.options.crop == "resized" and self.image_set.in_memory is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
         def box(position: int, size: tuple[int, int]) -> np.ndarray:
@@ -193,18 +193,18 @@ class BatchDataset(Dataset):
             return draw(np.array([size]), indices[one], repeat=repeat[one])[0]
 
         boxes = box if crops else None
-        pixels, kept, skipped = self.pictures.take(indices, boxes)
+        pixels, kept, skipped = self.image_set.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
         if not len(kept):
             blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
             return Batch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
-        return Batch(images, self.pictures.labels[numbers], numbers, skipped)
+        return Batch(images, self.image_set.labels[numbers], numbers, skipped)
 
     def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
         """Several crops of every image; those of files are cut before resizing."""
-        seed, in_memory = self.plan.seed, self.pictures.in_memory
+        seed, in_memory = self.plan.seed, self.image_set.in_memory
         kept, skipped = np.arange(len(indices)), {}
         if in_memory is not None:
             views = crops(in_memory[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
@@ -215,14 +215,14 @@ class BatchDataset(Dataset):
                 boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
                 return crops.cut(image, boxes[:, 0])
 
-            crops_by_image, kept, skipped = self.pictures.read(indices, cut)
+            crops_by_image, kept, skipped = self.image_set.read(indices, cut)
             indices, repeat = indices[kept], repeat[kept]
             cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
         numbers = torch.from_numpy(indices)
         if not len(kept):
             views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
-        labels = self.pictures.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
+        labels = self.image_set.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
         return Batch(views[0], labels, numbers, skipped, tuple(views))
 
 

@@ -22,7 +22,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network, evaluation_mode, features_of
 from vitlab.models.clip import CLIP
 from vitlab.text.templates import class_prompts
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
 
@@ -92,7 +92,7 @@ class Scores:
 
 def evaluate_classifier(
     model: Network,
-    pictures: Pictures,
+    image_set: ImageSet,
     *,
     processes: Processes | None = None,
     batch_size: int = 256,
@@ -114,9 +114,9 @@ def evaluate_classifier(
         return (out + look(images.flip(-1))) / 2 if flip else out
 
     classes = model.config.classes
-    logits, read, skipped = forward_all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits, read, skipped = forward_all(model, scores, classes, image_set, processes, batch_size, progress)
     logits = logits if order is None else logits[:, order]
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
@@ -124,7 +124,7 @@ Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 def features(
     model: Network,
-    pictures: Pictures,
+    image_set: ImageSet,
     batch_size: int = 256,
     *,
     processes: Processes | None = None,
@@ -137,10 +137,10 @@ def features(
     `skipped` is filled with the images that could not be read.
     """
     look = features_of(model, **reducer_kwargs(reducer))
-    vectors, read, bad = forward_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
+    vectors, read, bad = forward_all(model, look, model.feature_width, image_set, processes, batch_size, progress)
     if skipped is not None:
         skipped |= bad
-    return F.normalize(vectors[read], dim=1), pictures.labels[read]
+    return F.normalize(vectors[read], dim=1), image_set.labels[read]
 
 
 def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
@@ -163,19 +163,19 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 
 
 def evaluate_knn(
-    encoder: Network, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
+    encoder: Network, bank: ImageSet, image_set: ImageSet, classes: int, *, processes: Processes | None = None
 ) -> Scores:
     """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
     train = features(encoder, bank, processes=processes)
-    queries, read, skipped = forward_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
+    queries, read, skipped = forward_all(encoder, features_of(encoder), encoder.feature_width, image_set, processes)
     votes = knn_scores(train, F.normalize(queries, dim=1), classes)
-    return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(votes, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 def evaluate_zeroshot(
     model: CLIP,
-    pictures: Pictures,
+    image_set: ImageSet,
     classes: Sequence[str],
     templates: Sequence[str],
     *,
@@ -190,9 +190,9 @@ def evaluate_zeroshot(
     with evaluating(model):
         weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    embeddings, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
+    embeddings, read, skipped = forward_all(model, look, width, image_set, processes, batch_size, progress)
     logits = model.scale.item() * embeddings @ weights.T  # (N, K)
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 def image_embedding(model: Network, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
@@ -236,7 +236,7 @@ def forward_all(
     model: Network,
     function: Callable[[Tensor], Tensor],
     width: int,
-    pictures: Pictures,
+    image_set: ImageSet,
     processes: Processes | None = None,
     batch_size: int = 256,
     progress: Callable[[int], object] | None = None,
@@ -244,7 +244,7 @@ def forward_all(
     """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors."""
     here = next(model.parameters(), torch.zeros(0)).device  # an exported model has no parameters
     who = processes or Processes(device=here)
-    n = len(pictures)
+    n = len(image_set)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
     outputs, read = torch.zeros(places, width), torch.zeros(places)
@@ -252,10 +252,10 @@ def forward_all(
     with evaluating(model):
         for first in range(0, len(mine), batch_size):
             part = mine[first : first + batch_size]
-            pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
+            pixels, kept, bad = image_set.take(part % n)  # beyond the end: again the first
             skipped |= bad
             blank = torch.zeros(1, *pixels.shape[1:])  # where no image of the batch can be read, for the same reason
-            images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
+            images = image_set.normalise(pixels if len(kept) else blank).to(who.device)
             outputs[part[kept]], read[part[kept]] = function(images)[: len(kept)].float().cpu(), 1.0
             if progress is not None:
                 progress(len(part))

@@ -18,7 +18,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.models.base import Network
 from vitlab.training import processes
-from vitlab.training.batches import BatchDataset, Pictures, Plan
+from vitlab.training.batches import BatchDataset, ImageSet, Plan
 from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
@@ -43,7 +43,7 @@ class TrainingJob:
     model: Network
     plan: Plan
     steps: BatchDataset
-    val: Pictures
+    val: ImageSet
     objective: Objective
     optimisers: Optimisers
     ema: AveragedModel | None
@@ -149,7 +149,7 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
         world=world,
     )
     return BatchDataset(
-        Pictures(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
+        ImageSet(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
     )
 
 
@@ -192,7 +192,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
         model=model,
         plan=steps.plan,
         steps=steps,
-        val=Pictures(data.val, model.preprocess),
+        val=ImageSet(data.val, model.preprocess),
         objective=objective,
         optimisers=Optimisers(model, recipe.optim),
         ema=ema,

@@ -142,6 +142,9 @@ def fit(
                 job.recipe_digest = file_digest(run / "recipe.toml")
             session = TrainingSession(job, progress, show)
             return _run(session, notes, since, save_first=saved is not None and changed)
+    except torch.OutOfMemoryError as error:
+        less = "data.batch_size, with optim.accumulate to make up for it; run.amp=bf16; or a smaller model"
+        raise TrainingError(f"the device's memory is too small ({error}). Use less of it: a smaller {less}.") from None
     finally:
         processes.stop()
 

@@ -16,7 +16,7 @@ import torch
 
 from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import Batch, ImageSet
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe
@@ -79,7 +79,7 @@ class SpeedMeter:
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
             evaluate=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
-            resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
+            resize=slower * timed(lambda: ImageSet(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,
         )

@@ -26,7 +26,7 @@ from vitlab.errors import ImageError, TrainingError
 from vitlab.images.datasets import Dataset, subset
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import Processes
 
@@ -220,7 +220,7 @@ def _fill(
     for number, first in enumerate(starts, 1):
         part = np.arange(first, min(first + batch_size, len(data)))
         try:
-            images, kept = Pictures(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
+            images, kept = ImageSet(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
             answers = teacher.answer(images.to(teacher.device)).float().clamp(-6e4, 6e4)  # float16 ends at 65504
             logits[part[kept]] = answers.cpu().numpy()
         except ImageError:

@@ -25,7 +25,7 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, gather, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import Batch, ImageSet
 from vitlab.training.captions import (
     ClassCaptions,
     check_same_tokenizer,
@@ -95,6 +95,7 @@ class ContrastiveLearning(Objective):
             shared = len(set(self.templates) & set(self.captions.templates))
             seen = f"{shared} of them are learned from" if shared else "none of them is learned from"
             self.notes.append(f"evaluated by the {len(self.templates)} templates of {o.eval_templates}: {seen}.")
+        self.tokenize = self.model.require_tokenizer()
         if self.recipe.model.freeze == "encoder":
             self.model.image.eval()  # no dropout in what does not learn
 
@@ -102,9 +103,9 @@ class ContrastiveLearning(Objective):
         return BothTowers(self.model)
 
     def begin_run(self, saved: Path | None) -> None:
-        check_same_tokenizer(self.model.tokenizer, saved)
+        check_same_tokenizer(self.tokenize, saved)
         if self.who.first:
-            save_tokenizer(self.model.tokenizer, self.run)
+            save_tokenizer(self.tokenize, self.run)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         super().begin_step(step, optimisers)
@@ -114,7 +115,7 @@ class ContrastiveLearning(Objective):
         """The images, their captions, and what tells which captions say the same."""
         indices = batch.indices.numpy() if len(batch.indices) else np.zeros(1, np.int64)  # blank image: any caption
         texts = self.captions.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)
-        ids = self.model.tokenizer(texts)  # (B, N)
+        ids = self.tokenize(texts)  # (B, N)
         kinds = self.captions.kinds(indices) if isinstance(self.captions, ClassCaptions) else ids
         inputs = {"images": batch.images, "ids": trim_padding(ids, self.model.config.text.end_id), "kinds": kinds}
         return {name: tensor.to(self.who.device) for name, tensor in inputs.items()}
@@ -129,17 +130,17 @@ class ContrastiveLearning(Objective):
     def end_step(self, step: int) -> None:
         self.model.clamp_scale()
 
-    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
         assert isinstance(model, CLIP)
         flip = self.recipe.augment.flip_at_test
         common: dict[str, Any] = dict(processes=self.who, flip=flip, reducer=self.reducer)
-        if isinstance(pictures.data, Captioned):
-            return evaluate_retrieval(model, pictures, pictures.data.captions, **common)
-        return evaluate_zeroshot(model, pictures, self.data.classes, self.templates, **common)
+        if isinstance(image_set.data, Captioned):
+            return evaluate_retrieval(model, image_set, image_set.data.captions, **common)
+        return evaluate_zeroshot(model, image_set, self.data.classes, self.templates, **common)
 
-    def rank(self, scores: Scores | Retrieval, model: Network, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         if not isinstance(scores, Retrieval):
-            return super().rank(scores, model, pictures)
+            return super().rank(scores, model, image_set)
         return scores.mean_recall(), {"recall5": scores.top(5), "recall10": scores.top(10)}
 
     def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
