@@ -38,7 +38,8 @@ def machine(slowness: float = 1.0, spent: float = 5.0):
 
     def measure(recipe: Recipe, patience: float = 0.0) -> Speed:
         a, B = recipe.augment, recipe.data.batch_size
-        effort = work(recipe.model) if recipe.model.init_from is None else 1e8
+        is_vit = recipe.model.init_from is None and config_of(recipe.model) is not None
+        effort = work(recipe.model) if is_vit else 1e8
         step = slowness * (2e-3 + 6e-11 * effort * B)
         return Speed(
             step=step,

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from vitlab.errors import ImageError, TrainingError
-from vitlab.images.datasets import Data
+from vitlab.images.datasets import Data, Dataset
 from vitlab.training import processes
 from vitlab.training.candidates import (
     LEVELS,
@@ -98,22 +98,7 @@ def check(minutes: float, settings: list[str]) -> None:
 def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:
     """Facts about the data, from a few images, and the seconds that reading one takes."""
     train = data.train
-    began, sizes, broken = time.perf_counter(), [], None
-    if train.images is not None:
-        sizes = [train.images.shape[1:3]]
-    else:
-        for index in np.linspace(0, len(train) - 1, min(len(train), LOOK[0])).astype(int):
-            try:
-                sizes.append(train.read(int(index)).shape[:2])
-            except ImageError as error:
-                broken = error
-            if time.perf_counter() - began > LOOK[1]:
-                break
-        if not sizes and broken is not None:
-            raise broken
-    read, side = (time.perf_counter() - began) / len(sizes), int(np.median([min(size) for size in sizes]))
-    measured = {"read": str(read), "side": str(side), "alike": "yes" if len(set(sizes)) == 1 else ""}
-    agreed = who.join(measured if who.first else {})
+    sizes, read = who.from_first(lambda: _image_sizes(train))
     facts = Facts(
         source=source,
         train=len(train),
@@ -121,15 +106,32 @@ def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Fac
         test=len(data.test) if data.test is not None else 0,
         classes=len(data.classes),
         channels=train.channels,
-        side=int(agreed["side"]),
-        alike=bool(agreed["alike"]),
+        side=int(np.median([min(size) for size in sizes])),
+        alike=len(set(sizes)) == 1,
         in_memory=train.images is not None,
         characters=data.name in CHARACTERS or all(len(name) == 1 for name in data.classes),
         device=who.device.type,
         cpus=max(1, (os.cpu_count() or 1) // who.world),
         world=who.world,
     )
-    return facts, float(agreed["read"])
+    return facts, read
+
+
+def _image_sizes(train: Dataset) -> tuple[list[tuple[int, ...]], float]:
+    """(H, W) of a few images, and the seconds that reading one takes."""
+    if train.images is not None:
+        return [train.images.shape[1:3]], 0.0
+    began, sizes, broken = time.perf_counter(), [], None
+    for index in np.linspace(0, len(train) - 1, min(len(train), LOOK[0])).astype(int):
+        try:
+            sizes.append(train.read(int(index)).shape[:2])
+        except ImageError as error:
+            broken = error
+        if time.perf_counter() - began > LOOK[1]:
+            break
+    if not sizes and broken is not None:
+        raise broken
+    return sizes, (time.perf_counter() - began) / len(sizes)
 
 
 @dataclass
