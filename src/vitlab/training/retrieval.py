@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.images.datasets import Captions
-from vitlab.layers.reducer import Reducer
 from vitlab.models.clip import CLIP
 from vitlab.training.batches import ImageSet
 from vitlab.training.captions import trim_padding
-from vitlab.training.evaluate import evaluating, forward_all, image_embedding
-from vitlab.training.processes import Processes
+from vitlab.training.evaluate import RunOptions, embed_images, evaluating
 
 AT = (1, 5, 10)  # k
 WAYS = ("image_to_text", "text_to_image")
@@ -109,23 +106,12 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    model: CLIP,
-    image_set: ImageSet,
-    captions: Captions,
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    model: CLIP, image_set: ImageSet, captions: Captions, **options: Unpack[RunOptions]
 ) -> Retrieval:
-    """Embed a whole split, its images and all their captions. `flip`: with the mean of an image's and its mirror
-    image's embedding. `reducer`: with fewer tokens of the images.
-    """
+    """Embed a whole split, its images and all their captions."""
     start = time.perf_counter()
-    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    images, read, skipped = forward_all(model, look, width, image_set, processes, batch_size, progress)
-    texts = embed_texts(model, captions.everything(), batch_size)
+    images, read, skipped = embed_images(model, image_set, **options)
+    texts = embed_texts(model, captions.everything(), options.get("batch_size", 256))
     owner = torch.arange(len(captions)).repeat_interleave(torch.from_numpy(captions.counts))
     seconds = time.perf_counter() - start
     return Retrieval(images, texts, owner, read, seconds, model.scale.item(), skipped)
