@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vitlab.errors import ImageError, TrainingError
+from vitlab.errors import ImageError, TrainingError, UsageError
 from vitlab.images.datasets import Data, Dataset
 from vitlab.training import processes
 from vitlab.training.candidates import (
@@ -86,13 +86,13 @@ def pick(
 
 def check(minutes: float, settings: list[str]) -> None:
     if not 0 < minutes < math.inf:
-        raise TrainingError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
+        raise UsageError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
     for key, why in {
         "run.epochs": "picks the number of epochs. Leave one of the two out",
         "run.minutes": "is the same thing. Leave it out",
     }.items():
         if key in given_keys(settings):
-            raise TrainingError(f"{key} was given, but --minutes {minutes:g} {why}.")
+            raise UsageError(f"{key} was given, but --minutes {minutes:g} {why}.")
 
 
 def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:

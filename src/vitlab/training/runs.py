@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import TrainingError, VitlabError
+from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.parsing import parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
@@ -163,7 +163,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
     values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
     columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
     if key not in columns:
-        raise TrainingError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
+        raise UsageError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
     numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
     numeric = any(numbers)
     has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.errors import TrainingError
+from vitlab.errors import UsageError
 from vitlab.images.fonts import families
 from vitlab.training.report.html import cut, ems, printable
 from vitlab.training.runs import Run
@@ -25,12 +25,12 @@ def picture_kind(path: Path, option: str) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise TrainingError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
+        raise UsageError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in ("png", "svg", "pdf", "jpg", "webp"):
-        raise TrainingError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
+        raise UsageError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
     if path.is_dir():
-        raise TrainingError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
+        raise UsageError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
     return kind
 
 
@@ -54,9 +54,7 @@ def plot(runs: list[Run], path: Path) -> list[str]:
     """Draw the validation accuracy of all runs into one image; returns the names of runs that have none."""
     drawn = [run for run in runs if run.val_curve]
     if not drawn:
-        raise TrainingError(
-            f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve."
-        )
+        raise UsageError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
     kind = picture_kind(path, "--plot")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
