@@ -93,7 +93,7 @@ def _order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
     indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
@@ -177,10 +177,10 @@ class BatchDataset(Dataset):
     def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop):
         self.image_set, self.plan, self.augment = image_set, plan, augment
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: tuple[int, int]) -> TrainingBatch:
         return self.batch(*self.plan.take(*key))
 
-    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
@@ -197,12 +197,12 @@ class BatchDataset(Dataset):
         indices, repeat = indices[kept], repeat[kept]
         if not len(kept):
             blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
-            return Batch(blank, unknown, torch.from_numpy(indices), skipped)
+            return TrainingBatch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
-        return Batch(images, self.image_set.labels[numbers], numbers, skipped)
+        return TrainingBatch(images, self.image_set.labels[numbers], numbers, skipped)
 
-    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         """Several crops of every image; those of files are cut before resizing."""
         seed, in_memory = self.plan.seed, self.image_set.in_memory
         kept, skipped = np.arange(len(indices)), {}
@@ -223,10 +223,10 @@ class BatchDataset(Dataset):
         if not len(kept):
             views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
         labels = self.image_set.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
-        return Batch(views[0], labels, numbers, skipped, tuple(views))
+        return TrainingBatch(views[0], labels, numbers, skipped, tuple(views))
 
 
-def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[Batch]:
+def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[TrainingBatch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]

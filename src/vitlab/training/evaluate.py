@@ -90,7 +90,7 @@ class Scores:
         }
 
 
-class RunOptions(TypedDict, total=False):
+class PassOptions(TypedDict, total=False):
     """How a dataset is run through a model."""
 
     processes: Processes | None  # that share the work; default: this one
@@ -101,7 +101,7 @@ class RunOptions(TypedDict, total=False):
 
 
 def evaluate_classifier(
-    model: Network, image_set: ImageSet, *, order: list[int] | None = None, **options: Unpack[RunOptions]
+    model: Network, image_set: ImageSet, *, order: list[int] | None = None, **options: Unpack[PassOptions]
 ) -> Scores:
     """Scores of a classifier. `order`: for each class of the data the model's output, where their order differs."""
     start = time.perf_counter()
@@ -120,7 +120,7 @@ Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 
 def features(
-    model: Network, image_set: ImageSet, *, skipped: dict[str, str] | None = None, **options: Unpack[RunOptions]
+    model: Network, image_set: ImageSet, *, skipped: dict[str, str] | None = None, **options: Unpack[PassOptions]
 ) -> Features:
     """Unit-length features (N, D) of every readable image, and its labels.
 
@@ -153,7 +153,7 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 
 
 def evaluate_knn(
-    encoder: Network, bank: ImageSet, image_set: ImageSet, classes: int, **options: Unpack[RunOptions]
+    encoder: Network, bank: ImageSet, image_set: ImageSet, classes: int, **options: Unpack[PassOptions]
 ) -> Scores:
     """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
@@ -169,7 +169,7 @@ def evaluate_zeroshot(
     image_set: ImageSet,
     classes: Sequence[str],
     templates: Sequence[str],
-    **options: Unpack[RunOptions],
+    **options: Unpack[PassOptions],
 ) -> Scores:
     """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
@@ -181,7 +181,7 @@ def evaluate_zeroshot(
 
 
 def embed_images(
-    model: CLIP, image_set: ImageSet, **options: Unpack[RunOptions]
+    model: CLIP, image_set: ImageSet, **options: Unpack[PassOptions]
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """(N, E) of unit length; the rest as `forward_all`."""
     look = features_of(model, **_reducer(options))
@@ -228,7 +228,7 @@ def forward_all(
     function: Callable[[Tensor], Tensor],
     width: int,
     image_set: ImageSet,
-    **options: Unpack[RunOptions],
+    **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors.
 
@@ -258,7 +258,7 @@ def forward_all(
     return outputs, read, skipped
 
 
-def _reducer(options: RunOptions) -> dict[str, Any]:
+def _reducer(options: PassOptions) -> dict[str, Any]:
     """Arguments of a forward pass; empty without a reducer, because not every model takes one."""
     reducer = options.get("reducer")
     return {} if reducer is None else {"reducer": reducer}

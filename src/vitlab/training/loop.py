@@ -25,7 +25,7 @@ from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes, run_lock
-from vitlab.training.batches import Batch, batches
+from vitlab.training.batches import TrainingBatch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
@@ -272,7 +272,9 @@ def train(session: TrainingSession, since: float) -> None:
                 return
 
 
-def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: float) -> tuple[float, dict[str, float]]:
+def backward(
+    session: TrainingSession, stream: Iterator[TrainingBatch], step: int, lr: float
+) -> tuple[float, dict[str, float]]:
     """Gradients of one step, over its micro-steps; returns the loss and the objective's numbers."""
     job, progress = session.job, session.progress
     recipe, who, objective = job.recipe, job.who, job.objective

@@ -16,7 +16,7 @@ import torch
 
 from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
-from vitlab.training.batches import Batch, ImageSet
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe
@@ -113,7 +113,7 @@ def mean_seconds(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def _repeated(batch: Batch, count: int) -> Batch:
+def _repeated(batch: TrainingBatch, count: int) -> TrainingBatch:
     """The batch repeated up to `count` images."""
     which = torch.arange(count) % len(batch.labels)
-    return Batch(batch.images[which], batch.labels[which], which)
+    return TrainingBatch(batch.images[which], batch.labels[which], which)

@@ -24,7 +24,7 @@ from vitlab.images.datasets import Captions
 from vitlab.models.clip import CLIP
 from vitlab.training.batches import ImageSet
 from vitlab.training.captions import trim_padding
-from vitlab.training.evaluate import RunOptions, embed_images, evaluating
+from vitlab.training.evaluate import PassOptions, embed_images, evaluating
 
 AT = (1, 5, 10)  # k
 WAYS = ("image_to_text", "text_to_image")
@@ -106,7 +106,7 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    model: CLIP, image_set: ImageSet, captions: Captions, **options: Unpack[RunOptions]
+    model: CLIP, image_set: ImageSet, captions: Captions, **options: Unpack[PassOptions]
 ) -> Retrieval:
     """Embed a whole split, its images and all their captions."""
     start = time.perf_counter()

@@ -31,7 +31,7 @@ from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, ImageSet, Plan
+from vitlab.training.batches import ImageSet, Plan, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluate_knn
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.diagnosis import Finding, Line
@@ -162,7 +162,7 @@ class Objective:
         """Set what changes with the step, besides the learning rate."""
         self.logged = (step + 1) % self.plan.log_every == 0
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         """What the loss needs, on the device."""
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, gather, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, ImageSet
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.captions import (
     ClassCaptions,
     check_same_tokenizer,
@@ -111,7 +111,7 @@ class ContrastiveLearning(Objective):
         super().begin_step(step, optimisers)
         set_patch_dropout(self.model.image, self.recipe, step, self.plan.total)
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         """The images, their captions, and what tells which captions say the same."""
         indices = batch.indices.numpy() if len(batch.indices) else np.zeros(1, np.int64)  # blank image: any caption
         texts = self.captions.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)

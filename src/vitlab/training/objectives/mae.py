@@ -14,7 +14,7 @@ from vitlab.images.randomness import torch_seed
 from vitlab.models.base import Network
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, ImageSet
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluating
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
@@ -42,7 +42,7 @@ class MaskedReconstruction(SelfSupervised):
         ratio = model.config.mask_ratio
         return [f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"]
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         return {"images": batch.images.to(self.who.device)}
 
     def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, ImageSet
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluate_classifier
 from vitlab.training.finetune import build_classifier
 from vitlab.training.objectives.base import Inputs, MicroStep, Objective, mix_of, set_patch_dropout
@@ -33,7 +33,7 @@ class Supervised(Objective):
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         set_patch_dropout(self.model, self.recipe, step, self.plan.total)
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         classes, smoothing = len(self.data.classes), self.recipe.augment.smoothing
         images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
