@@ -18,17 +18,17 @@ from PIL import Image
 
 from vitlab.errors import CheckpointError, ImageError, UsageError
 from vitlab.export.loader import open_network
-from vitlab.images.listing import open_items
+from vitlab.images.listing import Items, open_items
 from vitlab.images.read import read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.base import Network, features_of
 from vitlab.search.database import MadeBy
 from vitlab.search.graph import Progress
-from vitlab.search.index import Counts, ProcessGroup, check, update
+from vitlab.search.index import Counts, check, update
 from vitlab.search.query import Hit, Index, open_database
-from vitlab.search.table import ImageList, TableSummary, write_table
-from vitlab.training.processes import pick_device
+from vitlab.search.table import TableSummary, write_table
+from vitlab.training.processes import Processes, pick_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def index_folder(
     batch_size: int = 64,
     moved: bool = False,
     device: str | torch.device = "auto",
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> Counts:
     """Make an index of the images of a folder, or update it.
@@ -151,13 +151,13 @@ def search_index(
 
 
 def embed_dataset(
-    source: str | Path | ImageList,
+    source: str | Path | Items,
     out: str | Path,
     model: Network | str | Path = DEFAULT_MODEL,
     *,
     batch_size: int = 64,
     device: str | torch.device = "auto",
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> TableSummary:
     """Embed all images of a data source into a Parquet table.

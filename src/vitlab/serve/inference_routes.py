@@ -12,7 +12,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from vitlab.errors import UsageError, VitlabError
+from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS, SHOWN
@@ -174,10 +174,7 @@ async def explain(
     async def answer(job: InferenceJob) -> dict[str, Any] | Response:
         texts = _texts(job)
         image = await job.image(keep_original=format == "png")
-        try:
-            content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
-        except VitlabError as error:  # the library's reason why this model cannot
-            raise RequestError(422, str(error), "GET /models lists what each model can do.") from None
+        content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
     return await respond(request, "explain", model, answer, ("text",))
