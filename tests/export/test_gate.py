@@ -165,7 +165,7 @@ def test_eval_of_a_file(command, shipped):
     )
     assert theirs["top1"] == ours["top1"] and theirs["confusion"] == ours["confusion"]
     assert abs(theirs["loss"] - ours["loss"]) < 1e-4
-    assert "judge features" in command("eval", shipped, "digits", "--knn", code=2).stderr
+    assert "evaluate features" in command("eval", shipped, "digits", "--knn", code=2).stderr
     assert "runs on the CPU" in command("predict", shipped, "digits#3", "--device", "cuda", code=2).stderr
 
 

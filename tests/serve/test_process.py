@@ -171,6 +171,6 @@ def test_sigterm_loses_nothing(server, picture):
         scores = json.loads(body)["scores"]
         assert [s["label"] for s in scores] == [label for label, _ in offline.scores]
     code, said = server.end()
-    assert code == 0 and "all that was accepted is answered" in said and "Traceback" not in said
+    assert code == 0 and "all accepted requests are answered" in said and "Traceback" not in said
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), timeout=5)

@@ -23,13 +23,12 @@ from safetensors.torch import load_file
 
 import vitlab.cli.main
 from vitlab.cli import study as verb
-from vitlab.cli.study import OneBar
+from vitlab.cli.study import LastRunBar
 from vitlab.study import runner as runner_module
-from vitlab.study.configs import study_configs
+from vitlab.study.configs import ConfigsStudy, study_configs
 from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
-from vitlab.study.plot import draw
-from vitlab.study.runner import Outcome
-from vitlab.study.table import Group, display_rows, group, rows
+from vitlab.study.plot import draw_groups
+from vitlab.study.runner import Group, Outcome
 from vitlab.training.doctor import DivergedError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
@@ -331,7 +330,7 @@ def test_failed_seeds_are_left_out_of_the_mean_and_counted():
     good = [{**numbers, "top1": top1} for top1 in (0.5, 0.75)]
     cells = [GridCell(f"seed={s}", Recipe(), {"run.seed": s}) for s in range(3)]
     found = [Outcome(cells[0], good[0]), Outcome(cells[1], failed="it broke. Really"), Outcome(cells[2], good[1])]
-    (row,) = rows(group(found))
+    (row,) = ConfigsStudy(Path(), "", [], found).rows
     assert (row["n"], row["top1"], row["note"]) == (2, 0.625, "1 of 3 failed: it broke")
 
 
@@ -361,8 +360,7 @@ def made_up(axes: dict[str, list], seeds: int = 1) -> list[Group]:
 
 def test_a_number_along_the_axis_with_least_and_greatest(tmp_path):
     groups = made_up({"optim.lr": [1e-3, 1e-4, 1e-2]}, seeds=5)
-    figure = draw(groups, tmp_path / "p.png", "digits")
-    (axes,) = figure.axes
+    axes = draw_groups(groups, tmp_path / "p.png", "digits")
     (bars,) = axes.containers
     tops = np.array([g.numbers("top1") for g in groups])[[1, 0, 2]]  # in order of the rate
     np.testing.assert_allclose(bars[0].get_xdata(orig=False), [1e-4, 1e-3, 1e-2])
@@ -379,8 +377,7 @@ def test_a_number_along_the_axis_with_least_and_greatest(tmp_path):
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_axes_give_a_line_for_each_name(order, tmp_path):
     axes_of = {"model.depth": [2, 4, 6], "model.positions": ["learned", "$x_1$", "随机"]}
-    figure = draw(made_up(dict(list(axes_of.items())[::order])), tmp_path / "p.png", "digits")
-    (axes,) = figure.axes
+    axes = draw_groups(made_up(dict(list(axes_of.items())[::order])), tmp_path / "p.png", "digits")
     assert [bars.get_label() for bars in axes.containers] == [f"positions={v}" for v in axes_of["model.positions"]]
     assert (
         all(list(bars[0].get_xdata(orig=False)) == [2, 4, 6] for bars in axes.containers)
@@ -391,7 +388,7 @@ def test_two_axes_give_a_line_for_each_name(order, tmp_path):
 
 def test_three_axes_give_a_list_the_best_on_top(tmp_path):
     groups = made_up({"a.x": [1, 2], "a.y": ["p", "q"], "a.z": [True, False]}, seeds=3)
-    (axes,) = draw(groups, tmp_path / "p.png", "digits").axes
+    axes = draw_groups(groups, tmp_path / "p.png", "digits")
     named = {f"x={g.values['a.x']}, y={g.values['a.y']}, z={str(g.values['a.z']).lower()}": g for g in groups}
     labels = [t.get_text() for t in axes.get_yticklabels()]
     assert labels == sorted(named, key=lambda name: -np.mean(named[name].numbers("top1")))
@@ -401,7 +398,7 @@ def test_three_axes_give_a_list_the_best_on_top(tmp_path):
 
 @pytest.mark.parametrize("axes", [{}, {"model.positions": ["learned", "sincos"]}, {"data.per_class": [5, 10, None]}])
 def test_names_are_listed_in_their_order(axes, tmp_path):
-    (drawn,) = draw(made_up(axes, seeds=2), tmp_path / "p.png", "digits").axes
+    drawn = draw_groups(made_up(axes, seeds=2), tmp_path / "p.png", "digits")
     expected = {
         0: ["all seeds"],
         2: ["positions=learned", "positions=sincos"],
@@ -440,21 +437,21 @@ def test_stopped_it_says_how_to_go_on(run, monkeypatch):
 
     monkeypatch.setattr(runner_module, "fit", stop)
     found = run("study", "configs", "digits", "model.depth=1,2", "--dir", "my study", code=130)
-    assert "goes on: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
+    assert "continues: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
 
 
 @pytest.mark.parametrize("width", [70, 120])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path, pretend, monkeypatch, capsys):
     study = study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2", "run.seed=0,1"], tmp_path / "s")
-    monkeypatch.setattr(verb, "out", lambda: Console(width=width))
-    verb._print_table(display_rows(study.rows))
+    monkeypatch.setattr(verb, "console", lambda: Console(width=width))
+    verb.print_table(study.tables()[0])
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 3 and all(len(line) <= width for line in text.splitlines())
     assert ("images/s" in text) == (width == 120) and "best on val" in text and "spread" in text
 
 
 def test_one_bar_for_the_run_that_is_going_on(capsys):
-    with OneBar() as bar:
+    with LastRunBar() as bar:
         for total in (3, 5):
             bar.start(0, total)
             bar.step(1, {"loss": 1.0, "lr": 0.1})

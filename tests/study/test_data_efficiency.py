@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta
 from vitlab.cli.main import app
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.study.data_efficiency import study_data_efficiency
 from vitlab.study.families import resolve_model
@@ -67,10 +68,10 @@ def test_a_student_learns_from_the_teacher_of_its_own_pictures(study):
         recipe, config = read_recipe(folder / "recipe.toml"), load(folder / "best").config
         if name.startswith("deit"):
             teacher = study[0].folder / name.replace("deit", "resnet") / "best"
-            assert (recipe.objective.name, recipe.objective.teacher) == ("distill", str(teacher))
+            assert (recipe.objective.name, recipe.objective.options["teacher"]) == ("distill", str(teacher))
             assert config.tokens.distill_token
         else:
-            assert recipe.objective.name == "supervised" and recipe.objective.teacher is None
+            assert recipe.objective.name == "supervised" and "teacher" not in recipe.objective.options
     optim = {
         name.partition(",")[0]: read_recipe(folder / "recipe.toml").optim for name, folder in runs(study[0]).items()
     }
@@ -90,7 +91,7 @@ def test_the_table_is_what_the_runs_say(study):
     lines = list(csv.DictReader((found.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     assert len(lines) == 12 and {line["seed"] for line in lines} == {"0", "1"}
     table = (found.folder / "table.md").read_text(encoding="utf-8")
-    assert "same number of steps" in table and "by resnet, which learned from the same pictures" in table
+    assert "same number of steps" in table and "by resnet, which learned from the same images" in table
     assert np.asarray(Image.open(found.folder / "plot.png").convert("L")).std() > 5  # something is drawn
 
 
@@ -170,7 +171,7 @@ def test_bad_input(models, settings, words, tmp_path):
 
 
 def test_a_student_without_a_teacher_gets_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitlab.study.data_efficiency.run_cells", lambda cells, folder, show: iter(()))
+    monkeypatch.setattr("vitlab.study.runner.run_cells", lambda cells, folder, show: iter(()))
     found = study_data_efficiency(DIGITS, "deit", [1.0], folder=tmp_path / "s")
     assert any("resnet is trained, too" in note for note in found.notes)
     assert json.loads((tmp_path / "s" / "study.json").read_text())["models"] == ["deit", "resnet"]

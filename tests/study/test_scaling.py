@@ -16,6 +16,7 @@ from vitlab.cli.main import app
 from vitlab.study.memory import peak_bytes
 from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.study.scaling import Point, exponent, growth_of, study_scaling
+from vitlab.training.loop import Silent
 
 SMALL = "vit_cifar:depth=1:width=32:heads=2"
 MODELS = f"{SMALL},{SMALL}:attention=explicit"
@@ -81,12 +82,12 @@ def test_what_is_written(study):
 
 def test_it_goes_on_and_grows(study):
     before = {point.name: (list(point.seconds), point.peak) for point in study.points}
-    told = []
-    again = study_scaling(MODELS, [*SIZES, 48], rounds=3, folder=study.folder, tell=told.append)
+    show = Silent()
+    again = study_scaling(MODELS, [*SIZES, 48], rounds=3, folder=study.folder, show=show)
     for point in again.points:
         seconds, peak = before.get(point.name, ([], point.peak))
         assert point.seconds[: len(seconds)] == seconds and len(point.seconds) == 3 and point.peak == peak
-    assert f"memory of {', '.join(f'{model}@48' for model in study.models)}" in told
+    assert f"memory of {', '.join(f'{model}@48' for model in study.models)}" in show.notes
     with pytest.raises(ValueError, match="was measured with batch=1, now it is 2"):
         study_scaling(MODELS, SIZES, batch=2, folder=study.folder)
 

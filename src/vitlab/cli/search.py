@@ -1,4 +1,4 @@
-"""vitlab index, vitlab search."""
+"""vitlab index, vitlab search, vitlab embed."""
 
 from __future__ import annotations
 
@@ -7,114 +7,168 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from vitlab.checkpoints.native import write_whole
-from vitlab.cli.console import out, print_json, say, warnings_as_notes
-from vitlab.cli.progress import Meter
+import typer
+
+from vitlab.cli.console import console, print_json, say, say_notes, say_unreadable
+from vitlab.cli.options import BatchSize, Data, Device, Json, SourceOptions, model_option
+from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
-from vitlab.explain import draw
 from vitlab.printable import one_line
-from vitlab.search import Counts, Hit, index_folder, search_index
-from vitlab.training.processes import Processes, start, stop
 
-PATIENCE = timedelta(days=30)  # one process may be done long before another; torchrun ends all if one fails
-NAMED = 10  # unreadable pictures that are named; --json names all
+if TYPE_CHECKING:
+    from vitlab.training.processes import Processes
 
-
-@contextmanager
-def processes(device: str) -> Iterator[Processes]:
-    """The processes of torchrun, or one. An interrupted command can be continued."""
-    group = start(device, patience=PATIENCE)
-    try:
-        with warnings_as_notes(group.first):
-            yield group
-    except KeyboardInterrupt:
-        say("vitlab: stopped. What is done is kept: the same command goes on from here.")
-        raise SystemExit(130) from None
-    finally:
-        stop()
+PATIENCE = timedelta(days=30)  # one process may finish long before another; torchrun ends all if one fails
+GRAPH = "graph of neighbours"
 
 
 def index(
-    folder: Path, place: Path, checkpoint: str | None, batch_size: int, device: str, moved: bool, json: bool
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, at any depth.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
+    model: Annotated[str | None, model_option("A CLIP, or any encoder. Default: the index's.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch; a killed run repeats one batch.", min=1)] = 64,
+    device: Device = "auto",
+    moved: Annotated[bool, typer.Option("--moved", help="The images are the same, in another folder.")] = False,
+    json: Json = False,
 ) -> None:
+    """Make a folder of images searchable.
+
+    Run again, it reads only new and changed images.
+    """
+    from vitlab.search import index_folder
+
     began = time.perf_counter()
-    names = {"pictures": folder.resolve().name, "graph": "graph of neighbours"}
-    with processes(device) as group, Meter("pictures") as meter:
+    titles = {"pictures": folder.resolve().name, "graph": GRAPH}
+    with _processes(device) as process, Meter("images") as meter:
         counts = index_folder(
             folder,
-            place,
-            checkpoint,
+            out,
+            model,
             batch_size=batch_size,
             moved=moved,
-            device=group.device,
-            together=group,
-            progress=(lambda what, done, total: meter.update(names[what], done, total)) if group.first else None,
+            device=process.device,
+            together=process,
+            progress=(lambda what, done, total: meter.update(titles[what], done, total)) if process.first else None,
         )
-    if group.first:
-        report = {"index": str(place), "folder": str(folder), **vars(counts), "seconds": time.perf_counter() - began}
-        print_json(report) if json else _show_counts(counts, place)
+    if not process.first:
+        return
+    if json:
+        report = {"index": str(out), "folder": str(folder), **vars(counts)}
+        print_json({**report, "seconds": time.perf_counter() - began})
+        return
+    console().print(f"{out}: {counts.pictures:,} images can be found")
+    for name in ("new", "changed", "moved", "removed", "unchanged"):
+        if value := getattr(counts, name):
+            console().print(f"  {name:12s}{value:,}")
+    if counts.rebuilt:
+        say(f"note: {out}: its graph of neighbours was damaged or missing, and was rebuilt.")
+    if counts.unreadable:
+        console().print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
+    say_unreadable(counts.unreadable)
 
 
 def search(
-    place: Path,
-    text: str | None,
-    image: str | None,
-    top: int,
-    checkpoint: str | None,
-    sheet: Path | None,
-    html: Path | None,
-    json: bool,
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index made by vitlab index.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="WORDS", help='"a dog on a beach", if the index was made with a CLIP.')
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="An image, or digits#3.")] = None,
+    top: Annotated[int, typer.Option(help="Number of images to find.", min=1)] = 10,
+    model: Annotated[str | None, model_option("Where the index's model is now.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the results to a page.")] = None,
+    json: Json = False,
 ) -> None:
+    """Find images by text, or by a similar image."""
+    from vitlab.checkpoints.native import write_whole
+    from vitlab.explain import draw
+    from vitlab.search import search_index
+
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{html}: name an .html file.")
-    with Meter("pictures") as meter, warnings_as_notes():
-        progress = lambda what, done, total: meter.update("graph of neighbours", done, total)
-        result = search_index(place, text, image=image, top=top, model=checkpoint, progress=progress)
-    for note in result.notes:
-        say(f"note: {note}")
+    with Meter("images") as meter:
+        progress = lambda what, done, total: meter.update(GRAPH, done, total)
+        result = search_index(index, text, image=image, top=top, model=model, progress=progress)
+    say_notes(result.notes)
     if not result.hits:
-        say(f"{place}: holds no picture that could be read.")
+        say(f"{index}: holds no image that could be read.")
     if json:
         query = {"text": text} if text is not None else {"image": image}
         hits = [{"image": str(hit.path), "score": hit.score} for hit in result.hits]
-        about = {"index": str(place), "folder": str(result.folder), "model": result.model, "pictures": result.images}
+        about = {"index": str(index), "folder": str(result.folder), "model": result.model, "pictures": result.images}
         print_json({**about, "query": query, "hits": hits})
     else:
-        _show_hits(result.hits)
+        for hit in result.hits:
+            console().print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)
     if sheet is not None:
         draw.save(result.sheet(), sheet)
     if html is not None:
         page = result.page()
         html.parent.mkdir(parents=True, exist_ok=True)
         write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
-    if sheet is not None or html is not None:
-        say(f"written: {', '.join(str(path) for path in (sheet, html) if path is not None)}")
+    if written := [str(path) for path in (sheet, html) if path is not None]:
+        say(f"written: {', '.join(written)}")
 
 
-def _show_counts(counts: Counts, place: Path) -> None:
-    console = out(markup=False)
-    console.print(f"{place}: {counts.pictures:,} pictures can be found")
-    for name in ("new", "changed", "moved", "removed", "unchanged"):
-        if value := getattr(counts, name):
-            console.print(f"  {name:12s}{value:,}")
-    if counts.rebuilt:
-        say(f"note: {place}: its graph of neighbours was damaged or missing, and was rebuilt.")
-    if counts.unreadable:
-        console.print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
-    name_unreadable(counts.unreadable)
+def embed(
+    data: Data,
+    source: SourceOptions,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
+    model: Annotated[str | None, model_option("Any model. Default: bundled:dino.")] = None,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Write the embeddings of all images to a Parquet table.
+
+    After an interruption the same command continues; torchrun shares the work.
+    """
+    from vitlab.images.listing import open_items
+    from vitlab.search.api import DEFAULT_MODEL, check_table_name, embed_dataset
+
+    check_table_name(out)
+    began = time.perf_counter()
+    with _processes(device) as process, Meter("images") as meter:
+        if model is None and process.first:
+            say(f"note: without --model it is {DEFAULT_MODEL}, a small model for small images.")
+        with following_downloads():
+            items = open_items(data, **vars(source))
+        say_notes(items.notes if process.first else ())
+        table = embed_dataset(
+            items,
+            out,
+            model or DEFAULT_MODEL,
+            batch_size=batch_size,
+            device=process.device,
+            together=process,
+            progress=(lambda what, done, total: meter.update(data, done, total)) if process.first else None,
+        )
+    if not process.first:
+        return
+    if json:
+        print_json({"out": str(out), **vars(table), "seconds": time.perf_counter() - began})
+        return
+    numbers = f"{table.width} numbers each; {table.embedded:,} of them made now"
+    console().print(f"{out}: {table.pictures:,} images, {numbers}", soft_wrap=True)
+    say_unreadable(table.unreadable)
 
 
-def name_unreadable(errors: dict[str, str]) -> None:
-    for path, error in list(errors.items())[:NAMED]:
-        say(f"vitlab: {one_line(path)}: {one_line(error)}")
-    if len(errors) > NAMED:
-        say(f"and {len(errors) - NAMED} more (--json names all)")
+@contextmanager
+def _processes(device: str) -> Iterator[Processes]:
+    """The processes of torchrun, or this one alone. Ctrl-C says how to continue."""
+    from vitlab.training.processes import start, stop
 
-
-def _show_hits(hits: list[Hit]) -> None:
-    console = out(markup=False)
-    for hit in hits:
-        console.print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)
+    process = start(device, patience=PATIENCE)
+    try:
+        yield process
+    except KeyboardInterrupt:
+        say("vitlab: stopped. The work so far is kept: the same command continues.")
+        raise SystemExit(130) from None
+    finally:
+        stop()

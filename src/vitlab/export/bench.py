@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network, create, is_checkpoint
+from vitlab.checkpoints.load import as_network, is_checkpoint
 from vitlab.errors import UsageError
 from vitlab.export.program import first_line
 from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
 from vitlab.export.verify import TOLERANCE, Comparison, agreement_rate
+from vitlab.factory import create
 from vitlab.models.base import Network
 from vitlab.models.config import nearest
 from vitlab.models.vit import VisionTransformer

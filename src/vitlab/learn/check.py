@@ -11,12 +11,12 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.learn.child import Failure, Task
 from vitlab.learn.exercises import Exercise, probe
 from vitlab.learn.grade import Grade, grade
 
@@ -43,19 +43,16 @@ def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResu
             save_file(case, folder / f"case{number}.safetensors")
         (folder / "task.json").write_text(json.dumps({**task, "seconds": seconds}), encoding="utf-8")
         code = _run(file.resolve(), folder, seconds)
-        answer, outputs = _read(folder, code, file, seconds)
+        failure, outputs = _read(folder, code, file, seconds)
         printed = (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
-    return CheckResult(grade(exercise, answer, outputs), printed[:MOST_PRINTED])
+    return CheckResult(grade(exercise, failure, outputs), printed[:MOST_PRINTED])
 
 
-def prepare(exercise: Exercise) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+def prepare(exercise: Exercise) -> tuple[Task, list[dict[str, Tensor]]]:
     """Input of the child process: how to build the learner's class, our weights, and an input."""
     cases = [exercise.case(n) for n in range(len(exercise.cases))]
-    task = {
-        "class_name": exercise.class_name,
-        "signature": exercise.signature,
-        "arguments": [case.arguments for case in cases],
-    }
+    arguments = [list(case.arguments) for case in cases]
+    task = Task(class_name=exercise.class_name, signature=exercise.signature, arguments=arguments)
     tensors = []
     for case in cases:
         weights = {f"weight.{key}": value.contiguous() for key, value in case.learner_weights.items()}
@@ -80,23 +77,22 @@ def _run(file: Path, folder: Path, seconds: float) -> int | None:
             process.wait()
 
 
-def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[Failure | None, list[dict[str, Tensor]]]:
     answer = folder / "answer.json"
     if answer.is_file():
-        files = sorted(folder.glob("output*.safetensors"))
-        return json.loads(answer.read_text(encoding="utf-8")), [load_file(f) for f in files]
+        failure = json.loads(answer.read_text(encoding="utf-8"))
+        outputs = [load_file(f) for f in sorted(folder.glob("output*.safetensors"))]
+        return failure and Failure(**failure), outputs
     stuck = (folder / "stuck.txt").read_text(errors="replace") if (folder / "stuck.txt").is_file() else ""
     if code is None or stuck:
-        return {"failed": "endless", "seconds": seconds, "file": file.name, **_line(stuck, file)}, []
+        return Failure("endless", {"seconds": seconds, "file": file.name, **_line(stuck, file)}), []
     how = f"exit code {code}"
     if code < 0:
-        how = f"signal {-code}"
-        if -code in set(signal.Signals):
-            how = signal.Signals(-code).name
-    return {"failed": "crashed", "how": how}, []
+        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return Failure("crashed", {"how": how}), []
 
 
-def _line(stuck: str, file: Path) -> dict[str, Any]:
+def _line(stuck: str, file: Path) -> dict[str, object]:
     """The innermost line of the learner's file when the watchdog fired."""
     match = re.search(rf'File "{re.escape(str(file.resolve()))}", line (\d+)', stuck)
     if match is None:

@@ -13,9 +13,10 @@ import json
 import linecache
 import sys
 import traceback
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,10 +26,27 @@ from torch.overrides import TorchFunctionMode
 MOST_STEPS, MOST_VALUES = 3000, 100_000
 
 
-class LearnerError(Exception):
-    """A problem with the learner's file: a key of messages.toml and its values."""
+class Task(TypedDict):
+    """How to build the learner's class in each case."""
 
-    def __init__(self, key: str, **values: Any):
+    class_name: str
+    signature: str
+    arguments: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the learner's code returned no numbers: a key of messages.toml and its values."""
+
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)
+    case: int = 0
+
+
+class LearnerError(Exception):
+    """A problem with the learner's file, as Failure tells it."""
+
+    def __init__(self, key: str, **values: object):
         super().__init__(key)
         self.key, self.values = key, values
 
@@ -48,19 +66,19 @@ class Recorder(TorchFunctionMode):
         return result
 
 
-def examine(file: Path, task: dict[str, Any], cases: list[dict[str, Tensor]]) -> tuple[dict, list[dict[str, Tensor]]]:
-    """Answer and outputs. Errors of the learner's code become an answer."""
+def examine(file: Path, task: Task, cases: list[dict[str, Tensor]]) -> tuple[Failure | None, list[dict[str, Tensor]]]:
+    """Outputs of the learner's code, and its error if it has one."""
     outputs: list[dict[str, Tensor]] = []
     try:
-        made = _class(_import(file), task["class_name"])
+        learner_class = _class(_import(file), task["class_name"])
         for number, case in enumerate(cases):
-            module = _build(made, task["arguments"][number], task["signature"], file)
+            module = _build(learner_class, task["arguments"][number], task["signature"], file)
             weights = {key.removeprefix("weight."): v for key, v in case.items() if key.startswith("weight.")}
             _copy(weights, module)
             outputs.append(_run(module.eval(), case["input"], case["probe"], file))
-    except LearnerError as failed:
-        return {"failed": failed.key, **failed.values, "case": len(outputs)}, outputs
-    return {"failed": None}, outputs
+    except LearnerError as error:
+        return Failure(error.key, error.values, len(outputs)), outputs
+    return None, outputs
 
 
 def _import(file: Path) -> ModuleType:
@@ -72,10 +90,8 @@ def _import(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise LearnerError(
-            "syntax", file=Path(error.filename or file).name, line=error.lineno, code=line, error=error.msg
-        ) from None
+        name, code = Path(error.filename or file).name, (error.text or "").strip()
+        raise LearnerError("syntax", file=name, line=error.lineno, code=code, error=error.msg) from None
     except (Exception, SystemExit) as error:
         raise LearnerError("import", **_where(error, file)) from None
     finally:
@@ -84,25 +100,24 @@ def _import(file: Path) -> ModuleType:
 
 
 def _class(module: ModuleType, name: str) -> type[nn.Module]:
-    made = getattr(module, name, None)
+    learner_class = getattr(module, name, None)
     own = [k for k, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
-    if made is None:
+    if learner_class is None:
         raise LearnerError("no class", name=name, found=", ".join(own) or "-")
-    if not (inspect.isclass(made) and issubclass(made, nn.Module)):
+    if not (inspect.isclass(learner_class) and issubclass(learner_class, nn.Module)):
         raise LearnerError("no module", name=name)
-    return made
+    return learner_class
 
 
-def _build(made: type[nn.Module], arguments: list, signature: str, file: Path) -> nn.Module:
+def _build(learner_class: type[nn.Module], arguments: list[Any], signature: str, file: Path) -> nn.Module:
     arguments = [tuple(a) if isinstance(a, list) else a for a in arguments]
     try:
-        inspect.signature(made).bind(*arguments)
+        inspect.signature(learner_class).bind(*arguments)
     except TypeError as error:
-        raise LearnerError(
-            "signature", signature=signature, found=f"{made.__name__}{inspect.signature(made)}", error=str(error)
-        ) from None
+        actual = f"{learner_class.__name__}{inspect.signature(learner_class)}"
+        raise LearnerError("signature", signature=signature, found=actual, error=str(error)) from None
     try:
-        return made(*arguments)
+        return learner_class(*arguments)
     except NotImplementedError:
         raise LearnerError("to write") from None
     except Exception as error:
@@ -117,12 +132,10 @@ def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
     extra = [key for key in parameters if key not in weights]
     if missing or extra:
         like = [f"{a} -> {b}" for b in missing for a in extra if own[a].shape == weights[b].shape]
-        raise LearnerError(
-            "names", missing=", ".join(missing) or "-", extra=", ".join(sorted(extra)) or "-", like=", ".join(like[:4])
-        )
+        names = {"missing": ", ".join(missing) or "-", "extra": ", ".join(sorted(extra)) or "-"}
+        raise LearnerError("names", **names, like=", ".join(like[:4]))
     for key, weight in weights.items():
-        fits = own[key].shape == weight.shape or own[key].shape == weight.flatten(1).shape
-        if not fits:
+        if own[key].shape != weight.shape and own[key].shape != weight.flatten(1).shape:
             shapes = [" x ".join(map(str, w.shape)) for w in (own[key], weight)]
             raise LearnerError("weight shape", name=key, found=shapes[0], wanted=shapes[1])
         with torch.no_grad():
@@ -177,12 +190,12 @@ def main(file: Path, folder: Path) -> None:
     with (folder / "stuck.txt").open("w") as stuck:
         faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
         cases = [load_file(folder / f"case{n}.safetensors") for n in range(len(task["arguments"]))]
-        answer, outputs = examine(file, task, cases)
+        failure, outputs = examine(file, task, cases)
         faulthandler.cancel_dump_traceback_later()
     linecache.clearcache()
     for number, output in enumerate(outputs):
         save_file(output, folder / f"output{number}.safetensors")
-    (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    (folder / "answer.json").write_text(json.dumps(failure and asdict(failure)), encoding="utf-8")
 
 
 if __name__ == "__main__":

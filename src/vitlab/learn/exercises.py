@@ -19,14 +19,12 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block
 from vitlab.layers.patches import PatchEmbed
 from vitlab.learn import variants
-from vitlab.learn.variants import Note, Weights
+from vitlab.learn.variants import Sizes, Weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import ViTConfig
 
 HERE = Path(__file__).parent
 LANGUAGES = ("en", "zh")
-
-Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ class Exercise:
     make: Callable[[Sizes], nn.Module]  # ours
     arguments: Callable[[Sizes], tuple[Any, ...]]  # of the learner's class
     shape: Callable[[Sizes], tuple[int, ...]]  # of the input
-    run: Callable[..., Tensor]  # (weights, input, sizes, note, **options) -> output
+    function: Callable[..., Tensor]  # of variants.py
+    variant: type  # its options
     scales: tuple[float, ...] = (1.0, 1.0)  # of each case's input
     renamed: dict[str, str] = field(default_factory=dict)  # our name of a weight -> the learner's
 
@@ -49,6 +48,13 @@ class Exercise:
 
     def starter(self, language: str) -> str:
         return (HERE / "starters" / language / self.file).read_text(encoding="utf-8")
+
+    def write_starter(self, language: str) -> bool:
+        """Write the starter file into the current folder; False if there is a file of this name already."""
+        if Path(self.file).exists():
+            return False
+        Path(self.file).write_text(self.starter(language), encoding="utf-8")
+        return True
 
     def solution(self) -> str:
         return (HERE / "solutions" / self.file).read_text(encoding="utf-8")
@@ -91,7 +97,7 @@ class ExerciseCase:
 
     @torch.no_grad()
     def variant(self, **options: Any) -> Tensor:
-        return self.exercise.run(self.weights, self.x, self.sizes, **options)
+        return self._run(variants.no_record, options)
 
     @torch.no_grad()
     def steps(self) -> dict[str, Tensor]:
@@ -101,8 +107,12 @@ class ExerciseCase:
             steps[name] = value
             return value
 
-        self.exercise.run(self.weights, self.x, self.sizes, note=note)
+        self._run(note, {})
         return steps
+
+    def _run(self, note: variants.Note, options: dict[str, Any]) -> Tensor:
+        variant = self.exercise.variant(**options)
+        return self.exercise.function(self.weights, self.x, self.sizes, variant, note)
 
 
 def probe(y: Tensor) -> Tensor:
@@ -125,30 +135,8 @@ def _random_weight(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _vit(s: Sizes) -> VisionTransformer:
-    config = ViTConfig(
-        *((s["H"], s["W"]), s["P"], s["C"], s["classes"], s["D"], s["L"], s["h"]),
-    ).with_options(mlp_ratio=s["hidden"] / s["D"])
-    return VisionTransformer(config)
-
-
-def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
-    return variants.patch_embed(w, x, s["P"], variants.PatchEmbedVariant(**options), note)
-
-
-def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
-    return variants.attention(w, x, s["h"], variants.AttentionVariant(**options), note)
-
-
-def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
-    return variants.mlp(w, x, variants.MLPVariant(**options), note)
-
-
-def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
-    return variants.block(w, x, s["h"], variants.BlockVariant(**options), note)
-
-
-def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.no_record, **options: Any) -> Tensor:
-    return variants.vit(w, x, s["P"], s["h"], s["L"], variants.ViTVariant(**options), note)
+    config = ViTConfig((s["H"], s["W"]), s["P"], s["C"], s["classes"], s["D"], s["L"], s["h"])
+    return VisionTransformer(config.with_options(mlp_ratio=s["hidden"] / s["D"]))
 
 
 def _images(s: Sizes) -> tuple[int, ...]:
@@ -172,7 +160,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: PatchEmbed(s["P"], s["C"], s["D"]),
             arguments=lambda s: (s["P"], s["C"], s["D"]),
             shape=_images,
-            run=_run_patch_embed,
+            function=variants.patch_embed,
+            variant=variants.PatchEmbedVariant,
         ),
         Exercise(
             *("attention", "Attention", "Attention(width, heads)"),
@@ -181,7 +170,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: Attention(s["D"], s["h"]),
             arguments=lambda s: (s["D"], s["h"]),
             shape=_tokens,
-            run=_run_attention,
+            function=variants.attention,
+            variant=variants.AttentionVariant,
         ),
         Exercise(
             *("mlp", "MLP", "MLP(width, hidden)"),
@@ -190,7 +180,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: MLP(s["D"], s["hidden"]),
             arguments=lambda s: (s["D"], s["hidden"]),
             shape=_tokens,
-            run=_run_mlp,
+            function=variants.mlp,
+            variant=variants.MLPVariant,
         ),
         Exercise(
             *("block", "Block", "Block(width, heads, hidden)"),
@@ -199,7 +190,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: Block(Attention(s["D"], s["h"]), MLP(s["D"], s["hidden"]), s["D"]),
             arguments=lambda s: (s["D"], s["h"], s["hidden"]),
             shape=_tokens,
-            run=_run_block,
+            function=variants.block,
+            variant=variants.BlockVariant,
             scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm matters
         ),
         Exercise(
@@ -210,12 +202,10 @@ EXERCISES: dict[str, Exercise] = {
                 dict(B=1, C=1, H=9, W=15, P=3, N=15, D=28, h=4, d=7, L=2, hidden=33, classes=5),
             ),
             make=_vit,
-            arguments=lambda s: (
-                *((s["H"], s["W"]), s["P"], s["C"], s["classes"]),
-                *(s["D"], s["L"], s["h"], s["hidden"]),
-            ),
+            arguments=lambda s: ((s["H"], s["W"]), *(s[k] for k in ("P", "C", "classes", "D", "L", "h", "hidden"))),
             shape=_images,
-            run=_run_vit,
+            function=variants.vit,
+            variant=variants.ViTVariant,
             renamed={"positions.table": "positions"},
         ),
     )
@@ -227,6 +217,6 @@ def find(name: str) -> Exercise:
     key = name.lower().replace("_", "-")
     if key not in EXERCISES:
         near = get_close_matches(key, EXERCISES, n=1)
-        meant = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
+        suggestion = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{suggestion}")
     return EXERCISES[key]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.learn.exercises import Exercise, ExerciseCase, Sizes
+from vitlab.learn.child import Failure
+from vitlab.learn.exercises import Exercise, ExerciseCase
 from vitlab.learn.messages import message, step_name
 from vitlab.learn.mistakes import KnownMistake, candidate_mistakes
 from vitlab.learn.steps import (
@@ -21,6 +22,7 @@ from vitlab.learn.steps import (
     scale_factor,
     shape_in_letters,
 )
+from vitlab.learn.variants import Sizes
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ class Grade:
         }
 
 
-def grade(exercise: Exercise, answer: dict[str, Any], outputs: list[dict[str, Tensor]]) -> Grade:
-    if answer["failed"]:
-        return _failed(exercise, *_failure(exercise, answer))
+def grade(exercise: Exercise, failure: Failure | None, outputs: list[dict[str, Tensor]]) -> Grade:
+    if failure:
+        return _failed(exercise, *_no_numbers(exercise, failure))
     cases = [exercise.case(n) for n in range(len(exercise.cases))]
     truth = [case.ours() for case in cases]
     actual = [output["output"] for output in outputs]
@@ -83,16 +85,14 @@ def _failed(exercise: Exercise, *remarks: Remark) -> Grade:
     return Grade(exercise.name, False, (Remark("not passed", {"name": exercise.name}), *remarks))
 
 
-def _failure(exercise: Exercise, answer: dict[str, Any]) -> list[Remark]:
-    """The code returned no numbers."""
-    values = {k: v for k, v in answer.items() if k not in ("failed", "case")}
-    remarks = [Remark(answer["failed"], values)]
-    if values.get("line") and values.get("code"):
-        remarks.append(Remark("at", values))
-    if values.get("like"):
-        remarks.append(Remark("rename", values))
-    if answer["failed"] == "forward":
-        remarks.append(Remark("sizes", {"sizes": _listed(exercise.cases[answer["case"]])}))
+def _no_numbers(exercise: Exercise, failure: Failure) -> list[Remark]:
+    remarks = [Remark(failure.key, failure.values)]
+    if failure.values.get("line") and failure.values.get("code"):
+        remarks.append(Remark("at", failure.values))
+    if failure.values.get("like"):
+        remarks.append(Remark("rename", failure.values))
+    if failure.key == "forward":
+        remarks.append(Remark("sizes", {"sizes": _listed(exercise.cases[failure.case])}))
     return remarks
 
 
@@ -118,10 +118,10 @@ def _wrong_numbers(
     expected: list[Tensor],
     outputs: list[dict[str, Tensor]],
 ) -> list[Remark]:
-    made, relative = _diagnose(exercise, cases, actual)
-    if made:
-        measured = Remark("measured" if len(made) == 1 else "measured two", {"relative": max(relative, 1e-7)})
-        return [*(Remark("mistake", {"hint": mistake}) for mistake in made), measured]
+    mistakes, relative = _diagnose(exercise, cases, actual)
+    if mistakes:
+        measured = Remark("measured" if len(mistakes) == 1 else "measured two", {"relative": max(relative, 1e-7)})
+        return [*(Remark("mistake", {"hint": mistake}) for mistake in mistakes), measured]
     number = next(n for n, (a, b) in enumerate(zip(actual, expected, strict=True)) if not close(a, b))
     sizes, a, b = cases[number].sizes, actual[number], expected[number]
     remarks = _describe(a, b, sizes)
@@ -136,8 +136,8 @@ def _diagnose(
     exercise: Exercise, cases: list[ExerciseCase], actual: list[Tensor]
 ) -> tuple[tuple[KnownMistake, ...], float]:
     """The first mistakes that explain the learner's numbers in every case, and the remaining difference."""
-    for made in candidate_mistakes(exercise.name):
-        options = {name: value for mistake in made for name, value in mistake.options.items()}
+    for mistakes in candidate_mistakes(exercise.name):
+        options = {name: value for mistake in mistakes for name, value in mistake.options.items()}
         far = 0.0
         for case, theirs in zip(cases, actual, strict=True):
             try:
@@ -147,7 +147,7 @@ def _diagnose(
             if far > TOLERANCE:
                 break
         if far <= TOLERANCE:
-            return made, far
+            return mistakes, far
     return (), 0.0
 
 

@@ -26,6 +26,14 @@ def states(folder: Path) -> dict[str, tuple[str, State]]:
     return {name: _state(exercise, folder, notes.get(name)) for name, exercise in EXERCISES.items()}
 
 
+def next_exercise(folder: Path) -> tuple[str, str | None] | None:
+    """The first exercise that is not done, and the learner's file if it is begun; None if all are done."""
+    for name, (file, state) in states(folder).items():
+        if state != "done":
+            return name, None if state == "open" else file
+    return None
+
+
 def _state(exercise: Exercise, folder: Path, note: dict[str, str] | None) -> tuple[str, State]:
     if note and (folder / note["file"]).is_file():
         return note["file"], "done" if _hash(folder / note["file"]) == note["sha256"] else "changed"

@@ -8,7 +8,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from vitlab.learn.exercises import Sizes
+from vitlab.learn.variants import Sizes
 
 TOLERANCE = 1e-5  # of the largest value
 
@@ -87,7 +87,7 @@ def _alike(theirs: Tensor, ours: Tensor) -> bool:
 
 def shape_in_letters(shape: tuple[int, ...], sizes: Sizes) -> str:
     """(2, 7, 15) -> (B, N, D) = (2, 7, 15)"""
-    letters = {size: letter for letter, size in reversed(sizes.items()) if letter not in ("L",)}
+    letters = {size: letter for letter, size in reversed(sizes.items()) if letter != "L"}
     if "N" in sizes:
         letters.setdefault(sizes["N"] + 1, "N + 1")
     if "D" in sizes:

@@ -1,7 +1,8 @@
 """The layers of the exercises, step by step, with every common mistake as a variant.
 
 The default variants are eqs. 1-8 of ViT (arXiv:2010.11929), equal to the layers of this package. Any other value is a
-known mistake whose numbers can be compared with a learner's.
+known mistake whose numbers can be compared with a learner's. All have the signature (weights, input, sizes, variant,
+note) -> output.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from vitlab.layers.block import ACTIVATIONS
 
 Weights = dict[str, Tensor]
+Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
 Note = Callable[[str, Tensor], Tensor]  # records a step by name and returns it
 
 
@@ -47,10 +49,8 @@ class PatchEmbedVariant:
     layout: str = "B, N, D"
 
 
-def patch_embed(
-    w: Weights, images: Tensor, patch_size: int, variant: PatchEmbedVariant, note: Note = no_record
-) -> Tensor:
-    (B, C, H, W), P = images.shape, patch_size
+def patch_embed(w: Weights, images: Tensor, sizes: Sizes, variant: PatchEmbedVariant, note: Note = no_record) -> Tensor:
+    (B, C, H, W), P = images.shape, sizes["P"]
     N = (H // P) * (W // P)
     if variant.cut == "patches":
         x = images.reshape(B, C, H // P, P, W // P, P)
@@ -101,13 +101,12 @@ class AttentionVariant:
     residual: bool = False
 
 
-def attention(w: Weights, x: Tensor, heads: int, variant: AttentionVariant, note: Note = no_record) -> Tensor:
+def attention(w: Weights, x: Tensor, sizes: Sizes, variant: AttentionVariant, note: Note = no_record) -> Tensor:
     B, N, D = x.shape
     if variant.over == "batch":  # as a layer that expects (N, B, D)
         kept = AttentionVariant(scale=variant.scale, softmax=variant.softmax, merge=variant.merge, proj=variant.proj)
-        y = attention(w, x.transpose(0, 1), heads, kept)
-        return y.transpose(0, 1)
-    h = 1 if variant.split == "one head" else heads
+        return attention(w, x.transpose(0, 1), sizes, kept).transpose(0, 1)
+    h = 1 if variant.split == "one head" else sizes["h"]
     d = D // h
     qkv = note("qkv", linear(w, "qkv", x))  # (B, N, 3D)
     parts = dict(zip(variant.order, _heads(qkv, h, d, variant.split), strict=True))
@@ -160,7 +159,7 @@ class MLPVariant:
     residual: bool = False
 
 
-def mlp(w: Weights, x: Tensor, variant: MLPVariant, note: Note = no_record) -> Tensor:
+def mlp(w: Weights, x: Tensor, sizes: Sizes, variant: MLPVariant, note: Note = no_record) -> Tensor:
     act = {**ACTIVATIONS, **MORE_ACTIVATIONS}[variant.activation]
     y = note("fc1", linear(w, "fc1", act(x) if variant.place == "before" else x))  # (B, N, hidden)
     y = note("activation", act(y) if variant.place in ("between", "twice") else y)
@@ -177,12 +176,12 @@ class BlockVariant:
     eps: float = 1e-6
 
 
-def block(w: Weights, z: Tensor, heads: int, variant: BlockVariant, note: Note = no_record) -> Tensor:
+def block(w: Weights, z: Tensor, sizes: Sizes, variant: BlockVariant, note: Note = no_record) -> Tensor:
     def attend(x: Tensor) -> Tensor:
-        return note("attention", attention(with_prefix(w, "attention."), x, heads, AttentionVariant()))
+        return note("attention", attention(with_prefix(w, "attention."), x, sizes, AttentionVariant()))
 
     def feed(x: Tensor) -> Tensor:
-        return note("mlp", mlp(with_prefix(w, "mlp."), x, MLPVariant()))
+        return note("mlp", mlp(with_prefix(w, "mlp."), x, sizes, MLPVariant()))
 
     def normed(number: int, x: Tensor) -> Tensor:
         number = {"first twice": 1, "swapped": 3 - number}.get(variant.norm, number)
@@ -228,13 +227,10 @@ class ViTVariant:
     head: str = "linear"
 
 
-def vit(
-    w: Weights, images: Tensor, patch_size: int, heads: int, depth: int, variant: ViTVariant, note: Note = no_record
-) -> Tensor:
+def vit(w: Weights, images: Tensor, sizes: Sizes, variant: ViTVariant, note: Note = no_record) -> Tensor:
     table = w["positions.table"]  # (1, N + 1, D)
-    z = note(
-        "patch_embed", patch_embed(with_prefix(w, "patch_embed."), images, patch_size, PatchEmbedVariant())
-    )  # (B, N, D)
+    z = patch_embed(with_prefix(w, "patch_embed."), images, sizes, PatchEmbedVariant())  # (B, N, D)
+    z = note("patch_embed", z)
     if variant.positions in ("patches", "shifted"):
         z = z + (table[:, 1:] if variant.positions == "patches" else table[:, :-1])
     first = w["class_token"].expand(len(z), -1, -1)  # (B, 1, D)
@@ -248,10 +244,10 @@ def vit(
         z = z + 2 * table
     if variant.norm == "before":
         z = layer_norm(w, "norm", z)
-    for layer, following in pairwise((*_order(variant.blocks, depth), -1)):
+    for layer, following in pairwise((*_order(variant.blocks, sizes["L"]), -1)):
         if variant.positions == "every block":
             z = z + table
-        z = note(f"block {layer}", block(with_prefix(w, f"blocks.{layer}."), z, heads, BlockVariant()))
+        z = note(f"block {layer}", block(with_prefix(w, f"blocks.{layer}."), z, sizes, BlockVariant()))
         if variant.norm == "every block" and following >= 0:
             z = layer_norm(w, "norm", z)
     if variant.norm in ("final", "every block"):

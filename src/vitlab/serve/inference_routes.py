@@ -17,8 +17,9 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
-from vitlab.inference import Labels, among, class_labels, embed_labels, ranked
+from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
 from vitlab.models.base import Network
+from vitlab.models.clip import as_clip
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
 from vitlab.serve.image_io import PreparedImage, encode_png
@@ -140,7 +141,8 @@ async def zeroshot(request: Request, model: ModelName = None, top: Top = 5) -> R
         image = await job.image()
         features = _finite(await job.run_verb(image.tensor))  # (E,)
         labels = Labels(names, torch.stack([await _embed_label(job, name, templates) for name in names]))
-        probabilities = (await compute_async(among, job.served.model, features[None], labels))[0]  # (K,)
+        clip = as_clip(job.served.model)
+        probabilities = (await compute_async(zero_shot_probabilities, clip, features[None], labels))[0]  # (K,)
         return _scores(probabilities, names, top)
 
     return await respond(request, "zeroshot", model, answer, ("labels", "templates"))

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.errors import UsageError, VitlabError
-from vitlab.explain.inputs import check_model
+from vitlab.explain.inputs import token_model
 from vitlab.export.loader import open_network
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
@@ -120,7 +120,7 @@ class ServedModel:
             "predict": lambda: inference.check_predicts(self.model),
             "embed": lambda: features_of(self.model),
             "zeroshot": self._check_zero_shot,
-            "explain": lambda: check_model(self.encoder),
+            "explain": lambda: token_model(self.encoder),
         }
         reasons = {}
         for verb, check in checks.items():

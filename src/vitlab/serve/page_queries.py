@@ -21,7 +21,7 @@ from vitlab.explain.attention_maps import query_rows
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.features import patch_tokens, pca_rgb
-from vitlab.explain.inputs import evaluating, wide
+from vitlab.explain.inputs import wide
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
 from vitlab.explain.relevance import relevance
@@ -30,6 +30,7 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluating
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce.parse import reducer_of
@@ -70,7 +71,6 @@ def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor
     return position_similarity(encoder, encoder.layout(*served.preprocess.size).grid)
 
 
-@torch.no_grad()
 def attention(served: ServedModel, image: PageImage, options: Options) -> np.ndarray:
     """(h, N, N) of one layer, in half precision: the page keeps all layers."""
     encoder = _vit(served)
@@ -110,7 +110,7 @@ def fewer_tokens(served: ServedModel, image: PageImage, options: Options) -> dic
         pruned = pruned_patches(model, images, reducer)
     except VitlabError as error:
         raise RequestError(422, str(error), "Choose another method, or remove fewer tokens.") from None
-    with torch.no_grad(), evaluating(model):
+    with evaluating(model):
         probabilities = wide(model(images, reducer=reducer))[0].softmax(-1)
         full_probabilities = wide(model(images))[0].softmax(-1)
         times: list[list[float]] = [[], []]
@@ -178,7 +178,7 @@ def sentences(served: ServedModel, image: PageImage, options: Options) -> dict[s
         remedy = f"Send 1 to {MAX_TEXTS}, {MAX_TEXT_LENGTH} letters at most."
         raise RequestError(422, f"{len(texts)} sentences were given.", remedy)
     classifier = ask(served.model, texts)
-    with torch.no_grad(), evaluating(classifier):
+    with evaluating(classifier):
         logits = wide(classifier(image.images))[0]
     maps = [relevance(classifier, image.images, number)[0].tolist() for number in range(len(texts))]
     cosines = classifier.cosines(image.images)[0].tolist()

@@ -24,17 +24,15 @@ from vitlab.errors import UsageError
 from vitlab.images.datasets import Data
 from vitlab.images.sources.splits import few_labels
 from vitlab.study.families import StudyModel, resolve_model
-from vitlab.study.folder import PLOT, read_study_json, try_draw, write_study_json, write_texts
 from vitlab.study.grid import GridCell, file_safe
 from vitlab.study.model_spec import ModelSpec, parse_models
-from vitlab.study.runner import Outcome, check_cells, run_cells
+from vitlab.study.runner import SEED, Group, RunsStudy, check_cells
 from vitlab.study.ssl import AUGMENT, AUGMENT_FOLDER
-from vitlab.study.table import SEED, Group, group
+from vitlab.study.study import Row, read_study_json, write_study_json
 from vitlab.training.batches import Plan
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, Silent
 from vitlab.training.recipe import DataRecipe, Recipe, from_tables, with_settings, with_value
-from vitlab.training.runs import to_csv, to_markdown
 
 MODELS, FRACTIONS = "vit,deit,swin,resnet", [0.01, 0.1, 1.0]
 TEACHER = "resnet"  # of a DeiT, if no CNN is compared
@@ -58,25 +56,46 @@ RESERVED = {  # settings that the study decides -> what to use instead
 
 
 @dataclass
-class EfficiencyStudy:
-    folder: Path
-    title: str
-    pictures: dict[float, int]  # number of images by fraction
-    outcomes: list[Outcome] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+class EfficiencyStudy(RunsStudy):
+    images: dict[float, int] = field(default_factory=dict)  # number of training images by fraction
 
     @property
-    def groups(self) -> list[Group]:
-        """Runs by model and fraction."""
-        return group(self.outcomes)
+    def rows(self) -> list[Row]:
+        rows = []
+        for g in self.groups:
+            fraction = g.values["data.fraction"]
+            row = {"model": g.values["model"], "fraction": fraction, "pictures": self.images[fraction]}
+            rows.append({**row, **g.row(("top1", "steps", "params", "seconds")), "note": g.note()})
+        return rows
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [_row(g, self.pictures) for g in self.groups]
+    def tables(self) -> list[list[Row]]:
+        """The spread over seeds in one cell; a column of notes only if there are any."""
+        rows, table = self.rows, []
+        for row in rows:
+            spread = f" ({100 * row['top1_min']:.2f} .. {100 * row['top1_max']:.2f})" if row["n"] > 1 else ""
+            shown = {"model": row["model"], "fraction": f"{row['fraction']:g}", "images": f"{row['pictures']:,}"}
+            shown |= {"seeds": str(row["n"]), "top-1": f"{100 * row['top1']:.2f} %{spread}" if row["n"] else ""}
+            for title, key in {"steps": "steps", "parameters": "params", "seconds": "seconds"}.items():
+                shown[title] = f"{row[key]:,.0f}" if row["n"] else ""
+            table.append({**shown, "note": row["note"]} if any(r["note"] for r in rows) else shown)
+        return [table]
 
-    @property
-    def failed(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.failed]
+    def csv_rows(self) -> list[Row]:
+        """A row per run."""
+        runs = []
+        for outcome in self.outcomes:
+            values, result = outcome.cell.values, outcome.result
+            row = {"run": outcome.cell.name, "model": values["model"], "fraction": values["data.fraction"]}
+            row |= {"pictures": self.images[values["data.fraction"]], "seed": values[SEED]}
+            row |= {key: result.get(key) for key in ("top1", "top5", "loss", "steps", "params", "seconds")}
+            runs.append({**row, "reason": outcome.failed})
+        return runs
+
+    def plotted_groups(self) -> list[Group]:
+        return [
+            Group({"training images": self.images[g.values["data.fraction"]], "model": g.values["model"]}, g.outcomes)
+            for g in self.groups
+        ]
 
 
 def study_data_efficiency(
@@ -104,24 +123,19 @@ def study_data_efficiency(
     side = max(opened.train.read(0).shape[:2])
     networks, notes = _networks(specs, side)
     folder = folder or Path("studies") / file_safe(f"data-efficiency-{Path(data.source).name or 'pictures'}")
-    pictures = {f: len(few_labels(opened.train.labels, opened.classes, 0, fraction=f)) for f in fractions}
-    design = Design(base, networks, folder, pictures, {n.label: [*common, *own.get(n.label, [])] for n in networks})
+    images = {f: len(few_labels(opened.train.labels, opened.classes, 0, fraction=f)) for f in fractions}
+    design = Design(base, networks, folder, images, {n.label: [*common, *own.get(n.label, [])] for n in networks})
     ordered = sorted(networks, key=lambda network: not network.is_cnn)  # teachers before students
     cells = [design.cell(network, f, seed) for f in fractions for seed in range(seeds) for network in ordered]
+    order = [_name(network, f, seed) for network in networks for f in fractions for seed in range(seeds)]
     read_study_json(folder, "data-efficiency")
     for note in check_cells(cells, folder):
         show.note(note)
     about = {"source": data.source, "models": [n.label for n in networks], "fractions": fractions, "seeds": seeds}
     write_study_json(folder, "data-efficiency", {**about, "settings": settings or []}, command)
     notes += _table_notes(networks, cells)
-    study = EfficiencyStudy(folder, _title(data.source, opened, cells), pictures, notes=notes)
-    order = {network.label: number for number, network in enumerate(networks)}
-    for outcome in run_cells(cells, folder, show):
-        outcomes = [*study.outcomes, outcome]
-        study.outcomes = sorted(outcomes, key=lambda o: (order[o.cell.values["model"]], *_fraction_and_seed(o)))
-        _write(study)  # after each run, so that an unfinished study can be read
-    for note in try_draw(lambda: _draw(study)):
-        show.note(note)
+    study = EfficiencyStudy(folder, _title(data.source, opened, cells), order, images=images, notes=notes)
+    study.train(cells, show)
     return study
 
 
@@ -165,7 +179,7 @@ class Design:
     base: Recipe
     networks: list[StudyModel]
     folder: Path
-    pictures: dict[float, int]
+    images: dict[float, int]
     settings: dict[str, list[str]]  # by model
 
     def cell(self, network: StudyModel, fraction: float, seed: int) -> GridCell:
@@ -178,8 +192,8 @@ class Design:
             teacher = _name(next(n for n in self.networks if n.is_cnn), fraction, seed)
             defaults |= {"objective.name": "distill", "objective.teacher": str(self.folder / teacher / "best")}
         recipe = with_settings(_with(self.base, defaults), self.settings[network.label])
-        steps = _steps(recipe, max(self.pictures.values()), recipe.run.epochs)
-        epochs = max(1, round(steps / _steps(recipe, self.pictures[fraction], 1)))
+        steps = _steps(recipe, max(self.images.values()), recipe.run.epochs)
+        epochs = max(1, round(steps / _steps(recipe, self.images[fraction], 1)))
         decided = {"data.fraction": fraction, "run.seed": seed, "run.epochs": epochs, "run.eval_every": epochs}
         if not recipe.run.save_every:
             decided["run.save_every"] = max(1, steps // SAVES)  # epochs of few images are short
@@ -199,75 +213,25 @@ def _name(network: StudyModel, fraction: float, seed: int) -> str:
     return file_safe(f"{network.label},fraction={fraction:g},seed={seed}")
 
 
-def _steps(recipe: Recipe, pictures: int, epochs: int) -> int:
-    return Plan(pictures, recipe.data.batch_size, epochs, 0, accumulate=recipe.optim.accumulate).total
+def _steps(recipe: Recipe, images: int, epochs: int) -> int:
+    return Plan(images, recipe.data.batch_size, epochs, 0, accumulate=recipe.optim.accumulate).total
 
 
 def _title(source: str, data: Data, cells: list[GridCell]) -> str:
     largest = max(cells, key=lambda cell: cell.values["data.fraction"]).recipe
     epochs = "1 epoch" if largest.run.epochs == 1 else f"{largest.run.epochs} epochs"
-    return f"{Path(source).name}, {len(data.classes)} classes, {epochs} of the largest share"
+    return f"{Path(source).name}, {len(data.classes)} classes, {epochs} of the largest fraction"
 
 
 def _table_notes(networks: list[StudyModel], cells: list[GridCell]) -> list[str]:
     """Notes below the table."""
-    notes = ["Every run has the same number of steps, so few pictures are seen often. The last model is judged."]
+    notes = ["Every run has the same number of steps, so few images are seen often. The last model is evaluated."]
     for network in networks:
         recipe = next(cell.recipe for cell in cells if cell.values["model"] == network.label)
         options = "".join(f", {key}={value}" for key, value in network.options.items())
         line = f"{network.label}: {network.name}{options}; {recipe.optim.name}, lr {recipe.optim.lr:g}"
         if network.distilled:
             teacher = next(n.label for n in networks if n.is_cnn)
-            line += f"; taught by labels and by {teacher}, which learned from the same pictures"
+            line += f"; taught by labels and by {teacher}, which learned from the same images"
         notes.append(f"{line}.")
     return notes
-
-
-def _fraction_and_seed(outcome: Outcome) -> tuple[float, int]:
-    return outcome.cell.values["data.fraction"], outcome.cell.values[SEED]
-
-
-def _row(g: Group, pictures: dict[float, int]) -> dict[str, Any]:
-    share = g.values["data.fraction"]
-    row = {"model": g.values["model"], "fraction": share, "pictures": pictures[share], "n": len(g.numbers("top1"))}
-    row |= {key: g.mean(key) for key in ("top1", "steps", "params", "seconds")}
-    tops = g.numbers("top1")
-    return {**row, "top1_min": min(tops, default=None), "top1_max": max(tops, default=None), "note": g.note()}
-
-
-def display_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Rows with units, and the spread over seeds in one cell; a column of notes only if there are any."""
-    table = []
-    for row in rows:
-        spread = f" ({100 * row['top1_min']:.2f} .. {100 * row['top1_max']:.2f})" if row["n"] > 1 else ""
-        shown = {"model": row["model"], "share": f"{row['fraction']:g}", "pictures": f"{row['pictures']:,}"}
-        shown |= {"seeds": str(row["n"]), "top-1": f"{100 * row['top1']:.2f} %{spread}" if row["n"] else ""}
-        for title, key in {"steps": "steps", "parameters": "params", "seconds": "seconds"}.items():
-            shown[title] = f"{row[key]:,.0f}" if row["n"] else ""
-        table.append({**shown, "note": row["note"]} if any(r["note"] for r in rows) else shown)
-    return table
-
-
-def _write(study: EfficiencyStudy) -> None:
-    """results.csv has a row per run, table.md one per model and fraction."""
-    runs = []
-    for outcome in study.outcomes:
-        values, result = outcome.cell.values, outcome.result
-        row = {"run": outcome.cell.name, "model": values["model"], "fraction": values["data.fraction"]}
-        row |= {"pictures": study.pictures[values["data.fraction"]], "seed": values[SEED]}
-        row |= {key: result.get(key) for key in ("top1", "top5", "loss", "steps", "params", "seconds")}
-        runs.append({**row, "reason": outcome.failed})
-    table = to_markdown(display_table(study.rows)) + "".join(f"\n{note}\n" for note in study.notes)
-    write_texts(study.folder, {"results.csv": to_csv(runs), "table.md": table})
-
-
-def _draw(study: EfficiencyStudy) -> None:
-    from vitlab.study.plot import draw
-
-    groups = [
-        Group({"training pictures": study.pictures[g.values["data.fraction"]], "model": g.values["model"]}, g.outcomes)
-        for g in study.groups
-        if g.numbers("top1")
-    ]
-    if groups:
-        draw(groups, study.folder / PLOT, study.title)

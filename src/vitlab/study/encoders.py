@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints.foreign import fitting_preprocess
 from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import UsageError
-from vitlab.images.preprocess import Preprocess
+from vitlab.images.preprocess import Preprocess, fit_preprocess
+from vitlab.models.base import Card, Network
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, FAMILIES, MODELS, Entry, find
+from vitlab.models.entry import Entry
+from vitlab.models.registry import ALIASES, MODELS, find
 from vitlab.models.vit_config import ViTConfig
 from vitlab.training.recipe import ModelRecipe
 
@@ -55,7 +56,7 @@ class Encoder:
             return []
         notes = [f"the encoder is {self.checkpoint}" + (f": {self.source}." if self.source else ".")]
         if (ours := _preprocess_for(_closest_entry(self), self.config)) != self.preprocess:
-            notes.append(f"it reads pictures by {self.preprocess}; from scratch they are read by {ours}.")
+            notes.append(f"it reads images by {self.preprocess}; from scratch they are read by {ours}.")
         return notes
 
 
@@ -89,23 +90,23 @@ def read_encoder(method: str, checkpoint: str) -> Encoder:
     trained_by = _pretraining_method(model)
     if trained_by not in (method, ""):
         raise UsageError(f"{checkpoint} was trained by {trained_by}, not by {method}: the table would name it wrongly.")
-    config = getattr(model.config, "encoder", model.config)
-    source = model.card.source or ""
+    card = model.card or Card()
+    source = card.source or ""
     if not trained_by:
         source = f"{source + '; ' if source else ''}the file does not say that {method} trained it"
-    return Encoder(model.card.name or "", config, model.preprocess, checkpoint, source)
+    return Encoder(card.name or "", model.encoder.config, model.preprocess, checkpoint, source)
 
 
-def _pretraining_method(model: Any) -> str:
+def _pretraining_method(model: Network) -> str:
     """The method, '' if unknown. The card of an encoder alone may name the wrapping model."""
-    if getattr(model.config, "encoder", None) is not None:
+    if model.encoder is not model:
         return model.family
     if model.family != "vit":
         return f"no method for a ViT: it is a {model.family}"
-    if model.config.classes:
-        return f"labels ({model.config.classes} classes)"
-    wrapper = MODELS.get(model.card.name or "")
-    return wrapper.family if wrapper is not None and hasattr(FAMILIES[wrapper.family][0], "encoder") else ""
+    if model.classes:
+        return f"labels ({model.classes} classes)"
+    wrapper = MODELS.get((model.card or Card()).name or "")
+    return wrapper.family if wrapper is not None and wrapper.config.wraps_encoder else ""
 
 
 def _closest_entry(encoder: Encoder) -> Entry:
@@ -117,4 +118,5 @@ def _closest_entry(encoder: Encoder) -> Entry:
 
 
 def _preprocess_for(entry: Entry, config: ViTConfig) -> Preprocess | None:
-    return fitting_preprocess(entry.preprocess, entry.config.image_size, config)
+    size, channels = config.image_size, config.channels
+    return fit_preprocess(entry.preprocess, entry.config.image_size, image_size=size, channels=channels)

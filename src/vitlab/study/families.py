@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.models.registry import MODELS, find
+from vitlab.models.vit_config import ViTConfig
 from vitlab.study.model_spec import ModelSpec
 
 SMALL_SIDE = 64  # pixels; up to here networks for small images are used
@@ -51,29 +52,26 @@ class StudyModel:
 def resolve_model(label: str, spec: ModelSpec, side: int) -> StudyModel:
     """`side`: the longer side of the images in pixels. Registered names stand for themselves."""
     short, overrides = spec
-    known_names = _short_names(side)
-    name, options = known_names.get(short, (short, {}))
+    short_names = _short_names(side)
+    name, options = short_names.get(short, (short, {}))
     try:
         entry, carried = find(name)
         options = {**carried, **options, **overrides}
-        config: Any = entry.config.with_options(**options)
-    except ValueError as error:
-        near = nearest(short, list(known_names))
-        raise UsageError(f"{label}: {error} Short names: {', '.join(known_names)}.{near}") from None
-    if hasattr(config, "encoder"):
+        config = entry.config.with_options(**options)
+    except VitlabError as error:
+        near = nearest(short, list(short_names))
+        raise UsageError(f"{label}: {error} Short names: {', '.join(short_names)}.{near}") from None
+    if config.wraps_encoder:
         raise UsageError(f"{label} learns without labels (see vitlab study ssl): name vit, swin or resnet.")
-    token = getattr(getattr(config, "tokens", None), "distill_token", False)
-    return StudyModel(label, entry.name, options, entry.family, token)
+    distilled = isinstance(config, ViTConfig) and config.tokens.distill_token
+    return StudyModel(label, entry.name, options, entry.family, distilled)
 
 
 def _short_names(side: int) -> dict[str, ModelSpec]:
     if side > SMALL_SIDE:
         return FULL
-    others = {n.removesuffix("_cifar"): (n, {}) for n in MODELS if n.endswith("_cifar") and "classes" in _options(n)}
+    cifar = [name for name in MODELS if name.endswith("_cifar") and "classes" in MODELS[name].config.to_dict()]
+    others = {name.removesuffix("_cifar"): (name, {}) for name in cifar}
     table = {**others, **SMALL, **(TINY if side <= 14 else {})}
     size = {"image_size": -(-side // 4) * 4}  # whole patches
     return {short: (name, {**options, **size}) for short, (name, options) in table.items()}
-
-
-def _options(name: str) -> dict[str, Any]:
-    return MODELS[name].config.to_dict()

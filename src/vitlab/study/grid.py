@@ -12,11 +12,11 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, VitlabError
 from vitlab.training.recipe import Recipe, from_tables, parse_value, to_tables, to_toml, with_settings, with_value
 
 MAX_LENGTH = 100  # bytes of a cell's name
@@ -61,7 +61,8 @@ def read_grid(recipe: Recipe, settings: list[str]) -> Grid:
         if seen & {cell.name, to_toml(cell.recipe)}:
             raise UsageError(f"{cell.name} is in the grid twice: leave a value out.")
         seen |= {cell.name, to_toml(cell.recipe)}
-    return Grid(base, {key: _distinct(cell.values[key] for cell in cells) for key in axes}, cells)
+    values = {key: {format_value(cell.values[key]): cell.values[key] for cell in cells} for key in axes}
+    return Grid(base, {key: list(distinct.values()) for key, distinct in values.items()}, cells)
 
 
 def split_values(text: str) -> list[str]:
@@ -140,10 +141,6 @@ def _cell(base: Recipe, texts: dict[str, str]) -> GridCell:
             values[key] = list(value) if isinstance(value, tuple) else value
         # As the run writes it and reads it back, so that a resumed cell compares equal.
         recipe = from_tables(tomllib.loads(to_toml(recipe)))
-    except ValueError as error:
+    except VitlabError as error:
         raise UsageError(f"{label(texts)}: {error}") from None
     return GridCell(file_safe(label(values)), recipe, values)
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    return list({format_value(value): value for value in values}.values())

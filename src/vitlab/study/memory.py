@@ -44,7 +44,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 def main() -> None:
     import torch
 
-    from vitlab.checkpoints.load import create
+    from vitlab.factory import create
 
     for label, name, options, size, batch in json.loads(sys.stdin.read()):
         model = create(name, **{**options, "image_size": size}).eval()

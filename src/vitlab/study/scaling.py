@@ -13,11 +13,10 @@ The same command again resumes an interrupted study; more models, sizes or round
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,20 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.load import create
-from vitlab.checkpoints.native import on_meta, write_whole
-from vitlab.errors import UsageError
+from vitlab.checkpoints.native import on_meta
+from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.inspect import inspect
 from vitlab.export.timing import alternate, summary
-from vitlab.models.registry import find
-from vitlab.study.folder import OTHER_FOLDER, PLOT, read_study_json, try_draw, write_study_json, write_texts
+from vitlab.factory import create
+from vitlab.models.base import Network
 from vitlab.study.memory import peak_memory
 from vitlab.study.model_spec import ModelSpec, parse_models
-from vitlab.training.runs import to_csv, to_markdown
+from vitlab.study.study import OTHER_FOLDER, Row, Study, read_study_json, write_json, write_study_json
+from vitlab.training.loop import Show, Silent
 
 MODELS = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18"
 SIZES = [96, 128, 192, 256, 384, 512, 768]  # whole windows or not, whole patches all
 MEASURED = "measured.json"
-WRAPPERS = ("mae", "dino", "clip")  # their forward pass does not map images to scores
-
-Tell = Callable[[str], object]
 
 
 @dataclass
@@ -71,21 +67,6 @@ class Point:
         times = summary(self.seconds)
         return times["quarter"], times["median"], times["three_quarters"]
 
-    def row(self) -> dict[str, Any]:
-        low, median, high = (1000 * seconds for seconds in self.quartiles)
-        return {
-            "model": self.model,
-            "size": self.size,
-            "batch": self.batch,
-            "ms": median,
-            "ms_quarter": low,
-            "ms_three_quarters": high,
-            "n": len(self.seconds),
-            "peak_bytes": self.peak,
-            "macs": self.macs,
-            "attention_macs": self.attention_macs,
-        }
-
 
 @dataclass
 class Growth:
@@ -105,16 +86,20 @@ class Growth:
 
 
 @dataclass
-class ScalingStudy:
-    folder: Path
+class ScalingStudy(Study):
     points: list[Point]
     batch: int
     threads: int
-    notes: list[str] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [point.row() for point in self.points]
+    def rows(self) -> list[Row]:
+        rows = []
+        for point in self.points:
+            low, median, high = (1000 * seconds for seconds in point.quartiles)
+            row = {"model": point.model, "size": point.size, "batch": point.batch}
+            row |= {"ms": median, "ms_quarter": low, "ms_three_quarters": high, "n": len(point.seconds)}
+            rows.append({**row, "peak_bytes": point.peak, "macs": point.macs, "attention_macs": point.attention_macs})
+        return rows
 
     @property
     def models(self) -> dict[str, list[Point]]:
@@ -127,6 +112,55 @@ class ScalingStudy:
     def growth(self) -> list[Growth]:
         return [growth_of(points) for points in self.models.values()]
 
+    def to_json(self) -> object:
+        return {"growth": [asdict(growth) for growth in self.growth], "measured": self.rows}
+
+    def tables(self) -> list[list[Row]]:
+        return [[_display_point(point) for point in self.points], [_display_growth(growth) for growth in self.growth]]
+
+    def caption(self) -> str:
+        """Explains the numbers."""
+        return (
+            f"cost ~ pixels^k. Time: median of {min(len(p.seconds) for p in self.points)} passes of "
+            f"{_count(self.batch, 'image')} on {_count(self.threads, 'thread')}, interleaved; in brackets the middle "
+            "half. Memory: the peak of all tensors of a pass, by torch's profiler, without weights and images. MACs: "
+            "counted by `vitlab inspect`; attention: those of softmax(q k^T) v."
+        )
+
+    def draw(self, path: Path) -> None:
+        """Measured time and memory, and counted MACs, over the image side; logarithmic axes."""
+        from vitlab.study.plot import logarithmic, plots_file, shorten
+
+        with plots_file(path, (13, 6.2), "".join(self.models), columns=3, dpi=130) as (
+            time_axes,
+            memory_axes,
+            macs_axes,
+        ):
+            for number, ((name, points), growth) in enumerate(zip(self.models.items(), self.growth, strict=True)):
+                x = [point.size for point in points]
+                style: dict[str, Any] = dict(color=f"C{number % 10}", marker="osD^v"[number % 5], markersize=4)
+                style["linestyle"] = ("-", "--")[number % 2]  # so that overlapping lines are visible
+
+                def legend(over_all: float, end: float | None, name: str = name) -> str:
+                    return f"{shorten(name)}: {over_all:.2f}, {end:.2f}"
+
+                low, median, high = ([1000 * p.quartiles[i] for p in points] for i in range(3))
+                errors = [[b - a for a, b in zip(*pair, strict=True)] for pair in ((low, median), (median, high))]
+                bars = dict(yerr=errors, capsize=2, label=legend(growth.time, growth.time_end))
+                time_axes.errorbar(x, median, **bars, **style)
+                if growth.memory is not None:
+                    peaks = [(p.peak or 0) / 1e6 for p in points]
+                    memory_axes.plot(x, peaks, label=legend(growth.memory, growth.memory_end), **style)
+                macs_axes.plot(x, [p.macs / 1e9 for p in points], label=legend(growth.macs, growth.macs_end), **style)
+                if growth.attention is not None:
+                    faint = {**style, "linestyle": ":", "marker": "", "label": f"its attention: {growth.attention:.2f}"}
+                    macs_axes.plot(x, [p.attention_macs / 1e9 for p in points], **faint)
+            timed = f"time of {_count(self.batch, 'image')}, {_count(self.threads, 'thread')}: ms"
+            sizes = sorted({point.size for point in self.points})
+            logarithmic(time_axes, sizes, timed)
+            logarithmic(memory_axes, sizes, "memory of the pass: MB")
+            logarithmic(macs_axes, sizes, "formula: GMACs")
+
 
 def study_scaling(
     models: str = MODELS,
@@ -136,10 +170,10 @@ def study_scaling(
     rounds: int = 15,
     folder: Path | None = None,
     command: str = "",
-    tell: Tell | None = None,
+    show: Show | None = None,
 ) -> ScalingStudy:
-    """`models` as parse_models reads them; `tell` reports progress."""
-    tell = tell or (lambda text: None)
+    """`models` as parse_models reads them."""
+    show = show or Silent()
     specs, sizes = parse_models(models), sorted(set(sizes or SIZES))
     if len(sizes) < 2:
         raise UsageError(f"sizes={sizes}: a fit needs at least two sizes, better four or five.")
@@ -148,16 +182,17 @@ def study_scaling(
             _check(label, spec, size)
     folder, threads = folder or Path("studies/scaling"), torch.get_num_threads()
     _check_folder(folder, batch, threads)
-    tell("counting MACs")
+    show.note("counting MACs")
     points = [_count_macs(label, spec, size, batch) for label, spec in specs.items() for size in sizes]
     about = {"batch": batch, "threads": threads, "torch": torch.__version__}
     write_study_json(folder, "scaling", {"models": list(specs), "sizes": sizes, **about}, command)
     study = ScalingStudy(folder, points, batch, threads)
     _restore(study)
-    _measure_memory(study, specs, tell)
-    _time(study, specs, rounds, tell)
-    _write(study)
-    study.notes += try_draw(lambda: _draw(study))
+    _measure_memory(study, specs, show)
+    _time(study, specs, rounds, show)
+    study.notes.insert(0, study.caption())
+    study.write()
+    study.notes += study.write_plot()
     return study
 
 
@@ -189,13 +224,12 @@ def exponent(pixels: Sequence[int], costs: Sequence[float]) -> float:
 def _check(label: str, spec: ModelSpec, size: int) -> None:
     """Refuse a model that cannot be built for images of this size."""
     name, options = spec
-    entry, _ = find(name)
-    if entry.family in WRAPPERS:
-        raise UsageError(f"{label} is of the family {entry.family}: name the encoder, e.g. vit_tiny, or a CNN.")
     try:
-        on_meta(lambda: create(name, **{**options, "image_size": size}))
-    except ValueError as error:
+        model = on_meta(lambda: create(name, **{**options, "image_size": size}))
+    except VitlabError as error:
         raise UsageError(f"{label} at {size} px: {error}") from None
+    if model.encoder is not model:  # its forward pass does not map images to scores
+        raise UsageError(f"{label} is of the family {model.family}: name the encoder, e.g. vit_tiny, or a CNN.")
 
 
 def _check_folder(folder: Path, batch: int, threads: int) -> None:
@@ -228,13 +262,13 @@ def _save(study: ScalingStudy) -> None:
     path = study.folder / MEASURED
     measured = read_json(path) if path.is_file() else {}
     measured |= {p.name: {"seconds": p.seconds, "peak_bytes": p.peak} for p in study.points}
-    write_whole(path, lambda place: place.write_text(json.dumps(measured) + "\n", encoding="utf-8"))
+    write_json(path, measured)
 
 
-def _measure_memory(study: ScalingStudy, specs: dict[str, ModelSpec], tell: Tell) -> None:
+def _measure_memory(study: ScalingStudy, specs: dict[str, ModelSpec], show: Show) -> None:
     waiting = [point for point in study.points if point.peak is None]
     while waiting:
-        tell(f"memory of {', '.join(point.name for point in waiting)}")
+        show.note(f"memory of {', '.join(point.name for point in waiting)}")
         peaks = peak_memory({point.name: (specs[point.model], point.size) for point in waiting}, study.batch)
         for point in waiting:
             point.peak = peaks.get(point.name)
@@ -249,7 +283,7 @@ def _measure_memory(study: ScalingStudy, specs: dict[str, ModelSpec], tell: Tell
         waiting = [point for point in waiting[len(peaks) :] if point.model != failed.model]
 
 
-def _time(study: ScalingStudy, specs: dict[str, ModelSpec], rounds: int, tell: Tell) -> None:
+def _time(study: ScalingStudy, specs: dict[str, ModelSpec], rounds: int, show: Show) -> None:
     """Time all points interleaved, after one warm-up pass of each."""
     waiting = [point for point in study.points if len(point.seconds) < rounds]
     if not waiting:
@@ -259,7 +293,7 @@ def _time(study: ScalingStudy, specs: dict[str, ModelSpec], rounds: int, tell: T
         passes = {name: partial(model, images) for name, (model, images) in _networks(waiting, specs).items()}
         alternate(passes, 0, warm=1)
         for number in range(done, rounds):
-            tell(f"round {number + 1} of {rounds}: every model at every size, in turns")
+            show.note(f"round {number + 1} of {rounds}: every model at every size")
             turn = [point for point in waiting if len(point.seconds) <= number]
             times = alternate({point.name: passes[point.name] for point in turn}, 1, warm=0)
             for point in turn:
@@ -267,9 +301,9 @@ def _time(study: ScalingStudy, specs: dict[str, ModelSpec], rounds: int, tell: T
             _save(study)
 
 
-def _networks(points: list[Point], specs: dict[str, ModelSpec]) -> dict[str, tuple[Any, Tensor]]:
+def _networks(points: list[Point], specs: dict[str, ModelSpec]) -> dict[str, tuple[Network, Tensor]]:
     """Network and images of each point. Weights that do not depend on the size are shared."""
-    networks: dict[str, tuple[Any, Tensor]] = {}
+    networks: dict[str, tuple[Network, Tensor]] = {}
     shared: dict[tuple[str, str, torch.Size], Tensor] = {}
     for point in points:
         name, options = specs[point.model]
@@ -280,52 +314,34 @@ def _networks(points: list[Point], specs: dict[str, ModelSpec]) -> dict[str, tup
     return networks
 
 
-def _write(study: ScalingStudy) -> None:
-    growth = [display_growth(growth) for growth in study.growth]
-    table = to_markdown(growth) + "\n" + to_markdown([display_row(row) for row in study.rows])
-    table += "\n" + "\n".join([caption(study), *study.notes]) + "\n"
-    write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def caption(study: ScalingStudy) -> str:
-    """Explains the numbers."""
-    return (
-        f"cost ~ pixels^k. Time: median of {min(len(p.seconds) for p in study.points)} passes of {study.batch} "
-        f"image{'s' if study.batch > 1 else ''} on {study.threads} thread{'s' if study.threads > 1 else ''}, in turns; "
-        "in brackets the middle half. Memory: the most that tensors of a pass take at once, by torch's profiler, "
-        "without weights and images. MACs: counted by `vitlab inspect`; attention: those of softmax(q k^T) v."
-    )
-
-
-def display_row(row: dict[str, Any]) -> dict[str, str]:
-    share = row["attention_macs"] / row["macs"]
+def _display_point(point: Point) -> Row:
+    low, median, high = (1000 * seconds for seconds in point.quartiles)
+    share = point.attention_macs / point.macs
     return {
-        "model": row["model"],
-        "px": str(row["size"]),
-        "ms": f"{row['ms']:.1f} ({row['ms_quarter']:.1f} .. {row['ms_three_quarters']:.1f})",
-        "memory": "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.2f} MB",
-        "MACs": f"{row['macs'] / 1e9:.3f} G",
+        "model": point.model,
+        "px": str(point.size),
+        "ms": f"{median:.1f} ({low:.1f} .. {high:.1f})",
+        "memory": "" if point.peak is None else f"{point.peak / 1e6:.2f} MB",
+        "MACs": f"{point.macs / 1e9:.3f} G",
         "attention": f"{share:.1%} of them" if share else "none",
     }
 
 
-def display_growth(growth: Growth) -> dict[str, str]:
+def _display_growth(growth: Growth) -> Row:
     """Exponents over all sizes and between the two largest."""
 
     def both(over_all: float | None, end: float | None) -> str:
         return "" if over_all is None or end is None else f"{over_all:.2f}, at the end {end:.2f}"
 
+    spread = f"{growth.time:.2f} ({growth.time_low:.2f} .. {growth.time_high:.2f})"
     return {
         "model": growth.model,
-        "k of time": f"{growth.time:.2f} ({growth.time_low:.2f} .. {growth.time_high:.2f}), at the end "
-        f"{growth.time_end:.2f}",
+        "k of time": f"{spread}, at the end {growth.time_end:.2f}",
         "k of memory": both(growth.memory, growth.memory_end),
         "k of MACs": both(growth.macs, growth.macs_end),
         "k of attention": "" if growth.attention is None else f"{growth.attention:.2f}",
     }
-
-
-def _draw(study: ScalingStudy) -> None:
-    from vitlab.study.plot import draw_scaling
-
-    draw_scaling(study, study.folder / PLOT)

@@ -13,11 +13,9 @@ The same command again resumes an interrupted study.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +24,15 @@ from torch import Tensor
 
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
-from vitlab.checkpoints.native import write_whole
 from vitlab.errors import UsageError
 from vitlab.images.datasets import Data
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest
 from vitlab.models.registry import find
 from vitlab.study.encoders import Encoder, read_encoders, recipe_encoder
-from vitlab.study.folder import OTHER_FOLDER, PLOT, read_study_json, try_draw, write_study_json, write_texts
 from vitlab.study.grid import GridCell, file_safe
 from vitlab.study.runner import Outcome, check_cells, run_cells
+from vitlab.study.study import OTHER_FOLDER, Row, Study, read_study_json, write_json, write_study_json
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
 from vitlab.training.job import data_of
@@ -43,11 +40,12 @@ from vitlab.training.loop import Show, Silent
 from vitlab.training.presets import find_recipe
 from vitlab.training.presets import recipes as bundled_recipes
 from vitlab.training.recipe import DataRecipe, ModelRecipe, Recipe, from_tables, with_settings, with_value
-from vitlab.training.runs import to_csv, to_markdown
 
 METHODS = ("mae", "dino")
 PRETRAINED, TUNED, SCRATCH = "pretrained", "fine-tuned", "from-scratch"
 HERE = "pre-trained here"
+COLOURS = {"k-NN": "0.75", "linear probe": "0.55", "fine-tuned": "C0", "from scratch": "C1"}
+LABELS = {"pixels": "pixels themselves", "mae": "MAE", "dino": "DINO"}
 BY_SOURCE = {"cifar100": "cifar10"}  # source -> source whose recipe is used
 AUGMENT = {  # of the few labelled images, by source
     "digits": {"crop": "padded", "padding": 1, "border": "zeros"},
@@ -80,38 +78,84 @@ class Method:
 
     @property
     def gain(self) -> float | None:
-        both = self.fine_tuned, self.from_scratch
-        return None if None in both else both[0] - both[1]  # type: ignore[operator]
+        if self.fine_tuned is None or self.from_scratch is None:
+            return None
+        return self.fine_tuned - self.from_scratch
 
-    def row(self) -> dict[str, Any]:
-        return {
-            "method": self.name,
-            "encoder": self.encoder,
-            "knn": self.knn,
-            "linear_probe": self.probe,
-            "fine_tuned": self.fine_tuned,
-            "from_scratch": self.from_scratch,
-            "gain": self.gain,
-            "pretraining_seconds": self.seconds,
-            "note": self.note,
-        }
+    def accuracies(self) -> dict[str, float | None]:
+        """By the name that people read."""
+        tuned = {"fine-tuned": self.fine_tuned, "from scratch": self.from_scratch}
+        return {"k-NN": self.knn, "linear probe": self.probe, **tuned}
+
+    def record(self, outcome: Outcome) -> None:
+        step, result = outcome.cell.values["step"], outcome.result
+        if outcome.failed:
+            self.note = f"{step} failed: {outcome.failed.splitlines()[0]}"
+        elif step == PRETRAINED:
+            self.seconds = result["seconds"]
+        elif step == TUNED:
+            self.fine_tuned = result["top1"]
+        else:
+            self.from_scratch = result["top1"]
 
 
 @dataclass
-class SSLStudy:
-    folder: Path
+class SSLStudy(Study):
     source: str
     labels: int  # images whose labels are used
     methods: list[Method] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # shown below the table
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [method.row() for method in self.methods]
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "method": method.name,
+                "encoder": method.encoder,
+                "knn": method.knn,
+                "linear_probe": method.probe,
+                "fine_tuned": method.fine_tuned,
+                "from_scratch": method.from_scratch,
+                "gain": method.gain,
+                "pretraining_seconds": method.seconds,
+                "note": method.note,
+            }
+            for method in self.methods
+        ]
 
-    @property
-    def failed(self) -> list[Method]:
-        return [method for method in self.methods if method.note]
+    def tables(self) -> list[list[Row]]:
+        """Empty cells where nothing was measured."""
+        table = []
+        for method in self.methods:
+            shown = {f"{self.labels:,} labels": method.name, "encoder": method.encoder}
+            shown |= {k: "" if value is None else f"{value:.2%}" for k, value in method.accuracies().items()}
+            shown["gain"] = "" if method.gain is None else f"{100 * method.gain:+.2f} points"
+            shown["pre-training"] = "" if method.seconds is None else f"{method.seconds:.0f} s"
+            table.append(shown)
+        return [table]
+
+    def failures(self) -> list[str]:
+        return [f"{method.name}: {method.note}" for method in self.methods if method.note]
+
+    def draw(self, path: Path) -> None:
+        """Bars of each method: frozen features, fine-tuned, from scratch."""
+        from vitlab.study.plot import legend_beside, percent, plot_file, shorten
+
+        with plot_file(path, (8, 4.2), f"{Path(self.source).name}, {self.labels:,} labels") as axes:
+            for place, method in enumerate(self.methods):
+                bars = {name: value for name, value in method.accuracies().items() if value is not None}
+                for number, (name, value) in enumerate(bars.items()):
+                    x = place + 0.2 * (number - (len(bars) - 1) / 2)
+                    axes.bar(x, value, width=0.18, color=COLOURS[name], label=name)
+                    offset = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+                    axes.annotate(f"{100 * value:.1f}", (x, value), **offset)
+            origins = ["" if m.encoder in ("", HERE) else f"\n{shorten(m.encoder, 28)}" for m in self.methods]
+            labels = [LABELS[m.name] + origin for m, origin in zip(self.methods, origins, strict=True)]
+            axes.set_xticks(range(len(self.methods)), labels)
+            axes.set_ylabel("test accuracy")
+            percent(axes.yaxis)
+            legend_beside(axes, list(COLOURS))
+            axes.grid(axis="y", alpha=0.25)
+            axes.set_axisbelow(True)
 
 
 def study_ssl(
@@ -130,7 +174,7 @@ def study_ssl(
     encoder.
     """
     show = show or Silent()
-    methods = methods or list(METHODS)
+    methods = [method.strip() for method in methods or METHODS if method.strip()]
     for method in methods:
         if method not in METHODS:
             raise UsageError(f"{method!r} is no method.{nearest(method, list(METHODS))} Methods: {', '.join(METHODS)}.")
@@ -144,8 +188,10 @@ def study_ssl(
     few_recipe = _few_labels(data, few or [])
     cells = {m: _cells(m, folder, given.get(m) or recipes[m], few_recipe) for m in methods}
     origins = {m: str(given[m].checkpoint) if m in given else HERE for m in methods}
-    about = {"source": data.source, "cells": {c.name: c.values for m in methods for c in cells[m]}, "encoders": origins}
-    _write_description(folder, about, command)
+    _check_folder(folder, origins)
+    about = {"source": data.source, "cells": {c.name: c.values for m in methods for c in cells[m]}}
+    older = read_study_json(folder, "ssl").get("encoders", {})
+    write_study_json(folder, "ssl", {**about, "encoders": {**older, **origins}}, command)
     checkable = [c for m in methods for c in cells[m] if m in given or c.values["step"] != TUNED]
     for note in check_cells(checkable, folder):
         show.note(note)
@@ -163,12 +209,11 @@ def study_ssl(
                 result.knn, result.probe = _frozen(folder, method, checkpoint, labelled, show)
             position = dict(before=order.index(cell.name), total=len(order))
             outcome = next(iter(run_cells([cell], folder, show, **position)))
-            _record(result, outcome)
+            result.record(outcome)
+            study.write()
             if outcome.failed:
                 break
-            _write(study)
-    _write(study)
-    for note in try_draw(lambda: _draw(study)):
+    for note in study.write_plot():
         show.note(note)
     return study
 
@@ -204,21 +249,8 @@ def _cells(method: str, folder: Path, start: Encoder | Recipe, few: Recipe) -> l
 
 
 def _image_size(scratch: GridCell) -> tuple[int, int]:
-    config: Any = find(scratch.recipe.model.name)[0].config
-    size = scratch.recipe.model.options.get("image_size", config.image_size)
+    size = scratch.recipe.model.options.get("image_size", find(scratch.recipe.model.name)[0].config.image_size)
     return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def _record(method: Method, outcome: Outcome) -> None:
-    step, result = outcome.cell.values["step"], outcome.result
-    if outcome.failed:
-        method.note = f"{step} failed: {outcome.failed.splitlines()[0]}"
-    elif step == PRETRAINED:
-        method.seconds = result["seconds"]
-    elif step == TUNED:
-        method.fine_tuned = result["top1"]
-    else:
-        method.from_scratch = result["top1"]
 
 
 def _frozen(folder: Path, method: str, checkpoint: str, data: Data, show: Show) -> tuple[float, float]:
@@ -262,40 +294,15 @@ def _evaluate_once(
         show.note(f"{name}: k-NN and linear probe on frozen features")
         train, test = compute()
         scores = {"knn": knn_accuracy(train, test), "linear_probe": probe_accuracy(train, test)}
-        text = json.dumps(scores) + "\n"
-        write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
+        write_json(path, scores)
     values = read_json(path)
     return values["knn"], values["linear_probe"]
 
 
-def _write_description(folder: Path, about: dict[str, Any], command: str) -> None:
-    """Write study.json. A folder with another encoder of the same method is refused."""
+def _check_folder(folder: Path, origins: dict[str, str]) -> None:
+    """Refuse a folder with another encoder of the same method."""
     old = read_study_json(folder, "ssl").get("encoders", {})
-    for method, new in about["encoders"].items():
+    for method, new in origins.items():
         before = old.get(method, HERE if (folder / f"{method}-{PRETRAINED}").exists() else new)
         if before != new:
             raise UsageError(f"{folder}: has another encoder of {method} ({before}, not {new}). {OTHER_FOLDER}")
-    write_study_json(folder, "ssl", {**about, "encoders": {**old, **about["encoders"]}}, command)
-
-
-def _write(study: SSLStudy) -> None:
-    table = to_markdown([_display_row(row) for row in study.rows]) + "".join(f"\n{note}\n" for note in study.notes)
-    write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
-
-
-def _display_row(row: dict[str, Any]) -> dict[str, str]:
-    """A row with units; empty cells where nothing was measured."""
-    forms = {"gain": "{:+.2f} points", "pretraining_seconds": "{:.0f} s"}
-    shown = {}
-    for key, value in row.items():
-        if isinstance(value, float):
-            form = forms.get(key, "{:.2f} %")
-            value = form.format(value if key == "pretraining_seconds" else 100 * value)
-        shown[key.removesuffix("_seconds").replace("_", " ")] = value or ""
-    return shown
-
-
-def _draw(study: SSLStudy) -> None:
-    from vitlab.study.plot import draw_ssl
-
-    draw_ssl(study, study.folder / PLOT)

@@ -10,12 +10,11 @@ timed interleaved with the full model in one process. The speed-up is a ratio of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +28,12 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
-from vitlab.study.folder import PLOT, try_draw, write_study_json, write_texts
 from vitlab.study.grid import file_safe
+from vitlab.study.study import Row, Study, write_study_json
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluating, forward_all
 from vitlab.training.labels import class_order
 from vitlab.training.recipe import DataRecipe
-from vitlab.training.runs import to_csv, to_markdown
 
 ALL = "all tokens"
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of the patches that ToMe merges over all layers
@@ -56,32 +54,61 @@ class ReducerResult:
     seconds: list[float] = field(default_factory=list)  # per batch
     speedup: float = 1.0
 
-    def row(self) -> dict[str, Any]:
-        times = summary(self.seconds)
-        return {
-            "way": self.name,
-            "tokens": self.tokens,
-            "top1": self.top1,
-            "agreement": self.agreement,
-            "ms": 1000 * times["median"],
-            "ms_quarter": 1000 * times["quarter"],
-            "ms_three_quarters": 1000 * times["three_quarters"],
-            "n": times["n"],
-            "speedup": self.speedup,
-        }
-
 
 @dataclass
-class TokenStudy:
-    folder: Path
+class TokenStudy(Study):
     title: str
     batch: int
     ways: list[ReducerResult]
-    notes: list[str] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [way.row() for way in self.ways]
+    def rows(self) -> list[Row]:
+        rows = []
+        for way in self.ways:
+            times = summary(way.seconds)
+            row = {"way": way.name, "tokens": way.tokens, "top1": way.top1, "agreement": way.agreement}
+            row |= {"ms": 1000 * times["median"], "ms_quarter": 1000 * times["quarter"]}
+            row |= {"ms_three_quarters": 1000 * times["three_quarters"], "n": times["n"], "speedup": way.speedup}
+            rows.append(row)
+        return rows
+
+    def tables(self) -> list[list[Row]]:
+        """The quartiles in one cell."""
+        return [
+            [
+                {
+                    "way": row["way"],
+                    "tokens left": row["tokens"],
+                    "top-1": f"{row['top1']:.2%}",
+                    "agreement": f"{row['agreement']:.2%}",
+                    "ms": f"{row['ms']:.1f} ({row['ms_quarter']:.1f} .. {row['ms_three_quarters']:.1f})",
+                    "speed-up": f"{row['speedup']:.2f} x",
+                }
+                for row in self.rows
+            ]
+        ]
+
+    def draw(self, path: Path) -> None:
+        """Accuracy over speed-up, a line per method, dotted for random baselines; dashed: all tokens."""
+        from vitlab.study.plot import legend_beside, percent, plot_file
+
+        full, *ways = self.ways
+        lines: dict[str, list[ReducerResult]] = {}
+        for way in ways:
+            method, _, rest = way.name.partition(":")
+            like = f" like {rest.removeprefix('like=').partition(':')[0]}" if rest.startswith("like=") else ""
+            lines.setdefault(method + like + (", decreasing" if "decreasing" in rest else ""), []).append(way)
+        with plot_file(path, (8, 4.6), self.title) as axes:
+            axes.axhline(full.top1, color="0.4", linestyle="--", linewidth=1)
+            for name, members in lines.items():
+                members = sorted(members, key=lambda way: -way.tokens)
+                style = "o:" if name.startswith("random") else "o-"
+                axes.plot([w.speedup for w in members], [w.top1 for w in members], style, markersize=5, label=name)
+            axes.plot(1.0, full.top1, "s", color="0.2", label=full.name)
+            axes.set(xlabel=f"speed-up, batch of {self.batch}", ylabel="accuracy")
+            percent(axes.yaxis)
+            legend_beside(axes)
+            axes.grid(alpha=0.25)
 
 
 def study_tokens(
@@ -113,13 +140,15 @@ def study_tokens(
     batch, _ = pictures.normalised(np.arange(min(timing.batch, len(pictures))))
     _time(model, batch, results, {ALL: None, **reducers}, timing.rounds)
     title = f"{Path(checkpoint).parent.name or checkpoint} on {Path(data.source).name}"
-    study = TokenStudy(folder, title, len(batch), results, list(report.notes))
-    _write(study, {"checkpoint": checkpoint, "source": data.source, "pictures": len(pictures)}, command)
-    study.notes += try_draw(lambda: _draw(study))
+    study = TokenStudy(folder, title, len(batch), results, notes=list(report.notes))
+    about = {"checkpoint": checkpoint, "source": data.source, "pictures": len(pictures)}
+    write_study_json(folder, "tokens", {"batch": study.batch, **about}, command)
+    study.write()
+    study.notes += study.write_plot()
     return study
 
 
-def default_ways(model: Any) -> list[str]:
+def default_ways(model: VisionTransformer) -> list[str]:
     """ToMe, EViT if there is a class token, and for each as many tokens dropped at random."""
     depth, patches = len(model.blocks), math.prod(model.layout(*model.input_size).grid)
     counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
@@ -128,15 +157,16 @@ def default_ways(model: Any) -> list[str]:
     return ways + [f"random:like={way}" for way in ways]
 
 
-def _test_images(model: Any, data: Data, images: int | None) -> Pictures:
+def _test_images(model: VisionTransformer, data: Data, images: int | None) -> Pictures:
     chosen = data.test or data.val
     if images is not None and images < len(chosen):
         chosen = subset(chosen, np.linspace(0, len(chosen) - 1, images).astype(int))  # spread over the split
+    assert model.preprocess is not None, "a loaded checkpoint has one"
     return Pictures(chosen, model.preprocess)
 
 
 def _evaluate(
-    model: Any,
+    model: VisionTransformer,
     pictures: Pictures,
     reducers: dict[str, Reducer | None],
     order: list[int],
@@ -155,7 +185,7 @@ def _evaluate(
     return results
 
 
-def _tokens_left(model: Any, pictures: Pictures, reducer: Reducer | None) -> int:
+def _tokens_left(model: VisionTransformer, pictures: Pictures, reducer: Reducer | None) -> int:
     trace = Trace("tokens", layers=[-1])
     with evaluating(model):
         model(pictures.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
@@ -163,7 +193,11 @@ def _tokens_left(model: Any, pictures: Pictures, reducer: Reducer | None) -> int
 
 
 def _time(
-    model: Any, images: Tensor, ways: list[ReducerResult], reducers: dict[str, Reducer | None], rounds: int
+    model: VisionTransformer,
+    images: Tensor,
+    ways: list[ReducerResult],
+    reducers: dict[str, Reducer | None],
+    rounds: int,
 ) -> None:
     with evaluating(model), torch.inference_mode():
         times = alternate({way.name: partial(model, images, reducer=reducers[way.name]) for way in ways}, rounds)
@@ -171,27 +205,3 @@ def _time(
     for way in ways:
         way.seconds = times[way.name]
         way.speedup = full / summary(way.seconds)["median"]
-
-
-def _write(study: TokenStudy, about: Mapping[str, object], command: str) -> None:
-    write_study_json(study.folder, "tokens", {"batch": study.batch, **about}, command)
-    table = to_markdown([display_row(row) for row in study.rows])
-    write_texts(study.folder, {"results.csv": to_csv(study.rows), "table.md": table})
-
-
-def display_row(row: dict[str, Any]) -> dict[str, str | int]:
-    """A row with units, and the quartiles in one cell."""
-    return {
-        "way": row["way"],
-        "tokens left": row["tokens"],
-        "top-1": f"{row['top1']:.2%}",
-        "agreement": f"{row['agreement']:.2%}",
-        "ms": f"{row['ms']:.1f} ({row['ms_quarter']:.1f} .. {row['ms_three_quarters']:.1f})",
-        "speed-up": f"{row['speedup']:.2f} x",
-    }
-
-
-def _draw(study: TokenStudy) -> None:
-    from vitlab.study.plot import draw_tokens
-
-    draw_tokens(study, study.folder / PLOT)
