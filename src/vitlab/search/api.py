@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import CheckpointError, ImageError, UsageError
 from vitlab.export.loader import open_network
 from vitlab.images.listing import Items, open_items
@@ -42,7 +44,7 @@ OTHER_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")
 def index_folder(
     folder: str | Path,
     index: str | Path,
-    model: Network | str | Path | None = None,
+    model: ModelOrName | None = None,
     *,
     batch_size: int = 64,
     moved: bool = False,
@@ -122,7 +124,7 @@ def search_index(
     *,
     image: str | Path | Image.Image | None = None,
     top: int = 10,
-    model: Network | str | Path | None = None,
+    model: ModelOrName | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """`image` may be a sample of a data source, "digits#3". `model`: None loads the model that made the index."""
@@ -153,7 +155,7 @@ def search_index(
 def embed_dataset(
     source: str | Path | Items,
     out: str | Path,
-    model: Network | str | Path = DEFAULT_MODEL,
+    model: ModelOrName = DEFAULT_MODEL,
     *,
     batch_size: int = 64,
     device: str | torch.device = "auto",
@@ -177,19 +179,20 @@ def check_table_name(path: Path) -> None:
         raise UsageError(f"{path}: the table is written as Parquet: name it {path.with_suffix('.parquet')}.")
 
 
-def open_encoder(model: Network | str | Path, device: str | torch.device | None = None) -> tuple[Network, MadeBy]:
+def open_encoder(model: ModelOrName, device: str | torch.device | None = None) -> tuple[Network, MadeBy]:
     """The network that embeds images, and how an index identifies it.
 
     A model that wraps an encoder (MAE, DINO) gives its encoder, a CLIP itself. An exported file must give features.
     """
-    if isinstance(model, Network):
-        name = (model.card.name if model.card is not None else None) or model.family
+    network = open_network(model)
+    if isinstance(model, nn.Module):
+        name = (network.card.name if network.card is not None else None) or network.family
     else:
         path = Path(model).expanduser()
         name = str(path.absolute()) if path.exists() else str(model)
-    encoder = encoder_of(open_network(model))
+    encoder = encoder_of(network)
     features_of(encoder)  # raises where an exported file gives none
-    if device is not None and not isinstance(model, Network):
+    if device is not None and not isinstance(model, nn.Module):
         encoder = encoder.to(pick_device(device) if isinstance(device, str) else device)
     made_by: MadeBy = {
         "checkpoint": name,

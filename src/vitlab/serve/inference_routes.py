@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import ask
-from vitlab.explain.inputs import Batch
+from vitlab.explain.inputs import Batch, token_model
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
 from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
@@ -186,7 +186,7 @@ def _explain(
     served: ServedModel, image: PreparedImage, method: str | None, target: str | None, texts: list[str]
 ) -> dict[str, Any] | bytes:
     """The explanation as JSON; drawn as PNG if the image's original was kept."""
-    model = ask(served.model, texts) if texts else served.encoder
+    model = token_model(ask(served.model, texts) if texts else served.encoder)
     method = method or ("relevance" if model.config.classes else "attention")
     like = next(model.parameters())
     originals = None if image.original is None else [image.original]
