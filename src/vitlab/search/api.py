@@ -102,7 +102,7 @@ class SearchResult:
 
     @property
     def _line(self) -> str:
-        return f"{len(self.hits)} of {self.images:,} pictures in {self.folder}, by {self.model}"
+        return f"{len(self.hits)} of {self.images:,} images in {self.folder}, by {self.model}"
 
     def _drawn(self) -> list[SearchHit]:
         from vitlab.explain import draw
@@ -129,15 +129,14 @@ def search_index(
 ) -> SearchResult:
     """`image` may be a sample of a data source, "digits#3". `model`: None loads the model that made the index."""
     if (text is None) == (image is None):
-        raise UsageError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
+        raise UsageError('search by a text or by an image: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
     if text is not None and not text.strip():
-        raise UsageError('the question is empty: vitlab search INDEX "a dog on a beach".')
+        raise UsageError('the text is empty: vitlab search INDEX "a dog on a beach".')
     with Index(index, progress) as opened:
         if text is not None and not opened.made_by.get("reads_text", True):
             raise UsageError(
-                f"{opened.path}: was made with {opened.made_by['checkpoint']}, a model that knows pictures and no "
-                "words. Ask with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER "
-                "--model CLIP"
+                f"{opened.path}: was made with {opened.made_by['checkpoint']}, a model that reads no text. Search by "
+                "image, --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
             )
         try:
             encoder, made_by = open_encoder(model if model is not None else opened.made_by["checkpoint"])

@@ -63,7 +63,7 @@ def update(
     group, index, folder = together or Processes(), Path(index).expanduser(), Path(folder).expanduser().resolve()
     stamps = scan(folder)
     if not stamps:
-        raise SearchError(f"{folder}: no pictures in it; nothing was changed.")
+        raise SearchError(f"{folder}: no images in it; nothing was changed.")
     check(index, made_by, folder, moved)
     group.wait()  # until all processes have checked the index
     if group.rank == 0:
@@ -111,8 +111,8 @@ def check(index: Path, made_by: MadeBy, folder: Path | None = None, moved: bool 
         )
     if folder is not None and about["folder"] != str(folder) and not moved:
         raise SearchError(
-            f"{index}: is of the pictures in {about['folder']}, not in {folder}. Make a second index with -o OTHER; or "
-            "add --moved, if these are the same pictures in a new place."
+            f"{index}: is of the images in {about['folder']}, not in {folder}. Make a second index with -o OTHER; or "
+            "add --moved, if these are the same images in a new place."
         )
 
 
@@ -139,8 +139,8 @@ def _embed_new(
 ) -> Counts:
     """Embed new and changed images and write them to `part` batch by batch."""
     states = database.file_states()
-    known = {path: Stamp(state.size, state.mtime) for path, state in states.items() if state.hash is not None}
-    todo = [path for path, stamp in stamps.items() if known.get(path) != stamp]
+    indexed = {path: Stamp(state.size, state.mtime) for path, state in states.items() if state.hash is not None}
+    todo = [path for path, stamp in stamps.items() if indexed.get(path) != stamp]
     counts = Counts(unchanged=len(stamps) - len(todo))
     for first in range(0, len(todo), batch_size):
         entries = [ImageRecord(path, *stamps[path]) for path in todo[first : first + batch_size]]

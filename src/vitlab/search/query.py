@@ -123,7 +123,7 @@ class Index:
         hits = [Hit(self.folder / path, scores[number], number) for number, path in paths.items()]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
-    def picture(self, number: int) -> Path | None:
+    def image_path(self, number: int) -> Path | None:
         """Path of the image in a row; None if the row is missing, or the path is outside the folder."""
         path = self.database.paths(np.array([number], dtype=np.int64)).get(number)
         if path is None or _escapes_folder(path):

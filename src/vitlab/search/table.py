@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -27,6 +27,16 @@ from vitlab.training.processes import Processes
 
 CHUNK = 512  # images
 KEY = b"vitlab"  # of the table's metadata
+
+
+class TableAbout(TypedDict):
+    """What a table was made of, written into its metadata."""
+
+    data: str
+    pictures: int
+    names: str  # digest of the images' names
+    made_by: MadeBy
+    chunk: int
 
 
 @dataclass
@@ -56,7 +66,7 @@ def write_table(
     if batch_size < 1 or chunk < 1:
         raise UsageError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
     group, out = together or Processes(), Path(out).expanduser()
-    about = {"data": items.name, "pictures": len(items), "names": items.digest(), "made_by": made_by, "chunk": chunk}
+    about = TableAbout(data=items.name, pictures=len(items), names=items.digest(), made_by=made_by, chunk=chunk)
     parts = out.with_name(f"{out.name}.parts")
     exists = out.exists()
     group.wait()  # until all processes have checked
@@ -81,7 +91,7 @@ def write_table(
     return replace(_summary(out, items.name, made_by), embedded=embedded)
 
 
-def _prepare(parts: Path, about: Mapping[str, object]) -> None:
+def _prepare(parts: Path, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     parts.mkdir(parents=True, exist_ok=True)
@@ -102,14 +112,15 @@ def _read_unfinished(parts: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def _check_same(place: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_same(place: Path, old: Mapping[str, object], new: TableAbout) -> None:
     def refuse(why: str) -> SearchError:
         return SearchError(f"{place}: {why}. Name another place with -o, or delete it.")
 
-    if not isinstance(old.get("made_by"), dict) or not {"data", "names", "chunk"} <= old.keys():
+    made_by = old.get("made_by")
+    if not isinstance(made_by, dict) or not {"data", "names", "chunk"} <= old.keys():
         raise refuse("is damaged: it does not name its images and its model")
-    if old["made_by"].get("fingerprint") != new["made_by"]["fingerprint"]:
-        raise refuse(f"was made with another model, {old['made_by'].get('checkpoint')}")
+    if made_by.get("fingerprint") != new["made_by"]["fingerprint"]:
+        raise refuse(f"was made with another model, {made_by.get('checkpoint')}")
     if (old["data"], old["names"]) != (new["data"], new["names"]):
         same = old["data"] == new["data"]
         raise refuse(f"is of {old['data']}" + (", whose images have changed since" if same else ""))
@@ -121,7 +132,7 @@ def _fill(
     parts: Path,
     items: Items,
     numbers: Iterable[int],
-    about: dict[str, Any],
+    about: TableAbout,
     embed: Embed,
     batch_size: int,
     progress: Progress | None,
@@ -160,7 +171,7 @@ def _rows(items: Items, numbers: range, embed: Embed) -> list[dict[str, Any]]:
     return rows
 
 
-def _write(file: Path, rows: list[dict[str, Any]], width: int, about: Mapping[str, object]) -> None:
+def _write(file: Path, rows: Sequence[Mapping[str, object]], width: int, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     pa, pq = _arrow()

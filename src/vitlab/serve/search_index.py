@@ -46,7 +46,7 @@ class SearchIndex:
 
     def image_path(self, number: int) -> Path | None:
         with Index(self.path, rebuild=False) as index:
-            return index.picture(number)
+            return index.image_path(number)
 
 
 def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
