@@ -20,6 +20,7 @@ import numpy as np
 from vitlab.errors import SearchError
 from vitlab.parsing import parse_json
 from vitlab.printable import one_line
+from vitlab.search.files import identity
 
 FORMAT = 1
 FILE = "pictures.sqlite"
@@ -133,10 +134,8 @@ class ImageDatabase:
             raise
 
     def _check_pages(self) -> None:
-        """Run SQLite's quick_check, once while inode, size and time of the file stay the same."""
-        status = self.file.stat()
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if _checked.get(self.file) != stamp:
+        """Run SQLite's quick_check, once while the file stays the same."""
+        if _checked.get(self.file) != (stamp := identity(self.file)):
             if (rows := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
                 raise damaged_error(self.file, rows[0][0] if rows else "nothing can be read")
             _checked[self.file] = stamp
