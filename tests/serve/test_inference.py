@@ -15,6 +15,7 @@ from PIL import Image
 
 import vitlab
 from vitlab import explain
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.serve.app import create_app
 from vitlab.serve.image_io import prepare
 from vitlab.serve.model_pool import ServedModel, open_models
@@ -248,3 +249,19 @@ def test_an_exported_file(picture, ask, models, tmp_path):
         look = ask(client, "/page/look", picture(1)).json()["look"]  # the page shows what it can
         assert client.get("/page/models").json()[0]["offers"] == ["predict"]
         assert client.get(f"/page/look/{look}/predict").json()["scores"] == answer["scores"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("no such thing"), 422), (CheckpointError("/secret/path is damaged"), 500), (ValueError("a bug"), 500)],
+)
+def test_only_errors_of_the_request_are_told(error, status, serving):
+    """What a client can mend is shown to it; what names the server's files, and bugs, go to the log."""
+
+    def fail():
+        raise error
+
+    client = serving()
+    client.app.add_api_route("/fail", fail)
+    answer = client.get("/fail")
+    assert answer.status_code == status and (str(error) in answer.text) == (status == 422)
