@@ -44,7 +44,10 @@ WRONG = {
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
         ["unknown reducer 'nope'.", "tome:r=13"],
     ),
-    "an address of another machine": (["serve", "bundled:digits", "--host", "192.0.2.1"], ["--host must be an address"]),
+    "an address of another machine": (
+        ["serve", "bundled:digits", "--host", "192.0.2.1"],
+        ["--host must be an address"],
+    ),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }
 
