@@ -63,7 +63,7 @@ def untrained(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     tell(f"{name}, batch {batch}")
     torch.manual_seed(0)
     model = vitlab.create(name).eval()
-    seen = preprocess_batch(model.preprocess, sample_images(batch))
+    seen = preprocess_batch(model, sample_images(batch))
     factory = RunnerFactory(model)
     exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=rounds)
     for note in exact.notes:
@@ -162,9 +162,7 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
             tell(f"{way} + {reducer}: {100 * lost:.2f} points lost where it is chosen")
             if lost <= args.margin * POINT:
                 fitting[way].append(reducer)
-    batch = preprocess_batch(
-        model.preprocess, sample_images(8, channels=model.config.channels, source=args.data, path=args.path)
-    )
+    batch = preprocess_batch(model, sample_images(8, channels=model.config.channels, source=args.data, path=args.path))
     picked = {way: fastest(factory, way, names, batch, args.rounds) for way, names in fitting.items()}
 
     ways = [("eager", None), ("onnx", None), ("int8", None)]

@@ -120,7 +120,7 @@ def pipeline_time(steps: BatchDataset, mix: Mix, smoothing: float, workers: int,
 def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: float) -> None:
     """Prints images/s with the recipe's workers and with none, against the images/s that a step eats."""
     recipe = find_recipe(RECIPE)[1]
-    a, pre = recipe.augment, vitlab.create(NETWORK).preprocess
+    a, pre = recipe.augment, vitlab.create(NETWORK).require_preprocess()
     options = {f.name: getattr(a, f.name) for f in fields(AugmentOptions) if hasattr(a, f.name)}
     augment = Augment(AugmentOptions(**options), pre.size, pre.mean, pre.std)
     name, train = training_set(path)

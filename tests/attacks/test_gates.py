@@ -112,14 +112,14 @@ def test_scores_that_are_not_finite_are_an_error_of_that_picture(tmp_path, comma
     with torch.no_grad():
         model.head.bias[3] = float("nan")
     (found,) = vitlab.predict(model, Image.new("L", (8, 8)))
-    assert found.scores == [] and found.error == "image 0: the model's scores for it are not finite numbers."
+    assert found.scores == [] and found.error == "image 0: the model's scores are not finite numbers."
     with torch.no_grad():
         model.head.bias[3] = 0.0
         model.head.weight.fill_(3e38)  # finite, so that it loads; its logits overflow
     folder = vitlab.save(model, tmp_path / "model")
     for options in ([], ["--json"]):
         done = command("predict", folder, "digits#3", *options, code=1)
-        assert "digits#3: the model's scores for it are not finite numbers." in done.stderr
+        assert "digits#3: the model's scores are not finite numbers." in done.stderr
         assert "Traceback" not in done.stderr and "NaN" not in done.stdout
 
 

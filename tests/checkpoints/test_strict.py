@@ -25,7 +25,7 @@ def timm_file(folder, **options):
 def test_a_bare_non_square_grid_is_asked_for_and_then_right(size, tmp_path):
     """1 + 4 x 6 positions are 25, which is also 5 x 5: that must not be taken for the grid."""
     model, path = timm_file(tmp_path, image_size=size)
-    with pytest.raises(ValueError, match="must be told"):
+    with pytest.raises(ValueError, match="must be passed"):
         vitlab.load(path, **TOLD)
     images = torch.randn(2, 3, *size)
     assert torch.equal(vitlab.load(path, **TOLD, image_size=size)(images), model(images))

@@ -46,7 +46,7 @@ WRONG = {
     ),
     "an address of another machine": (
         ["serve", "bundled:digits", "--host", "192.0.2.1"],
-        ["--host must be an address"],
+        ["--host must be an address of this machine"],
     ),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }
@@ -77,7 +77,7 @@ def test_ctrl_c_is_told_in_one_line(command, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitlab.cli.models.run", interrupted)
+    monkeypatch.setattr("vitlab.models.registry.list_models", interrupted)
     assert command("models", code=130).stderr == "vitlab: stopped.\n"
 
 

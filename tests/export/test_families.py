@@ -111,7 +111,7 @@ def test_embed_with_a_file(made, command, tmp_path):
 def test_convolutions_in_int8(made, tmp_path):
     """Which only the static way has; the file for all sizes is still for all sizes."""
     model, path = made("resnet")
-    images = preprocess_batch(model.preprocess, sample_images(40, channels=model.config.channels))
+    images = preprocess_batch(model, sample_images(40, channels=model.config.channels))
     small = tmp_path / "small.onnx"
     to_int8(path, small, "static", images[:16])
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
     for language in ("en", "zh"):
         page = (DOCS / language / "export.md").read_text(encoding="utf-8")
         (block,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "chances" in text)
-        found: dict[str, Any] = {"pixels": preprocess_batch(model.preprocess, seen).numpy(), "ids": ids.numpy()}
+        found: dict[str, Any] = {"pixels": preprocess_batch(model, seen).numpy(), "ids": ids.numpy()}
         exec(compile(block, "export.md", "exec"), found)
         for chances, answer in zip(found["chances"], expected, strict=True):
             assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(chances)} == dict(answer.scores)

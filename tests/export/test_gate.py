@@ -119,7 +119,7 @@ def test_int8_that_answers_otherwise_is_caught(digits, shipped, tmp_path):
     """The scales of the activations are too small, as if they were found on other pictures: most are cut off."""
     path = tmp_path / "model.onnx"
     seen = sample_images(32, channels=1, source="digits")
-    to_int8(shipped, path, "static", preprocess_batch(digits.preprocess, seen))
+    to_int8(shipped, path, "static", preprocess_batch(digits, seen))
     held = onnx.load(path)
     for part in held.graph.initializer:
         if part.name.endswith("_scale") and not part.dims:  # weights have one for each output
@@ -165,7 +165,7 @@ def test_eval_of_a_file(command, shipped):
     )
     assert theirs["top1"] == ours["top1"] and theirs["confusion"] == ours["confusion"]
     assert abs(theirs["loss"] - ours["loss"]) < 1e-4
-    assert "judge features" in command("eval", shipped, "digits", "--knn", code=2).stderr
+    assert "evaluate features" in command("eval", shipped, "digits", "--knn", code=2).stderr
     assert "runs on the CPU" in command("predict", shipped, "digits#3", "--device", "cuda", code=2).stderr
 
 

@@ -47,7 +47,7 @@ def from_pil(image: Image.Image) -> torch.Tensor:
 
 def levels(m: MultiCrop, x: torch.Tensor) -> torch.Tensor:
     """Undo the normalisation: float -> grey levels."""
-    std, mean = m.plain.std[:, None, None].double(), m.plain.mean[:, None, None].double()
+    std, mean = (torch.tensor(v)[:, None, None].double() for v in (m.plain.std, m.plain.mean))
     return ((x.double() * std + mean) * 255).round().int()
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.clip_config import hf_options
+from vitlab.checkpoints.clip import hf_options
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.errors import CheckpointError
 from vitlab.models.clip import CLIP, CLIPConfig, TextConfig, clip_vit, contrastive_loss, same_captions

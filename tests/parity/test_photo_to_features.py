@@ -19,12 +19,13 @@ import transformers as hf
 from PIL import Image, ImageOps
 
 import vitlab
-from vitlab.checkpoints import convert
-from vitlab.checkpoints.hf import MODEL_TYPES, PROCESSOR_OF, preprocess_from
+from vitlab.checkpoints import convert, families
+from vitlab.checkpoints.hf import preprocess_from
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 
+MODEL_TYPES = {name: kind for family in families.FAMILIES.values() for name, kind in family.model_types.items()}
 TOLERANCE = 1e-5
 ORIENTATION = 0x0112
 SMALL = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, layer_norm_eps=1e-6)
@@ -223,7 +224,7 @@ def test_photo_to_features(name, folders, photos):
 
 def test_every_model_type_that_is_read_is_compared():
     kinds = {name.split(",")[0] for name in FAMILIES}
-    assert kinds == {*MODEL_TYPES, "clip", "swin", "pvt", "pvt_v2", "resnet"}
+    assert kinds == MODEL_TYPES.keys()
 
 
 # ---------------------------------------------------------------- one DINOv2 folder, on every road
@@ -330,7 +331,7 @@ def test_a_file_that_names_no_processor_is_its_model_types(model_type):
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
     theirs = IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"]
-    assert PROCESSOR_OF[model_type] == theirs.removesuffix("ImageProcessor")
+    assert MODEL_TYPES[model_type].processor == theirs.removesuffix("ImageProcessor")
 
 
 def test_a_size_that_patches_do_not_divide_is_refused_with_one_that_they_do(dinov2, tmp_path):

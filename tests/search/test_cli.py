@@ -99,7 +99,7 @@ def test_words_to_a_model_that_knows_none(command, checkpoint, photos, tmp_path)
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     said = command("search", tmp_path / "ix", "a dog", code=2).stderr
     assert f"made with {checkpoint}, a model that knows pictures and no words" in said and "--image x.jpg" in said
-    with pytest.raises(ValueError, match=r"\(vit\) knows pictures and no words"):
+    with pytest.raises(ValueError, match=r"\(vit\) reads no text"):
         vitlab.embed_text(vitlab.load(checkpoint), "a dog")
 
 
@@ -139,7 +139,7 @@ def test_again_without_naming_the_model(command, checkpoint, photos, tmp_path, d
     (photos / "[bad].png").write_bytes(b"nothing")
     done = command("index", photos, "-o", tmp_path / "ix")
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0][-5:] == ["23", "pictures", "can", "be", "found"]
+    assert lines[0][-5:] == ["23", "images", "can", "be", "found"]
     assert lines[1:] == [["new", "2"], ["removed", "1"], ["unchanged", "22"], ["unreadable", "1"]]
     assert done.stderr.startswith("vitlab: [bad].png: not a picture that can be read.")
     found = json.loads(command("index", photos, "-o", tmp_path / "ix", "--json").stdout)

@@ -39,7 +39,7 @@ def test_a_folder(command, checkpoint, photos, tmp_path):
     (photos / "b/c/bad.png").write_bytes(b"nothing")
     (photos / "a").rename(photos / "train")
     said = command("embed", photos, "-o", tmp_path / "out.parquet", "--model", checkpoint)
-    assert "out.parquet: 24 pictures, 64 numbers each; 24 of them made now" in said.stdout.replace(str(tmp_path), "")
+    assert "out.parquet: 24 images, 64 numbers each; 24 of them made now" in said.stdout.replace(str(tmp_path), "")
     assert said.stderr.startswith("vitlab: b/c/bad.png: not a picture")
     rows = read(tmp_path / "out.parquet")
     assert [row["path"] for row in rows] == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))

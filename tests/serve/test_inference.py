@@ -230,11 +230,10 @@ def test_an_exported_file(picture, ask, shallow, tmp_path):
     """Served by the name of the file; it answers as the file does offline, and as the model it was made of."""
     from starlette.testclient import TestClient
 
-    from vitlab.cli.predict import open_any
     from vitlab.export import Comparison, export_model
 
     export_model(shallow, tmp_path / "small.onnx", compare=Comparison(images=8))
-    served = open_models([str(tmp_path / "small.onnx")], lambda source: open_any(source, None, None))
+    served = open_models([str(tmp_path / "small.onnx")])
     assert [(one.name, one.verbs) for one in served] == [("small", ["predict"])]
     with TestClient(create_app(served), "http://127.0.0.1") as client:
         answer = ask(client, "/predict", picture(1)).json()

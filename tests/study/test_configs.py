@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 import vitlab.cli.main
 from vitlab.cli import study as verb
-from vitlab.cli.study import OneBar
+from vitlab.cli.study import LastRunBar
 from vitlab.study import runner as runner_module
 from vitlab.study.configs import ConfigsStudy, study_configs
 from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
@@ -437,13 +437,13 @@ def test_stopped_it_says_how_to_go_on(run, monkeypatch):
 
     monkeypatch.setattr(runner_module, "fit", stop)
     found = run("study", "configs", "digits", "model.depth=1,2", "--dir", "my study", code=130)
-    assert "goes on: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
+    assert "continues: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
 
 
 @pytest.mark.parametrize("width", [70, 120])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path, pretend, monkeypatch, capsys):
     study = study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2", "run.seed=0,1"], tmp_path / "s")
-    monkeypatch.setattr(verb, "out", lambda: Console(width=width))
+    monkeypatch.setattr(verb, "console", lambda: Console(width=width))
     verb.print_table(study.tables()[0])
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 3 and all(len(line) <= width for line in text.splitlines())
@@ -451,7 +451,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path
 
 
 def test_one_bar_for_the_run_that_is_going_on(capsys):
-    with OneBar() as bar:
+    with LastRunBar() as bar:
         for total in (3, 5):
             bar.start(0, total)
             bar.step(1, {"loss": 1.0, "lr": 0.1})

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta
 from vitlab.cli.main import app
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.study.data_efficiency import study_data_efficiency
 from vitlab.study.families import resolve_model
@@ -67,10 +68,10 @@ def test_a_student_learns_from_the_teacher_of_its_own_pictures(study):
         recipe, config = read_recipe(folder / "recipe.toml"), load(folder / "best").config
         if name.startswith("deit"):
             teacher = study[0].folder / name.replace("deit", "resnet") / "best"
-            assert (recipe.objective.name, recipe.objective.teacher) == ("distill", str(teacher))
+            assert (recipe.objective.name, recipe.objective.options["teacher"]) == ("distill", str(teacher))
             assert config.tokens.distill_token
         else:
-            assert recipe.objective.name == "supervised" and recipe.objective.teacher is None
+            assert recipe.objective.name == "supervised" and "teacher" not in recipe.objective.options
     optim = {
         name.partition(",")[0]: read_recipe(folder / "recipe.toml").optim for name, folder in runs(study[0]).items()
     }

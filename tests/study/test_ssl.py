@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta, save
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.study.encoders import recipe_encoder
 from vitlab.study.ssl import study_ssl

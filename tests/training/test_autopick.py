@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 import vitlab
 import vitlab.cli.main
-from vitlab.cli import train as verb
 from vitlab.training.autopick import choose, pick
 from vitlab.training.candidates import LEVELS, Facts, candidates, config_of, enough_passes, work
 from vitlab.training.job import prepare
@@ -27,6 +26,7 @@ from vitlab.training.measure import Speed
 from vitlab.training.recipe import Recipe, read_recipe, with_settings
 from vitlab.training.runlog import read_log
 from vitlab.training.timelimit import TimeLimit, wrap_up_seconds
+from vitlab.training.train import train
 
 PHOTOS = Facts("photos", 4000, 400, 0, 5, 3, side=300, alike=False, in_memory=False, characters=False)
 CIFAR = Facts("cifar10", 45_000, 5000, 10_000, 10, 3, side=32, alike=True, in_memory=True, characters=False)
@@ -238,7 +238,7 @@ def test_a_machine_too_slow_to_be_timed_is_told_so_at_once():
 
 
 def command(what, *settings: str, resume=None, minutes=5.0):
-    verb.run(what, list(settings), resume, False, minutes, time.perf_counter(), False)
+    train(what, settings, resume=resume, minutes=minutes)
 
 
 def test_recipes_and_resumed_runs_are_refused(tmp_path, monkeypatch):
@@ -264,7 +264,7 @@ def test_data_are_meant_where_a_name_is_also_a_recipe(tmp_path, monkeypatch):
         raise ValueError("picked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "pick", asking)
+    monkeypatch.setattr("vitlab.training.train.pick", asking)
     (tmp_path / "folder").mkdir()
     for what in (None, "digits", "fashion-mnist", "folder", "shards/train-{0..9}.tar"):
         with pytest.raises(ValueError, match="picked"):

@@ -328,7 +328,7 @@ def test_other_classes_are_an_error_that_lists_them(tmp_path, command, checkpoin
     assert "only the checkpoint has dog; only the data has emu, yak" in text
     assert f"vitlab train {source} model.init_from={checkpoint}" in text and "--knn" in text
     found = command("eval", checkpoint, source, "--knn", "--json")
-    assert "Its features alone are judged" in found.stderr
+    assert "Only its features are evaluated" in found.stderr
     assert 0 <= json.loads(found.stdout)["knn"] <= 1 and "top1" not in found.stdout
     kept = [s for s in TINY if not s.startswith("model.")]
     trained = command("train", source, *kept, f"model.init_from={checkpoint}", f"run.dir={tmp_path / 'tuned'}")

@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.text.templates import LISTS, class_embeddings, fill, read_templates
+from vitlab.text.templates import LISTS, class_prompts, fill, read_templates
 from vitlab.training.batches import Pictures
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.objectives.base import MicroStep
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -73,7 +74,7 @@ def test_zero_shot_is_the_nearest_mean_of_sentences(learned, command):
             image = model.encode_image((pixels[None] - 0.5) / 0.5)[0]
             answer = max(range(10), key=lambda k: float(image @ classes[k]))
             right += answer == data.test.labels[i]
-    torch.testing.assert_close(class_embeddings(model, data.classes, sentences), torch.stack(classes))
+    torch.testing.assert_close(model.class_embeddings(class_prompts(data.classes, sentences)), torch.stack(classes))
     assert result["top1"] == pytest.approx(right / len(data.test), abs=1e-6)
     found = json.loads(command("eval", run / "best", "digits", "--zeroshot", "--json").stdout)
     assert found["top1"] == pytest.approx(result["top1"]) and found["loss"] == pytest.approx(result["loss"], rel=1e-4)
@@ -86,7 +87,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     run, _ = learned
     model = vitlab.load(run / "best")
     found = json.loads(command("zeroshot", run / "best", "digits#3", "digits#7", "--labels", LABELS, "--json").stdout)
-    weights = class_embeddings(model, list("0123456789"), read_templates("train"))
+    weights = model.class_embeddings(class_prompts(list("0123456789"), read_templates("train")))
     with torch.no_grad():
         pixels, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
         chances = (model.scale * model.encode_image(pixels) @ weights.T).softmax(1)
@@ -116,7 +117,7 @@ def test_the_words_of_zeroshot_must_make_sense(learned, command):
         ("--labels", "3", "--templates", "a {} and a {}"): "must hold {} once",
     }.items():
         assert says in command("zeroshot", best, "digits#3", *words, code=2).stderr
-    assert "reads no words" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
+    assert "reads no text" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
     assert "vitlab zeroshot" in command("predict", best, "digits#3", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", "digits", "--zeroshot", code=2).stderr
     assert "leave them out" in command("eval", best, "digits", "--zeroshot", "--knn", code=2).stderr
@@ -270,7 +271,7 @@ def test_captions_are_learned_and_judged_by_recall(painted, tmp_path, command):
     assert found["recall"] == {way: pytest.approx(result["recall"][way]) for way in found["recall"]}
     assert found["captions"] == 2 * found["images"] == 64
     text = command("eval", run / "best", painted, "--split", "val").stdout
-    assert "picture -> caption" in text and "recall@10" in text and "chance" in text
+    assert "image -> caption" in text and "recall@10" in text and "chance" in text
     assert "above" in (run / "report.html").read_text()  # captions of samples
     assert "leave out --zeroshot" in command("eval", run / "best", painted, "--zeroshot", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", painted, code=2).stderr
@@ -367,7 +368,7 @@ def test_captions_without_an_objective_for_them(painted, command, tmp_path):
 
 def test_the_recipe_of_a_run_tells_how_it_was_judged(learned):
     recipe = read_recipe(learned[0] / "recipe.toml")
-    assert (recipe.objective.templates, recipe.objective.eval_templates) == ("train", "held_out")
+    assert (CLIPOptions.of(recipe).templates, CLIPOptions.of(recipe).eval_templates) == ("train", "held_out")
     model = vitlab.load(learned[0] / "best")
     other = evaluate_zeroshot(model, Pictures(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
     assert other.top(1) > 0.85  # the bare name, too, is a sentence it has not seen

@@ -18,7 +18,7 @@ from vitlab.models.clip import same_captions
 from vitlab.models.deit import hard_loss
 from vitlab.reduce import reducer_of
 from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
+from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, fit
 from vitlab.training.objectives.base import MicroStep
@@ -145,7 +145,7 @@ def test_eval_and_predict_with_fewer_tokens(command):
     model, val = vitlab.load("bundled:digits"), open_data("digits").val
     asked = ["eval", "bundled:digits", "digits", "--split", "val", "--knn", "--json"]
     plain, fewer = (json.loads(command(*asked, *more).stdout) for more in ([], ["--reducer", "tome:r=7"]))
-    right = evaluate(model, Pictures(val, model.preprocess), reducer=reducer_of("tome:r=7"))
+    right = evaluate_classifier(model, Pictures(val, model.preprocess), reducer=reducer_of("tome:r=7"))
     assert fewer["loss"] == pytest.approx(right.loss(), rel=1e-5) != pytest.approx(plain["loss"], rel=1e-3)
     assert fewer["knn"] != plain["knn"]
     assert (plain["reducer"], fewer["reducer"]) == (None, "tome:r=7")
@@ -166,4 +166,4 @@ def test_an_exported_file_has_its_tokens_inside(command, tmp_path):
 def test_eval_says_how_a_run_was_trained(tmp_path, command):
     fit(recipe("model.reducer=tome:r=3"), tmp_path / "run")
     said = command("eval", tmp_path / "run/best", "digits", "--split", "val", "--json").stderr
-    assert "To judge it so: --reducer tome:r=3" in " ".join(said.split())
+    assert "To evaluate it so: --reducer tome:r=3" in " ".join(said.split())

@@ -16,7 +16,7 @@ from vitlab.errors import TrainingError
 from vitlab.images.datasets import open_data
 from vitlab.training.batches import Pictures, Plan
 from vitlab.training.doctor import DivergedError, check_installation
-from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.evaluate import Scores, evaluate_classifier, features, knn_accuracy, probe_accuracy
 from vitlab.training.loop import fit
 from vitlab.training.recipe import Recipe, with_settings
 
@@ -39,7 +39,7 @@ def test_two_batches_are_learned_by_heart(tmp_path):
     fit(recipe(*few), tmp_path)
     data = open_data("digits", per_class=6)
     model = vitlab.load(tmp_path / "last")
-    assert evaluate(model, Pictures(data.train, model.preprocess)).top(1) == 1.0
+    assert evaluate_classifier(model, Pictures(data.train, model.preprocess)).top(1) == 1.0
 
 
 def test_it_learns_digits(tmp_path):
@@ -50,7 +50,7 @@ def test_it_learns_digits(tmp_path):
     best = vitlab.load(tmp_path / "best")
     assert best.labels == [str(i) for i in range(10)]
     data = open_data("digits")
-    again = evaluate(best, Pictures(data.test, best.preprocess))
+    again = evaluate_classifier(best, Pictures(data.test, best.preprocess))
     assert again.top(1) == result["top1"]
     assert best.card.metrics["test_top1"] == result["top1"]
     assert (tmp_path / "report.html").stat().st_size > 10_000

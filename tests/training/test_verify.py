@@ -161,14 +161,14 @@ def test_on_the_command_line(tmp_path):
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_what_is_said_of_a_difference(repeatable, monkeypatch, capsys, tmp_path):
-    from vitlab.cli import verify_resume as verb
+    from vitlab.cli.train import verify_resume as command
 
     found = [TensorDifference("weights|head.bias", 0.125), TensorDifference("ema|head.bias", None)]
     wrong = verify.ResumeReport(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
-    monkeypatch.setattr(verb, "verify_resume", lambda *a, **k: wrong)
-    monkeypatch.setenv("PYTHONWARNINGS", "")  # which the verb adds to
+    monkeypatch.setattr(verify, "verify_resume", lambda *a, **k: wrong)
+    monkeypatch.setenv("PYTHONWARNINGS", "")  # which the command adds to
     with pytest.raises(SystemExit) as ended:
-        verb.run("digits", [], 1, 8, False)
+        command("digits", [], 1, 8, False)
     text = capsys.readouterr().out
     assert ended.value.code == 1
     assert (

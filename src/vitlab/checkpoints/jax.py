@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Rule, State
+from vitlab.checkpoints import keymap
+from vitlab.checkpoints.family import Writer, Written
+from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Options, Rule, State
+from vitlab.checkpoints.timm import eps_note
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
 
 
@@ -51,7 +53,7 @@ RULES = (
 )
 
 
-def _heads(state: State) -> dict[str, Any]:
+def _heads(state: State) -> Options:
     kernel = state.get("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel")
     return {} if kernel is None or kernel.ndim != 3 else {"heads": kernel.shape[1]}
 
@@ -66,7 +68,7 @@ DIALECT = Dialect(
 )
 
 
-def check_writable(c: ViTConfig) -> None:
+def _check_writable(c: ViTConfig) -> None:
     refuse = {
         f"positions={c.positions.kind}": c.positions.kind != "learned",
         "a network without class token": not c.tokens.class_token,
@@ -86,5 +88,17 @@ def check_writable(c: ViTConfig) -> None:
         "patch_norms": c.stem.patch_norms,
         "patch_bias=False": not c.stem.patch_bias,
     }
-    if found := [what for what, wrong in refuse.items() if wrong]:
-        raise CheckpointError(f"the JAX layout cannot express {', '.join(found)}. Use --to native.")
+    if reasons := [what for what, wrong in refuse.items() if wrong]:
+        raise CheckpointError(f"the JAX layout cannot express {', '.join(reasons)}. Use --to native.")
+
+
+def _write(model: Network, state: State) -> Written:
+    c: ViTConfig = model.config
+    _check_writable(c)
+    notes = eps_note("Google's JAX code", c)
+    if c.image_size[0] != c.image_size[1]:
+        notes.append(f"an .npz does not say its grid: load it with image_size={c.image_size}.")
+    return Written(keymap.write("jax", RULES, state, heads=c.heads), notes=notes, weights="weights.npz")
+
+
+WRITER = Writer(_write)

@@ -5,85 +5,113 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from vitlab.cli.console import out, print_json
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, print_json, table
 from vitlab.cli.language import Language, language
-from vitlab.learn.check import check
-from vitlab.learn.exercises import EXERCISES, Exercise, find
-from vitlab.learn.messages import message
-from vitlab.learn.progress import next_exercise, remember, states
+from vitlab.cli.options import Json, choice
+
+if TYPE_CHECKING:
+    from vitlab.learn.exercises import Exercise
 
 
-def run(
-    name: str | None,
-    file: Path | None,
-    lang: str | None,
-    solution: bool,
-    print_it: bool,
-    seconds: float,
-    json: bool,
+def learn(
+    exercise: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="EXERCISE",
+            help="patch-embed, attention, mlp, block or vit. Default: the list.",
+            autocompletion=complete.exercises,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Your file, to be checked. Default: write a starter file."),
+    ] = None,
+    lang: Annotated[str | None, choice("en", "zh", name="--lang", help="Language. Default: the locale's.")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="Show our solution.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the starter file instead of writing it.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit for your code.", min=0.01)] = 20.0,
+    json: Json = False,
 ) -> None:
-    spoken = language(lang)
-    if name is None:
-        _list(spoken, json)
+    """Write a ViT yourself, in five exercises that are checked.
+
+    Exit code 1: not yet right.
+    """
+    from vitlab.learn.exercises import find
+
+    lang = language(lang)
+    if exercise is None:
+        _list(lang, json)
         return
-    exercise = find(name)
+    chosen = find(exercise)
     if solution:
-        print(exercise.solution(), end="")
+        print(chosen.solution(), end="")
     elif file is not None:
-        _check(exercise, file, spoken, seconds, json)
-    elif print_it:
-        print(exercise.starter(spoken), end="")
+        _check(chosen, file, lang, seconds, json)
+    elif show:
+        print(chosen.starter(lang), end="")
     else:
-        _start(exercise, spoken)
+        _start(chosen, lang)
 
 
-def _list(spoken: Language, json: bool) -> None:
-    from rich.table import Table
+def _list(lang: Language, json: bool) -> None:
+    from vitlab.learn.exercises import EXERCISES
+    from vitlab.learn.messages import message
+    from vitlab.learn.progress import states
 
     exercises = states(Path.cwd())
     if json:
         print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in exercises.items()])
         return
-    console = out(markup=False)
-    console.print(message("list", spoken))
-    table = Table(box=None, pad_edge=False, show_header=False)
+    console().print(message("list", lang))
+    grid = table("", "", "", "")
+    grid.show_header = False
     for number, (name, (_, state)) in enumerate(exercises.items(), 1):
         style = {"done": "green", "changed": "yellow"}.get(state)
-        table.add_row(str(number), name, EXERCISES[name].titles[spoken], message(state, spoken), style=style)
-    console.print(table)
-    console.print(_next(Path.cwd(), spoken))
+        grid.add_row(str(number), name, EXERCISES[name].titles[lang], message(state, lang), style=style)
+    console().print(grid)
+    _show_next(Path.cwd(), lang)
 
 
-def _next(folder: Path, spoken: Language) -> str:
-    exercise = next_exercise(folder)
-    return message("next", spoken, command=_command(*exercise)) if exercise else message("all done", spoken)
+def _show_next(folder: Path, lang: Language) -> None:
+    from vitlab.learn.messages import message
+    from vitlab.learn.progress import next_exercise
+
+    following = next_exercise(folder)
+    console().print(message("next", lang, command=_command(*following)) if following else message("all done", lang))
 
 
-def _start(exercise: Exercise, spoken: Language) -> None:
-    key = "written" if exercise.write_starter(spoken) else "already there"
-    command = _command(exercise.name, exercise.file)
-    out(markup=False).print(message(key, spoken, file=exercise.file, command=command))
+def _start(exercise: Exercise, lang: Language) -> None:
+    from vitlab.learn.messages import message
+
+    key = "written" if exercise.write_starter(lang) else "already there"
+    console().print(message(key, lang, file=exercise.file, command=_command(exercise.name, exercise.file)))
 
 
-def _check(exercise: Exercise, file: Path, spoken: Language, seconds: float, json: bool) -> None:
-    result = check(exercise, file, seconds)
-    if result.printed.strip():
-        print(result.printed.rstrip(), file=sys.stderr)
-    grade = result.grade
+def _check(exercise: Exercise, file: Path, lang: Language, seconds: float, json: bool) -> None:
+    from vitlab.learn.check import check
+    from vitlab.learn.progress import remember
+
+    checked = check(exercise, file, seconds)
+    if checked.printed.strip():
+        print(checked.printed.rstrip(), file=sys.stderr)
+    grade = checked.grade
     if json:
-        print_json(grade.to_dict(spoken))
+        print_json(grade.to_dict(lang))
     else:
-        first, *more = grade.lines(spoken)
-        console = out(markup=False)
-        console.print(first, style="green" if grade.passed else "bold")
+        first, *more = grade.lines(lang)
+        console().print(first, style="green" if grade.passed else "bold")
         for line in more:
-            console.print(f"  {line}", soft_wrap=True)
+            console().print(f"  {line}", soft_wrap=True)
     if not grade.passed:
         raise SystemExit(1)
     remember(exercise, file)
     if not json:
-        out(markup=False).print(_next(file.parent, spoken))
+        _show_next(file.parent, lang)
 
 
 def _command(name: str, file: str | None) -> str:

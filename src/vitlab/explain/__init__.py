@@ -1,6 +1,10 @@
 """Explains what a model sees and does, through Trace.
 
-    vitlab.explain.rollout(model, "cat.jpg")           # (B, grid_h, grid_w)
+    vitlab.explain.rollout("bundled:cifar10", "cat.jpg")          # (B, grid_h, grid_w)
+    subject = vitlab.explain.open_subject("bundled:cifar10", ["cat.jpg", "dog.jpg"])
+    vitlab.explain.figures.rollout(subject).save("rollout.png")   # and rollout.npz
+
+Every function takes a model or the name of one.
 
 Lazy: torch is imported on first use. Methods in the table of methods.py are public here under their own names.
 """
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
+    from vitlab.explain.subject import Explanation, Subject, open_subject
     from vitlab.explain.walk import walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
@@ -35,12 +40,15 @@ _NAMES = {  # by module
     "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
+    "subject": ("Explanation", "Subject", "open_subject"),
     "walk": ("walk_through",),
     "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
+    "Explanation",
+    "Subject",
     "ask",
     "attention_distance",
     "attention_entropy",
@@ -55,6 +63,7 @@ __all__ = [
     "gradient_x_input",
     "high_norm_tokens",
     "nearest",
+    "open_subject",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",
@@ -83,8 +92,8 @@ sys.modules[__name__].__class__ = _LazyModule
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"vitlab.explain.{_MODULES[name]}"), name)
-    if name == "draw":
-        return import_module("vitlab.explain.draw")
+    if name in ("draw", "figures"):
+        return import_module(f"vitlab.explain.{name}")
     raise AttributeError(f"module 'vitlab.explain' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -17,17 +17,20 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Stages, heads_of, in_stages, row_of
+from vitlab.explain.inputs import Images, TokenModel, batches, token_model, wide
+from vitlab.explain.stages import Stages, heads_of, row_of
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 Query = str | int | Sequence[float] | None
 
 
 @overload
 def attention_maps(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -40,7 +43,7 @@ def attention_maps(
 
 @overload
 def attention_maps(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -52,7 +55,7 @@ def attention_maps(
 
 
 def attention_maps(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     layers: str | Sequence[int] = "all",
     heads: str | Sequence[int] = "all",
@@ -76,26 +79,30 @@ def attention_maps(
     normalised; its weight is the last number of `prefix`. heads="all" needs layers with equally many heads. None is
     "class" in layers that have that token, "mean" in others.
     """
-    check_model(model)
+    model = token_model(model)
     check_offered(["attention"], model.traceable)
     _check_numbers(layers, heads)
-    rows_of = _rows_in_stages if in_stages(model) else _rows
     grid, parts = (0, 0), []
     for batch in batches(model, images, batch_size):
         grid = model.layout(*batch.images.shape[-2:]).grid
-        parts.append(rows_of(model, batch.images, query, layers, heads))
+        if isinstance(model, Hierarchy):
+            parts.append(_rows_in_stages(model, batch.images, query, layers, heads))
+        else:
+            parts.append(_rows(model, batch.images, query, layers, heads))
     rows = torch.cat(parts)  # (B, L, h, before + patches)
     before = rows.shape[-1] - grid[0] * grid[1]
     maps = rows[..., before:].unflatten(-1, grid)
     return (maps, rows[..., :before]) if prefix else maps
 
 
-def last_attention(model: Any, images: Images) -> Tensor:
+def last_attention(model: ModelOrName, images: Images) -> Tensor:
     """(B, grid_h, grid_w): the last layer's attention from what the head reads, mean over heads."""
     return attention_maps(model, images, layers=[-1], heads="mean")[:, 0, 0]
 
 
-def attention_masks(model: Any, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def attention_masks(
+    model: ModelOrName, images: Images, keep: float = 0.6, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
     """(B, h, grid_h, grid_w), True on the fewest patches that hold the share `keep` of a head's attention to patches.
 
     The segmentation of DINO (arXiv:2104.14294, section 4.2.2 and figure 4). The query is the class token, so the model
@@ -113,7 +120,9 @@ def attention_masks(model: Any, images: Images, keep: float = 0.6, layer: int = 
 
 
 @torch.no_grad()
-def _rows(model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]) -> Tensor:
+def _rows(
+    model: TokenModel, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
+) -> Tensor:
     """The query's rows, averaged: (B, L, h, N)."""
     tokens = query_rows(model, images, query)
     of_class = tokens == slice(0, 1) and "class_attention" in model.traceable
@@ -124,14 +133,14 @@ def _rows(model: Any, images: Tensor, query: Query, layers: str | Sequence[int],
         return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
 
     trace = Trace(kind, layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=trace)
     return trace.stack(kind).transpose(0, 1)
 
 
 @torch.no_grad()
 def _rows_in_stages(
-    model: Any, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
+    model: Hierarchy, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
 ) -> Tensor:
     """(B, L, h, prefix tokens + padding + patches)."""
     stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
@@ -152,19 +161,19 @@ def _rows_in_stages(
         return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
 
     trace = Trace("attention", layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=trace)
     return trace.stack("attention").transpose(0, 1)
 
 
-def default_query(model: Any) -> str:
+def default_query(model: TokenModel) -> str:
     """What the head reads: "class" or "mean"."""
-    if in_stages(model):
+    if isinstance(model, Hierarchy):
         return "class" if "class" in model.prefix else "mean"
     return "class" if model.config.head.pooling in ("class", "class_mean") else "mean"
 
 
-def query_rows(model: Any, images: Tensor, query: Query) -> slice:
+def query_rows(model: TokenModel, images: Tensor, query: Query) -> slice:
     """The tokens of a query; the rows of several are averaged."""
     prefix, (rows, columns) = (layout := model.layout(*images.shape[-2:])).prefix, layout.grid
     who = resolve_query(model, images, query)
@@ -175,7 +184,7 @@ def query_rows(model: Any, images: Tensor, query: Query) -> slice:
     return slice(place, place + 1)
 
 
-def resolve_query(model: Any, images: Tensor, query: Query) -> str | int | None:
+def resolve_query(model: TokenModel, images: Tensor, query: Query) -> str | int | None:
     """The name of a token, "mean", or a patch's number; None for None."""
     height, width = images.shape[-2:]
     layout = model.layout(height, width)
@@ -184,7 +193,7 @@ def resolve_query(model: Any, images: Tensor, query: Query) -> str | int | None:
     if isinstance(query, str):
         if query == "mean":
             return query
-        prefix = model.prefix if in_stages(model) else layout.prefix
+        prefix = model.prefix if isinstance(model, Hierarchy) else layout.prefix
         tokens = [name for name in ("class", "distillation") if name in prefix]
         if query not in tokens:
             raise UsageError(

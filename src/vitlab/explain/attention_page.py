@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.attention_maps import default_query
 from vitlab.explain.draw import page
-from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, wide
-from vitlab.explain.stages import Layer, Stages, heads_of, in_stages
+from vitlab.explain.inputs import Batch, Images, TokenModel, as_batch, token_model, wide
+from vitlab.explain.stages import Layer, Stages, heads_of
 from vitlab.explain.views import View
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 
 Keep = Callable[[Tensor, int | None], None]
@@ -28,7 +30,7 @@ STAGED_TEXTS = {
 
 
 def attention_page(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     views: Sequence[View],
     *,
@@ -39,14 +41,17 @@ def attention_page(
     batch_size: int = 4,
 ) -> tuple[str, str]:
     """The page, and a note on what was left out of it ("" if nothing). Holds one layer's attention at a time."""
+    model = token_model(model)
     check_offered(["attention"], model.traceable)
     batch, depth = as_batch(model, images), len(model.blocks)
     chosen = list(range(depth)) if isinstance(layers, str) else [layer % depth for layer in layers]
     head_numbers = list(heads) if not isinstance(heads, str) else []
     if heads == "all":
-        head_numbers = list(range(heads_of(model, layers) if in_stages(model) else model.config.heads))
-    make = _staged_items if in_stages(model) else _items
-    items, texts, note = make(model, batch, views, chosen, head_numbers, limit, batch_size)
+        head_numbers = list(range(heads_of(model, layers)))
+    if isinstance(model, Hierarchy):
+        items, texts, note = _staged_items(model, batch, views, chosen, head_numbers, limit, batch_size)
+    else:
+        items, texts, note = _items(model, batch, views, chosen, head_numbers, limit, batch_size)
     return page.page_of("attention", title, page.about(views), note, items, texts), note
 
 
@@ -54,7 +59,13 @@ Items = tuple[list[dict[str, Any]], dict[str, Any], str]  # for page_of: items, 
 
 
 def _items(
-    model: Any, batch: Batch, views: Sequence[View], layers: list[int], heads: list[int], limit: int, batch_size: int
+    model: TokenModel,
+    batch: Batch,
+    views: Sequence[View],
+    layers: list[int],
+    heads: list[int],
+    limit: int,
+    batch_size: int,
 ) -> Items:
     layout = model.layout(*batch.images.shape[-2:])
     prefix, patches = list(layout.prefix), layout.grid[0] * layout.grid[1]
@@ -125,13 +136,13 @@ def _staged_items(
 
 
 @torch.no_grad()
-def _run(model: Any, parts: Sequence[Tensor], layers: list[int], heads: list[int], keep: Keep) -> None:
-    with evaluating(model):
+def _run(model: TokenModel, parts: Sequence[Tensor], layers: list[int], heads: list[int], keep: Keep) -> None:
+    with evaluation_mode(model):
         for images in parts:
             model(images, trace=Trace("attention", layers=layers, heads=heads or "all", reduce=keep))
 
 
-def _names(model: Any, prefix: list[str], layers: list[int], heads: list[str]) -> dict[str, Any]:
+def _names(model: TokenModel, prefix: list[str], layers: list[int], heads: list[str]) -> dict[str, Any]:
     first = 0 if default_query(model) == "class" else -1
     return page.layer_names(layers, heads) | {"prefix": prefix, "first": first}
 

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import evaluating
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.models.base import Capability, Network
+from vitlab.models.base import Capability, Network, evaluation_mode
 from vitlab.models.clip import CLIP
-from vitlab.text.tokenizer import its_tokenizer
 
 
 class PromptClassifier(Network):
@@ -35,8 +34,8 @@ class PromptClassifier(Network):
         self.labels = labels = list(dict.fromkeys(sentences))
         self.config = replace(clip.config.image, classes=len(labels))
         self.preprocess, self.card = clip.preprocess, clip.card
-        ids = its_tokenizer(clip)(labels).to(clip.log_scale.device)
-        with torch.no_grad(), evaluating(clip):
+        ids = clip.require_tokenizer()(labels).to(clip.log_scale.device)
+        with torch.no_grad(), evaluation_mode(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 
     def __getattr__(self, name: str) -> Any:
@@ -75,16 +74,15 @@ class PromptClassifier(Network):
     @torch.no_grad()
     def cosines(self, images: Tensor, *, batch_size: int = 8) -> Tensor:
         """(B, sentences): cosine of the embeddings of image and sentence."""
-        with evaluating(self):
+        with evaluation_mode(self):
             return torch.cat([self.clip.encode_image(part) @ self.sentences.mT for part in images.split(batch_size)])
 
 
-def ask(model: Any, sentences: str | Sequence[str]) -> PromptClassifier:
+def ask(model: ModelOrName, sentences: str | Sequence[str]) -> PromptClassifier:
     """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
+    model = as_network(model)
     if not isinstance(model, CLIP):
-        raise UsageError(
-            f"only a CLIP reads sentences, and this is a {getattr(model, 'family', type(model).__name__)}."
-        )
+        raise UsageError(f"only a CLIP reads sentences, and this is a {model.family}.")
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):
         raise UsageError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import check_one_grid
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, wide
+from vitlab.explain.stages import one_grid
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
 
 
 @dataclass
@@ -31,7 +32,7 @@ class AttentionStatistics:
     images: int
 
 
-def attention_distance(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_distance(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean attention distance in pixels of the model's input.
 
     Queries and keys are the patches only: class, distillation and register tokens have no position. A query's weights
@@ -41,7 +42,7 @@ def attention_distance(model: Any, images: Images, *, batch_size: int = 8) -> Te
     return attention_statistics(model, images, batch_size=batch_size).distance
 
 
-def attention_entropy(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_entropy(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean of -sum_j A_ij ln A_ij over all tokens i and images, in nats.
 
     All N tokens count, prefix tokens too, as queries and as keys: 0 is attention to one token, ln N to all equally.
@@ -50,10 +51,9 @@ def attention_entropy(model: Any, images: Images, *, batch_size: int = 8) -> Ten
 
 
 @torch.no_grad()
-def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
+def attention_statistics(model: ModelOrName, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
     """Distance and entropy. Holds one layer's attention at a time."""
-    check_model(model)
-    check_one_grid(model, "attention distance")
+    model = one_grid(model, "attention distance")
     check_offered(["attention"], model.traceable)
     total: Tensor | None = None
     count, tokens, uniform = 0, 0, 0.0
@@ -68,7 +68,7 @@ def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> 
             return torch.stack([_sums(wide(A), prefix, near) for A in weights]).cpu()  # (B, 3, h)
 
         trace = Trace("attention", reduce=summed)
-        with evaluating(model):
+        with evaluation_mode(model):
             model(batch.images, trace=trace)
         part = trace.stack("attention").double().sum(1)  # (L, 3, h)
         total, count = part if total is None else total + part, count + len(batch)

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, as_batch, evaluating, grid_of, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model, wide
 from vitlab.explain.methods import METHODS, find_method
-from vitlab.explain.relevance import Target, check_classes, class_numbers
+from vitlab.explain.relevance import Target, classifier, target_classes
 
 Kind = Literal["deletion", "insertion", "road"]
 Maps = str | Callable[[Any, Images, Target], Tensor] | Tensor | np.ndarray
@@ -38,7 +39,7 @@ NEIGHBOURS = {  # road: weights of a pixel's neighbours by (rows, columns) away;
 
 
 def curves(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     maps: Maps,
     target: Target = None,
@@ -60,10 +61,10 @@ def curves(
         raise UsageError(f"kind={kind!r} must be one of {', '.join(get_args(Kind))}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps={steps!r} must be a whole number, at least 1.")
-    check_classes(model)
+    model = classifier(model)
     x = as_batch(model, images).images
-    classes = class_numbers(model, _logits(model, x, batch_size), target)
-    rank = _ranks(_as_maps(model, x, maps, classes), seed)  # (B, N), 0 = first
+    classes = torch.tensor(target_classes(model, x, target, batch_size=batch_size), device=x.device)
+    rank = _ranks(_as_maps(model, x, maps, classes.tolist()), seed)  # (B, N), 0 = first
     fill = _fill(kind, wide(x).cpu(), model.config.patch_size, seed)
     grid, patches = grid_of(model, x), rank.shape[1]
     columns = []
@@ -72,7 +73,7 @@ def curves(
         gone = rank >= count if kind == "insertion" else rank < count  # (B, N)
         gone = _as_pixels(gone.unflatten(1, grid), model.config.patch_size, x.shape[-2:])  # (B, H, W)
         changed = fill(gone).to(x.device, x.dtype)  # (B, C, H, W)
-        chances = _logits(model, changed, batch_size).softmax(-1)
+        chances = logits_of(model, changed, batch_size).softmax(-1)
         columns.append(chances.gather(1, classes[:, None]))
     return torch.cat(columns, dim=1).cpu()
 
@@ -118,7 +119,7 @@ class MethodScore:
 
 
 def compare_methods(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     methods: Sequence[str] | Mapping[str, Maps] | None = None,
     kinds: Sequence[Kind] = ("deletion", "insertion", "road"),
@@ -132,13 +133,13 @@ def compare_methods(
 
     methods   names, or a table of names and maps (or functions) of your own; None: all that the model supports
     """
-    check_classes(model)
+    model = classifier(model)
     if methods is None or isinstance(methods, str):
         methods = [name for name, m in METHODS.items() if m.supports(model)] if methods is None else [methods]
     chosen: dict[str, Maps] = dict(methods) if isinstance(methods, Mapping) else {name: name for name in methods}
     chosen.pop("random", None)
     batch = as_batch(model, images)
-    classes = class_numbers(model, _logits(model, batch.images, batch_size), target)
+    classes = target_classes(model, batch.images, target, batch_size=batch_size)
     maps = {name: _as_maps(model, batch.images, given, classes) for name, given in chosen.items()}
     maps["random"] = random_map(model, batch, seed=seed)
     scores = []
@@ -151,8 +152,9 @@ def compare_methods(
     return scores
 
 
-def random_map(model: Any, images: Images, *, seed: int = 0) -> Tensor:
+def random_map(model: ModelOrName, images: Images, *, seed: int = 0) -> Tensor:
     """(B, grid_h, grid_w): random scores, different for each image. The baseline of the other methods."""
+    model = token_model(model)
     batch = as_batch(model, images)
     return torch.rand(len(batch), *grid_of(model, batch), generator=torch.Generator().manual_seed(seed))
 
@@ -215,10 +217,10 @@ def _fill(kind: Kind, images: Tensor, patch_size: int, seed: int) -> Callable[[T
     return filled_in
 
 
-def _as_maps(model: Any, images: Tensor, maps: Maps, classes: Tensor) -> Tensor:
+def _as_maps(model: TokenModel, images: Tensor, maps: Maps, classes: list[int]) -> Tensor:
     """(B, grid_h, grid_w) on the CPU: the result of a method, or the given maps."""
     if not isinstance(maps, Tensor | np.ndarray):
-        maps = find_method(maps)(model, images, classes.tolist())
+        maps = find_method(maps)(model, images, classes)
     heat = torch.as_tensor(maps).detach().cpu()
     expected = (len(images), *grid_of(model, images))
     if tuple(heat.shape) != expected:
@@ -242,12 +244,6 @@ def _as_pixels(patches: Tensor, patch_size: int, size: Sequence[int]) -> Tensor:
     """(B, grid_h, grid_w) -> (B, H, W), without padding."""
     pixels = patches.repeat_interleave(patch_size, dim=1).repeat_interleave(patch_size, dim=2)
     return pixels[:, : size[0], : size[1]]
-
-
-@torch.no_grad()
-def _logits(model: Any, images: Tensor, batch_size: int) -> Tensor:
-    with evaluating(model):
-        return torch.cat([wide(model(part)) for part in images.split(batch_size)])
 
 
 def _mean_and_spread(values: Tensor) -> tuple[float, float]:

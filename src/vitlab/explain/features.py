@@ -13,32 +13,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import ImageError, UsageError
 from vitlab.explain.attention_maps import resolve_query
-from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Stages, in_stages
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, token_model, wide
+from vitlab.explain.stages import Stages
 from vitlab.images.read import EXTENSIONS
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 
 @torch.no_grad()
-def patch_tokens(model: Any, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def patch_tokens(model: ModelOrName, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
     """(B, grid_h, grid_w, D): the patches' tokens after block `layer` and the final norm, on the CPU.
 
     In stages a token covers several patches of the first stage; each of them has a copy.
     """
-    check_model(model)
+    model = token_model(model)
     parts = []
     for batch in batches(model, images, batch_size):
-        with evaluating(model):
+        with evaluation_mode(model):
             (tokens,) = model.intermediate_features(batch.images, [layer], maps=True)  # (B, D, grid_h, grid_w)
-        if in_stages(model):
+        if isinstance(model, Hierarchy):
             stages = Stages(model, *batch.images.shape[-2:])
             tokens = stages.paint(wide(tokens).flatten(2), stages.layers[layer].stage)
         parts.append(wide(tokens).permute(0, 2, 3, 1).cpu())
@@ -46,7 +48,7 @@ def patch_tokens(model: Any, images: Images, layer: int = -1, *, batch_size: int
 
 
 def pca_rgb(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     joint: bool = True,
     layer: int = -1,
@@ -82,7 +84,7 @@ def pca_rgb(
 
 
 def patch_similarity(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     at: tuple[float, float] | int,
     layer: int = -1,
@@ -95,6 +97,7 @@ def patch_similarity(
     `at` may also be a patch's number, row by row. of=0 compares all images with the patch of image 0; None compares
     each image with its own.
     """
+    model = token_model(model)
     batch = as_batch(model, images)
     place = resolve_query(model, batch.images, at)
     if not isinstance(place, int):
@@ -107,7 +110,9 @@ def patch_similarity(
     return (tokens * chosen[:, None, None]).sum(-1)
 
 
-def foreground_mask(model: Any, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def foreground_mask(
+    model: ModelOrName, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
     """(B, grid_h, grid_w), True on the foreground: the first principal component above Otsu's threshold.
 
     A component's sign is arbitrary; it is chosen so that the border lies below the mean, as background. An object that
@@ -124,7 +129,7 @@ class Neighbour:
 
 
 def nearest(
-    model: Any,
+    model: ModelOrName,
     query_images: Images,
     among: Images,
     k: int = 5,
@@ -139,6 +144,7 @@ def nearest(
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise UsageError(f"k={k!r} must be a whole number, at least 1.")
+    model = token_model(model)
     queries = pooled_features(model, query_images, batch_size=batch_size)  # (Q, D)
     searched, vectors = _searched(model, among, batch_size, skip)  # (M, D)
     similarity = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
@@ -150,19 +156,19 @@ def nearest(
 
 
 @torch.no_grad()
-def pooled_features(model: Any, images: Images, *, batch_size: int = 16) -> Tensor:
+def pooled_features(model: ModelOrName, images: Images, *, batch_size: int = 16) -> Tensor:
     """(B, D): unit-length features that the classifier reads, on the CPU."""
-    check_model(model)
+    model = token_model(model)
     parts = []
     for batch in batches(model, images, batch_size):
-        with evaluating(model):
+        with evaluation_mode(model):
             features = model.forward_head(model.forward_features(batch.images), pre_logits=True)
         parts.append(F.normalize(wide(features), dim=-1).cpu())
     return torch.cat(parts)
 
 
 def _searched(
-    model: Any, images: Images, batch_size: int, skip: Callable[[str], object] | None
+    model: TokenModel, images: Images, batch_size: int, skip: Callable[[str], object] | None
 ) -> tuple[list[tuple[str, int]], Tensor]:
     """Name and number of every image that was read, and their features."""
     if isinstance(images, str | PathLike):

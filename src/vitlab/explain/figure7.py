@@ -7,30 +7,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
 from vitlab.explain.distance import attention_statistics
-from vitlab.explain.inputs import Images, check_model
-from vitlab.explain.stages import in_stages
-from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
+from vitlab.explain.inputs import Images, TokenModel, token_model
+from vitlab.explain.weights import (
+    components,
+    high_norm_tokens,
+    patch_filters,
+    position_similarity,
+    stem_filters,
+    token_norms,
+)
 from vitlab.layers.patches import ConvStem
+from vitlab.models.hierarchy import Hierarchy
 
 FILTERS = 28  # as in the paper
 NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
 
 
-def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
+def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
     """Arrays for each panel; `missing` gives the reason for each that this model does not have.
 
     filters (n, P, P, C), or of a convolutional stem stem_filters (n, 3, 3, C); similarity (grid_h, grid_w, grid_h,
     grid_w); distance and entropy (layers, heads), with uniform_distance and max_entropy; norms (B, layers, tokens),
     high_norm (B, layers, grid_h, grid_w) and high_norm_share (layers,), threshold (layers,)
     """
-    check_model(model)
+    model = token_model(model)
     numbers: dict[str, Any] = {}
     missing: dict[str, str] = {}
     for name, compute in (("filters", _filters), ("similarity", _similarity)):
         try:
             numbers |= compute(model)
-        except ValueError as error:
+        except UsageError as error:
             missing[name] = str(error)
     if images is None:
         return {**numbers, "missing": {**missing, **dict.fromkeys(("distance", "entropy", "norms"), NO_IMAGES)}}
@@ -39,28 +48,25 @@ def figure7_numbers(model: Any, images: Images | None = None, *, batch_size: int
         numbers |= {"distance": statistics.distance.numpy(), "entropy": statistics.entropy.numpy()}
         numbers |= {"uniform_distance": statistics.uniform_distance, "max_entropy": statistics.max_entropy}
         numbers |= {"images": statistics.images}
-    except ValueError as error:
+    except UsageError as error:
         missing |= {"distance": str(error), "entropy": str(error)}
     try:
         numbers["norms"] = token_norms(model, images, batch_size=batch_size).numpy()
         high = high_norm_tokens(model, images, batch_size=batch_size)
         numbers |= {"high_norm": high.mask.numpy(), "high_norm_share": high.share.numpy(), "judged": high.layers}
         numbers |= {"threshold": high.threshold.numpy(), "high_norm_found": high.found}
-    except ValueError as error:
+    except UsageError as error:
         missing["norms"] = str(error)
     return {**numbers, "missing": missing}
 
 
-def _filters(model: Any) -> dict[str, Any]:
+def _filters(model: TokenModel) -> dict[str, Any]:
     """Patch filters, or those of the first layer of a convolutional stem."""
-    if in_stages(model):
-        D, values = len(model.embeds[0].proj.weight), model.embeds[0].proj.weight[0].numel()
-    elif isinstance(model.patch_embed, ConvStem):
+    if not isinstance(model, Hierarchy) and isinstance(model.patch_embed, ConvStem):
         return {"stem_filters": stem_filters(model).numpy()}
-    else:
-        D, values = model.config.width, model.config.patch_size**2 * model.config.channels
-    return {"filters": filters(model, min(FILTERS, D - 1, values)).numpy()}
+    E = patch_filters(model)  # (D, C, P, P)
+    return {"filters": components(E, min(FILTERS, len(E) - 1, E[0].numel())).numpy()}
 
 
-def _similarity(model: Any) -> dict[str, Any]:
+def _similarity(model: TokenModel) -> dict[str, Any]:
     return {"similarity": position_similarity(model).numpy()}

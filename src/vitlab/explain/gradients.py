@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import evaluating
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
+from vitlab.models.base import evaluation_mode
+from vitlab.models.clip import CLIP
 
 
 @dataclass
@@ -48,11 +49,11 @@ def gradients(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     slopes: dict[str, Tensor | None] = {}
     if trained:
-        with evaluating(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
             out: Any = model(images) if family != "clip" else None
             if family == "mae":
                 loss = out.loss
-            elif family == "clip":
+            elif isinstance(model, CLIP):
                 loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
             else:
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)

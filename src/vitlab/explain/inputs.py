@@ -10,21 +10,26 @@ A normalised tensor is used unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
+from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.layers.patches import check_images
-from vitlab.models.base import Capability, Network
+from vitlab.models.base import Capability, evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
+from vitlab.models.vit import VisionTransformer
+
+SOURCES = (str, PathLike, bytes, np.ndarray, Image.Image)  # one image
+TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
 
 
 @dataclass
@@ -51,9 +56,9 @@ class Batch:
 Images = Tensor | Batch | Source | Iterable[Source]
 
 
-def as_batch(model: Any, images: Images) -> Batch:
+def as_batch(model: ModelOrName, images: Images) -> Batch:
     """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
-    check_model(model)
+    model = token_model(model)
     if isinstance(images, Batch):
         return images
     like = next(model.parameters())
@@ -74,9 +79,8 @@ def as_batch(model: Any, images: Images) -> Batch:
     return Batch(tensors.to(like.device, like.dtype), pictures, geometries)
 
 
-def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
+def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[Batch]:
     """Batches of at most `batch_size`. Files are read batch by batch, to save memory."""
-    check_model(model)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
     if isinstance(images, Tensor | Batch):
@@ -87,39 +91,42 @@ def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
         yield as_batch(model, sources[start : start + batch_size])
 
 
-def grid_of(model: Any, images: Tensor | Batch) -> tuple[int, int]:
+def grid_of(model: TokenModel, images: Tensor | Batch) -> tuple[int, int]:
     """Rows and columns of patches for these images."""
     tensor = images.images if isinstance(images, Batch) else images
     return model.layout(*tensor.shape[-2:]).grid
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; restores the mode of every module afterwards."""
-    modes = [(module, module.training) for module in model.modules()]  # parts may be frozen
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def check_model(model: Any) -> None:
-    if not isinstance(model, Network):
-        load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
-        raise UsageError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
+def token_model(model: ModelOrName) -> TokenModel:
+    """The model, or the one that a name loads; of MAE and DINO by name, the encoder. Raises if it has no tokens."""
+    model = as_network(model, encoder=True)
     if Capability.TEXT in model.capabilities:
         raise UsageError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
     if model.encoder is not model:
         raise UsageError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
     if not model.traceable:
         raise UsageError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
-    if not hasattr(model, "layout"):
+    if not isinstance(model, TokenModel):
         raise UsageError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
             f"{', '.join(model.traceable)}."
         )
+    return model
+
+
+def check_layer(model: TokenModel, layer: int) -> int:
+    """The layer's number, counted from the first."""
+    depth = len(model.blocks)
+    if not -depth <= layer < depth:
+        raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+    return layer % depth
+
+
+@torch.no_grad()
+def logits_of(model: TokenModel, images: Tensor, batch_size: int) -> Tensor:
+    """(B, classes), in float32 at least."""
+    with evaluation_mode(model):
+        return torch.cat([wide(model(part)) for part in images.split(batch_size)])
 
 
 def wide(values: Tensor) -> Tensor:
@@ -127,15 +134,16 @@ def wide(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def as_list(images: Any) -> list[Any]:
+def as_list(images: Source | Iterable[Source]) -> list[Source]:
     """One image or several -> a list."""
-    kinds = str | PathLike | bytes | np.ndarray | Image.Image
-    if not isinstance(images, kinds | Iterable):
-        raise UsageError(_no_pictures(images))
-    sources = [images] if isinstance(images, kinds) else list(images)
+    if isinstance(images, SOURCES):
+        return [images]
+    if not isinstance(images, Iterable):
+        raise UsageError(_no_images(images))
+    sources = list(images)
     for source in sources:
-        if not isinstance(source, kinds):
-            raise UsageError(_no_pictures(source))
+        if not isinstance(source, SOURCES):
+            raise UsageError(_no_images(source))
     _check_some(len(sources))
     return sources
 
@@ -145,7 +153,7 @@ def _check_some(count: int) -> None:
         raise UsageError("there is no image to look at: give at least one.")
 
 
-def _no_pictures(images: object) -> str:
+def _no_images(images: object) -> str:
     hint = " Put the tensors together: torch.stack(images)." if isinstance(images, Tensor) else ""
     return (
         "images are a normalised tensor (B, C, H, W), or pictures: paths, PIL images, arrays (H, W, 3) or bytes; "

@@ -242,7 +242,7 @@ def inspect(
     memory = _memory(family, config, input_shape)
 
     def meaning(kind: str, layer: int | None) -> str:
-        if isinstance(config, StagedConfig):
+        if isinstance(model, Hierarchy):
             return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))
@@ -323,7 +323,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         relu = ", relu" if config.block == "bottleneck" else ""
         blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
         return {**blocks, "pooling": "mean", "classes": config.classes}
-    config = config.encoder if hasattr(config, "encoder") else config
+    config = config.encoder
     rows, columns = config.grid
     resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
     return {

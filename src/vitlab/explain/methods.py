@@ -8,21 +8,22 @@ module does not import torch; a method's own file is imported when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitlab.explain.inputs import Images
+    from vitlab.checkpoints.load import ModelOrName
+    from vitlab.explain.inputs import Images, TokenModel
     from vitlab.explain.relevance import Target
 
-    MapFunction = Callable[[Any, Images, Target], Tensor]
+    MapFunction = Callable[[ModelOrName, Images, Target], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class ScoringMethod:
     def module(self) -> str:
         return self.function.partition(".")[0]
 
-    def __call__(self, model: Any, images: Images, target: Target = None) -> Tensor:
+    def __call__(self, model: ModelOrName, images: Images, target: Target = None) -> Tensor:
         """(B, grid_h, grid_w)."""
         run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
         return run(model, images, target) if self.by_class else run(model, images)
 
-    def supports(self, model: Any) -> bool:
+    def supports(self, model: TokenModel) -> bool:
         return set(self.needs) <= set(model.traceable) and (not self.by_class or model.config.classes > 0)
 
 
@@ -68,12 +69,17 @@ SHOWN = tuple(name for name, method in METHODS.items() if not method.baseline)
 COMPARED = tuple(name for name in SHOWN if not METHODS[name].signed)  # what `vitlab explain compare` shows by default
 
 
+def find_methods(names: Sequence[str], among: Iterable[str] = METHODS) -> list[str]:
+    """The names, each once; raises for one that is not `among` these methods."""
+    choices = list(among)
+    for name in names:
+        if name not in choices:
+            near = get_close_matches(str(name), choices, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"there is no method {name!r}.{hint} There are: {', '.join(choices)}.")
+    return list(dict.fromkeys(names))
+
+
 def find_method(method: str | MapFunction) -> MapFunction:
     """A method by its name; a function with the same signature is returned unchanged."""
-    if callable(method):
-        return method
-    if method in METHODS:
-        return METHODS[method]
-    near = get_close_matches(str(method), METHODS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UsageError(f"there is no method {method!r}.{hint} There are: {', '.join(METHODS)}.")
+    return method if callable(method) else METHODS[find_methods([method])[0]]

@@ -7,14 +7,15 @@ result.groups[0, -1]                       # (grid_h, grid_w): the token that ho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, batches, check_model, evaluating
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, token_model
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluation_mode
 
 
 @dataclass
@@ -31,13 +32,13 @@ class Pruned:
 
 
 @torch.no_grad()
-def pruned_patches(model: Any, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
+def pruned_patches(model: ModelOrName, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
     """Run the model with the reducer; a layer that removes nothing repeats the layer before it."""
-    check_model(model)
+    model = token_model(model)
     groups, counts, changed = [], [], set()
     for batch in batches(model, images, batch_size):
         trace = Trace("assignment", "sizes")
-        with evaluating(model):
+        with evaluation_mode(model):
             model(batch.images, trace=trace, reducer=reducer)
         assert trace.layout is not None
         prefix, (rows, columns) = len(trace.layout.prefix), trace.layout.grid

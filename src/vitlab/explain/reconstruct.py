@@ -9,16 +9,16 @@ A model that predicts normalised pixels (norm_pix) gets the mean and deviation o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
+from vitlab.explain.inputs import Images, batches, token_model, wide
 from vitlab.images.randomness import uniform
-from vitlab.models.base import Network
+from vitlab.models.base import evaluation_mode
 from vitlab.models.mae import MaskedAutoencoder
 
 
@@ -47,7 +47,7 @@ class Reconstruction:
 
 @torch.no_grad()
 def reconstruct(
-    model: MaskedAutoencoder,
+    model: ModelOrName,
     images: Images,
     *,
     mask_ratio: float | None = None,
@@ -60,7 +60,9 @@ def reconstruct(
     mask_ratio   share of masked patches; None: the model's own
     mask         or the mask of every image: (grid_h, grid_w), True where hidden
     """
-    check_decoder(model)
+    model = masked_autoencoder(model)
+    if mask_ratio is not None and not 0 < mask_ratio < 1:
+        raise UsageError(f"mask_ratio={mask_ratio:g} is a share: above 0 and below 1, e.g. 0.75.")
     parts: list[Reconstruction] = []
     first = 0
     for batch in batches(model.encoder, images, batch_size):
@@ -69,7 +71,7 @@ def reconstruct(
         noise = torch.from_numpy(uniform(seed, first + np.arange(len(x)), count=rows * columns))  # (B, N)
         if mask is not None:
             mask_ratio, noise = _noise_of(mask, (rows, columns), len(x))
-        with evaluating(model):
+        with evaluation_mode(model):
             out = model(x, noise, mask_ratio=mask_ratio)
         error = (wide(out.prediction) - wide(model.target(x))).square().mean(-1)  # (B, N)
         each = (error * out.mask).sum(1) / out.mask.sum(1)  # (B,)
@@ -93,11 +95,12 @@ def _noise_of(mask: Tensor, grid: tuple[int, int], images: int) -> tuple[float, 
     return 1 - (visible + 0.5) / mask.numel(), mask.flatten().float().expand(images, -1)
 
 
-def check_decoder(model: Any) -> None:
-    """Raises for a model without a decoder."""
+def masked_autoencoder(model: ModelOrName) -> MaskedAutoencoder:
+    """The model, or the one that a name loads; raises if it has no decoder."""
+    model = as_network(model)
     if isinstance(model, MaskedAutoencoder):
-        return
-    check_model(model.encoder if isinstance(model, Network) else model)
+        return model
+    token_model(model.encoder)
     raise UsageError(
         f"this is a {model.family} model without a decoder, so it cannot reconstruct pictures. Most released MAE files "
         "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file "

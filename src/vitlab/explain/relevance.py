@@ -18,15 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Stages, in_stages, row_of
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, logits_of, token_model, wide
+from vitlab.explain.stages import Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
 
 
-def relevance(model: Any, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
+def relevance(model: ModelOrName, images: Images, target: Target = None, *, batch_size: int = 8) -> Tensor:
     """(B, grid_h, grid_w): gradient-weighted attention through all layers, eqs. 5-6 of arXiv:2103.15679.
 
     Abar = E_h[(dy/dA * A)^+] and R <- R + Abar R, from R = I; the map is the row of R of the token that the head reads:
@@ -40,12 +43,14 @@ def relevance(model: Any, images: Images, target: Target = None, *, batch_size: 
     Merging splits a token's relevance equally between the tokens it was merged from; finer detail comes from the
     attention of the finer stages.
     """
-    check_classes(model)
+    model = classifier(model)
     check_offered(["attention"], model.traceable)
-    return _maps(model, images, target, batch_size, _relevance_in_stages if in_stages(model) else _relevance)
+    return _maps(model, images, target, batch_size, _relevance)
 
 
-def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def grad_cam(
+    model: ModelOrName, images: Images, target: Target = None, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
     """(B, grid_h, grid_w): Grad-CAM (arXiv:1610.02391) with patch tokens for pixels: (sum_k alpha_k T_k)^+, where alpha
     is the gradient's mean over the patches.
 
@@ -55,11 +60,11 @@ def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1,
 
     In stages (Swin, PVT, Twins) the tokens of that block lie on a coarser grid; every patch has its token's value.
     """
-    check_classes(model)
+    model = classifier(model)
     kind, at = _tokens_read(model, layer)
 
-    def cam(model: Any, x: Tensor, classes: Any) -> Tensor:
-        stages = Stages(model, *x.shape[-2:]) if in_stages(model) else None
+    def cam(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
+        stages = Stages(model, *x.shape[-2:]) if isinstance(model, Hierarchy) else None
         rows, columns = model.layout(*x.shape[-2:]).grid if stages is None else stages.layers[layer].grid
         T, slope = (wide(v[:, -rows * columns :]) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
         alpha = slope.mean(1, keepdim=True)  # (B, 1, D)
@@ -70,27 +75,27 @@ def grad_cam(model: Any, images: Images, target: Target = None, layer: int = -1,
 
 
 def gradient_x_input(
-    model: Any, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
+    model: ModelOrName, images: Images, target: Target = None, tokens: bool = True, *, batch_size: int = 8
 ) -> Tensor:
     """Gradient times input, with its sign: above 0 speaks for the class, below 0 against it.
 
     tokens=True: the input is each patch's embedding, before positions are added: (B, grid_h, grid_w). tokens=False: it
     is each normalised pixel, summed over colours: (B, H, W).
     """
-    check_classes(model)
+    model = classifier(model)
 
-    def of_tokens(model: Any, x: Tensor, classes: Any) -> Tensor:
+    def of_tokens(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
         z, slope = _gradient(model, x, classes, "patch_embed")
         return (wide(z) * wide(slope)).sum(-1)  # (B, N)
 
-    def of_pixels(model: Any, x: Tensor, classes: Any) -> Tensor:
+    def of_pixels(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
         (slope,) = torch.autograd.grad(_score(model, x, classes), x)
         return (wide(x) * wide(slope)).sum(1)  # (B, H, W)
 
     return _maps(model, images, target, batch_size, of_tokens if tokens else of_pixels)
 
 
-def class_numbers(model: Any, logits: Tensor, target: Target) -> Tensor:
+def class_numbers(model: TokenModel, logits: Tensor, target: Target) -> Tensor:
     """(B,): the class of each image. None: the top one; a number or a name for all, or a list with one per image."""
     if target is None:
         return logits.argmax(dim=1)
@@ -100,6 +105,12 @@ def class_numbers(model: Any, logits: Tensor, target: Target) -> Tensor:
     if len(targets) != B:
         raise UsageError(_one_for_each(len(targets), B))
     return torch.tensor([_class_number(model, one, classes) for one in targets], device=logits.device)
+
+
+def target_classes(model: ModelOrName, images: Tensor, target: Target = None, *, batch_size: int = 8) -> list[int]:
+    """The number of the class to explain for each image."""
+    model = classifier(model)
+    return class_numbers(model, logits_of(model, images, batch_size), target).tolist()
 
 
 def _as_list(target: Any) -> Any:
@@ -113,7 +124,7 @@ def _one_for_each(classes: int, images: int) -> str:
     return f"target lists {classes} classes for {images} images: give one for each, or one for all."
 
 
-def _class_number(model: Any, one: Any, classes: int) -> int:
+def _class_number(model: TokenModel, one: Any, classes: int) -> int:
     labels = model.labels or []
     if isinstance(one, str):
         if one in labels:
@@ -132,29 +143,31 @@ def _class_number(model: Any, one: Any, classes: int) -> int:
     return number
 
 
-def check_classes(model: Any) -> None:
-    check_model(model)
+def classifier(model: ModelOrName) -> TokenModel:
+    """The model, or the one that a name loads; raises if it has no classes."""
+    model = token_model(model)
     if not model.config.classes:
         raise UsageError(
             "this model has no classes (classes=0), so nothing speaks for one. attention_maps, rollout and pca_rgb "
             "need none; or load it with a head: classes=N. A CLIP is asked in words: --text 'a dog', explain.ask."
         )
+    return model
 
 
 def _maps(
-    model: Any, images: Images, target: Target, batch_size: int, method: Callable[[Any, Tensor, Any], Tensor]
+    model: TokenModel, images: Images, target: Target, batch_size: int, method: Callable[[Any, Tensor, Any], Tensor]
 ) -> Tensor:
     """The method's (B, N) for every batch, as a grid; (B, H, W) stays."""
     parts = []
     for x, classes in _parts(model, images, target, batch_size):
-        with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+        with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
             x = x.detach().clone().requires_grad_(True)  # builds a graph even if the weights are frozen
             heat = method(model, x, classes).detach().cpu()
         parts.append(heat if heat.ndim == 3 else heat.unflatten(1, model.layout(*x.shape[-2:]).grid))
     return torch.cat(parts)
 
 
-def _parts(model: Any, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+def _parts(model: TokenModel, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
     """Images in batches, each with its part of the target."""
     target, start = _as_list(target), 0
     for batch in batches(model, images, batch_size):
@@ -165,13 +178,15 @@ def _parts(model: Any, images: Images, target: Target, batch_size: int) -> Itera
         raise UsageError(_one_for_each(len(target), start))
 
 
-def _score(model: Any, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:
+def _score(model: TokenModel, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:
     """The sum over images of the logit of their class; images are independent, so gradients are per image."""
     logits = model(images, trace=trace)  # (B, classes)
     return logits.gather(1, class_numbers(model, logits.detach(), target)[:, None]).sum()
 
 
-def _gradient(model: Any, images: Tensor, target: Target, kind: str, layer: int | None = None) -> tuple[Tensor, Tensor]:
+def _gradient(
+    model: TokenModel, images: Tensor, target: Target, kind: str, layer: int | None = None
+) -> tuple[Tensor, Tensor]:
     """A traced value, and the gradient of the score with respect to it."""
     trace = Trace(kind, layers="all" if layer is None else [layer], gradients=True)
     score = _score(model, images, target, trace)
@@ -179,12 +194,9 @@ def _gradient(model: Any, images: Tensor, target: Target, kind: str, layer: int 
     return value.detach(), torch.autograd.grad(score, value)[0]
 
 
-def _tokens_read(model: Any, layer: int) -> tuple[str, int | None]:
+def _tokens_read(model: TokenModel, layer: int) -> tuple[str, int | None]:
     """The trace kind and layer of the tokens that the attention of block `layer` reads."""
-    depth = len(model.blocks)
-    if not -depth <= layer < depth:
-        raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
-    layer %= depth
+    layer = check_layer(model, layer)
     if "norm1" in model.traceable:
         return "norm1", layer
     if layer:
@@ -192,11 +204,13 @@ def _tokens_read(model: Any, layer: int) -> tuple[str, int | None]:
     return next(k for k in ("norm_pre", "positions", "prefix", "patch_embed") if k in model.traceable), None
 
 
-def _relevance(model: Any, images: Tensor, target: Target) -> Tensor:
+def _relevance(model: TokenModel, images: Tensor, target: Target) -> Tensor:
     """One row of R = (I + Abar_L) ... (I + Abar_1), multiplied from the left, block by block from the last.
 
     Only one layer's gradient is held, and the row costs N^2 where all of R would cost N^3.
     """
+    if isinstance(model, Hierarchy):
+        return _relevance_in_stages(model, images, target)
     trace = Trace("attention", "tokens", gradients=True)
     above, slope = _score(model, images, target, trace), None
     row = _head_weights(model, images)  # (B, N)
@@ -212,7 +226,7 @@ def _relevance(model: Any, images: Tensor, target: Target) -> Tensor:
     return row[:, -rows * columns :]
 
 
-def _relevance_in_stages(model: Any, images: Tensor, target: Target) -> Tensor:
+def _relevance_in_stages(model: Hierarchy, images: Tensor, target: Target) -> Tensor:
     """`_relevance` over the grids of all stages: (B, grid_h, grid_w)."""
     stages, trace = Stages(model, *images.shape[-2:]), Trace("attention", "tokens", gradients=True)
     above, slope = _score(model, images, target, trace), None
@@ -236,7 +250,7 @@ def _relevance_in_stages(model: Any, images: Tensor, target: Target) -> Tensor:
     return stages.lay(row[:, layer.prefix :], layer.stage)
 
 
-def _head_weights(model: Any, images: Tensor) -> Tensor:
+def _head_weights(model: TokenModel, images: Tensor) -> Tensor:
     """(B, N): each token's share in what the head reads, summing to 1."""
     layout = model.layout(*images.shape[-2:])
     prefix, patches = len(layout.prefix), layout.grid[0] * layout.grid[1]

@@ -15,14 +15,14 @@ from vitlab.models import registry
 def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
     """Family, config, display name, and the model if there is one. DINO resolves to its encoder."""
     family, config, name, model = _lookup(what, size, options)
-    if not hasattr(config, "encoder") or family in ("mae", "clip"):
+    if not config.wraps_encoder or family in ("mae", "clip"):
         return family, config, name, model
     encoder = None if model is None else copy.deepcopy(model.encoder).requires_grad_(True)  # DINO's teacher is frozen
     return *encoder_config(family, config), f"{name}, its encoder", encoder
 
 
 def encoder_config(family: str, config: Any) -> tuple[str, Any]:
-    return ("vit", config.encoder) if hasattr(config, "encoder") else (family, config)
+    return ("vit", config.encoder) if config.wraps_encoder else (family, config)
 
 
 def _lookup(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:

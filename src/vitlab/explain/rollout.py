@@ -6,16 +6,19 @@ and multiply through the layers. It ignores classes and values.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.attention_maps import Query, query_rows, resolve_query
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Layer, Stages, in_stages, row_of
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, token_model, wide
+from vitlab.explain.stages import Layer, Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 FUSE = {  # (B, h, N, N) -> (B, N, N)
     "mean": lambda A: A.mean(1, dtype=torch.promote_types(A.dtype, torch.float32)),
@@ -25,7 +28,7 @@ FUSE = {  # (B, h, N, N) -> (B, N, N)
 
 
 def rollout(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     discard: float = 0.0,
     start_layer: int = 0,
@@ -52,22 +55,23 @@ def rollout(
     the merged tokens; it has no residual path. A query token is that of the last stage. `discard` counts existing
     weights only, n in a window.
     """
-    check_model(model)
+    model = token_model(model)
     check_offered(["attention"], model.traceable)
     if heads not in FUSE:
         raise UsageError(f'heads={heads!r} must be "mean", "max" or "min".')
     if not 0 <= discard < 1:
         raise UsageError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
-    depth = len(model.blocks)
-    if not -depth <= start_layer < depth:
-        raise UsageError(f"start_layer={start_layer} does not exist: this model has layers 0 to {depth - 1}.")
-    layers = range(start_layer % depth, depth)
-    follow = _in_stages if in_stages(model) else _in_one_grid
-    parts = (follow(model, b.images, layers, query, discard, heads) for b in batches(model, images, batch_size))
-    return torch.cat([part.cpu() for part in parts])
+    layers = range(check_layer(model, start_layer), len(model.blocks))
+    parts = []
+    for batch in batches(model, images, batch_size):
+        if isinstance(model, Hierarchy):
+            parts.append(_in_stages(model, batch.images, layers, query, discard, heads).cpu())
+        else:
+            parts.append(_in_one_grid(model, batch.images, layers, query, discard, heads).cpu())
+    return torch.cat(parts)
 
 
-def _in_one_grid(model: Any, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
+def _in_one_grid(model: TokenModel, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
     layout = model.layout(*images.shape[-2:])
     product = _product(model, images, layers, len(layout.prefix), discard, heads)  # (B, N, N)
     row = product[:, query_rows(model, images, query), len(layout.prefix) :].mean(1)  # (B, patches)
@@ -75,7 +79,7 @@ def _in_one_grid(model: Any, images: Tensor, layers: range, query: Query, discar
 
 
 @torch.no_grad()
-def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
+def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
     """One row, multiplied from the last layer back: windows and reduced keys keep each layer's matrix small."""
     stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
 
@@ -87,7 +91,7 @@ def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard:
         return _discard_in_windows(A, discard, layer) if discard else A
 
     trace = Trace("attention", layers=layers, reduce=fuse)
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=trace)
     layer = stages.layers[layers[-1]]
     row = row_of(stages, layer, who).to(wide(images)).expand(len(images), -1)  # (B, tokens)
@@ -101,7 +105,7 @@ def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard:
 
 
 @torch.no_grad()
-def _product(model: Any, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
+def _product(model: TokenModel, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
     product: Tensor | None = None
 
     def multiply(weights: Tensor, _: int | None) -> None:
@@ -113,7 +117,7 @@ def _product(model: Any, images: Tensor, layers: range, prefix: int, discard: fl
         A = A / A.sum(-1, keepdim=True)
         product = A if product is None else A @ product
 
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=Trace("attention", layers=layers, reduce=multiply))
     assert product is not None
     return product

@@ -14,33 +14,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import wide
+from vitlab.explain.clip_prompts import PromptClassifier
+from vitlab.explain.inputs import TokenModel, token_model, wide
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.models.vit import VisionTransformer
 
 Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): the share of a coarse cell in each fine one
 Patches = tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def in_stages(model: Any) -> bool:
-    return isinstance(model, Hierarchy)
-
-
-def check_one_grid(model: Any, what: str) -> None:
-    """Raises for networks in stages."""
-    if in_stages(model):
+def one_grid(model: ModelOrName, what: str) -> VisionTransformer | PromptClassifier:
+    """The model, or the one that a name loads; raises for networks in stages."""
+    model = token_model(model)
+    if isinstance(model, Hierarchy):
         raise UsageError(
             f"{what} is defined for one grid of patches, and a {model.family} has one for each stage. Where its tokens "
             "look show attention_maps and rollout: vitlab explain attention --query X,Y."
         )
+    return model
 
 
 @dataclass(frozen=True)
@@ -203,11 +204,18 @@ def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
     return row
 
 
-def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
-    """The number of heads of the layers; raises if they differ."""
+def head_counts(model: TokenModel, layers: str | Sequence[int] = "all") -> set[int]:
+    """The numbers of heads that these layers have; several only in networks in stages."""
     config, depth = model.config, len(model.blocks)
+    if not isinstance(model, Hierarchy):
+        return {config.heads}
     chosen = range(depth) if isinstance(layers, str) else [layer % depth for layer in layers if -depth <= layer < depth]
-    counts = {config.heads[config.stage_of(layer)] for layer in chosen}
+    return {config.heads[config.stage_of(layer)] for layer in chosen}
+
+
+def heads_of(model: TokenModel, layers: str | Sequence[int] = "all") -> int:
+    """The number of heads of the layers; raises if they differ."""
+    config, counts = model.config, head_counts(model, layers)
     if len(counts) > 1:
         counted = "; ".join(
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"

@@ -11,14 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
 from PIL import Image
+from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Batch, Images, as_batch, evaluating, grid_of, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model
 from vitlab.images.preprocess import Box, Geometry
 from vitlab.images.read import called
 
@@ -84,8 +85,9 @@ class View:
         return self.geometry.to_original((left, top, right, bottom))
 
 
-def views(model: Any, images: Images, names: Sequence[str] | None = None, *, batch_size: int = 8) -> list[View]:
+def views(model: ModelOrName, images: Images, names: Sequence[str] | None = None, *, batch_size: int = 8) -> list[View]:
     """A View of every image, with its predicted class. A tensor is turned back into an image by the preprocess."""
+    model = token_model(model)
     batch = as_batch(model, images)
     if names is None:
         sources = images if isinstance(images, list | tuple) else [images]
@@ -96,26 +98,19 @@ def views(model: Any, images: Images, names: Sequence[str] | None = None, *, bat
     if pictures is None or geometries is None:
         pictures = [_picture(model, image) for image in batch.images]
         geometries = [Geometry(size, size, 0, 0)] * len(batch)
-    predictions = top_classes(model, batch, batch_size=batch_size)
+    predictions = top_classes(model, batch.images, batch_size=batch_size)
     return [
         View(shrink(picture, LARGEST), geometry, size, model.config.patch_size, name, *top, grid_of(model, batch))
         for picture, geometry, name, top in zip(pictures, geometries, names, predictions, strict=True)
     ]
 
 
-@torch.no_grad()
-def top_classes(model: Any, batch: Batch, *, batch_size: int = 8) -> list[tuple[str | None, float | None]]:
+def top_classes(model: TokenModel, images: Tensor, *, batch_size: int = 8) -> list[tuple[str | None, float | None]]:
     """Each image's top class and its probability; (None, None) for a model with fewer than two classes."""
     if model.config.classes < 2:
-        return [(None, None)] * len(batch)
-    with evaluating(model):
-        logits = torch.cat([wide(model(part.images)) for part in batch.split(batch_size)])  # (B, classes)
-    best = logits.softmax(-1).max(-1)
-    labels = model.labels or []
-    return [
-        (labels[i] if i < len(labels) else f"class {i}", p)
-        for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+        return [(None, None)] * len(images)
+    best = logits_of(model, images, batch_size).softmax(-1).max(-1)
+    return [(model.label_of(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
 def shrink(picture: Image.Image, longest: int) -> Image.Image:
@@ -133,7 +128,7 @@ def to_model(geometry: Geometry, x: Coordinates, y: Coordinates) -> tuple[Coordi
     return x * (w / W) - geometry.left, y * (h / H) - geometry.top
 
 
-def _picture(model: Any, image: torch.Tensor) -> Image.Image:
+def _picture(model: TokenModel, image: Tensor) -> Image.Image:
     if model.preprocess is None:
         raise UsageError("the model has no preprocess, so what a tensor shows is unknown: pass pictures, or set it.")
     return model.preprocess.picture(image).convert("RGB")

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, as_batch, check_model, evaluating, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
-from vitlab.explain.stages import in_stages
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
     "picture": "x ∈ R^(H×W×C)",
@@ -62,10 +64,10 @@ class Walk:
 
 
 @torch.no_grad()
-def walk_through(model: Any, image: Images) -> Walk:
+def walk_through(model: ModelOrName, image: Images) -> Walk:
     """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
-    check_model(model)
-    if in_stages(model):
+    model = token_model(model)
+    if isinstance(model, Hierarchy):
         raise UsageError(
             f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
         )
@@ -75,7 +77,7 @@ def walk_through(model: Any, image: Images) -> Walk:
     x = batch.images
     kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)
-    with evaluating(model):
+    with evaluation_mode(model):
         logits = model(x, trace=trace)
         read = [_read_out(model, trace["tokens", layer]) for layer in trace.layers] if model.config.classes else []
     layout = model.layout(*x.shape[-2:])
@@ -90,13 +92,13 @@ def walk_through(model: Any, image: Images) -> Walk:
     return Walk(steps, layout.prefix, layout.grid, torch.stack(read) if read else None)
 
 
-def _read_out(model: Any, tokens: Tensor) -> Tensor:
+def _read_out(model: TokenModel, tokens: Tensor) -> Tensor:
     """Tokens (1, N, D) after a block -> probabilities (classes,)."""
     tokens = tokens if model.norm is None else model.norm(tokens)
     return wide(model.forward_head(tokens))[0].softmax(-1).cpu()
 
 
-def _step(name: str, value: Tensor, model: Any, cost: Step | None = None) -> WalkStep:
+def _step(name: str, value: Tensor, model: TokenModel, cost: Step | None = None) -> WalkStep:
     kind = name.partition(".")[0]
     equation = EQUATIONS[kind]
     if kind == "pool" and model.config.head.pooling != "class":

@@ -58,7 +58,7 @@ PATTERNS |= {"expr_str": SIZE, "guards_code": GUARD, "in_spec": SPEC, "out_spec"
 
 @contextmanager
 def sanitized_copy(path: Path) -> Iterator[IO[bytes]]:
-    """A copy of the file with its checked entries only. Raises ValueError for anything that is not allowed."""
+    """A copy of the file with its checked entries only. Raises ExportError for anything that is not allowed."""
     with tempfile.TemporaryFile() as copy:
         with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as target:
             entries = _entries(source)
@@ -141,5 +141,5 @@ def _check_text(text: str, key: str) -> None:
             check_size(text)
         if text and key == "guards_code":
             check_guard(text)
-    except ValueError as error:
+    except ExportError as error:
         raise ExportError(f"{place}: {error}") from None

@@ -10,19 +10,25 @@ process; times are medians with quartiles, and ratios are between those medians.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.errors import ExportError
+from vitlab.checkpoints.load import as_network, is_checkpoint
+from vitlab.errors import UsageError
+from vitlab.export.program import first_line
 from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
 from vitlab.export.verify import TOLERANCE, Comparison, agreement_rate
+from vitlab.factory import create
+from vitlab.models.base import Network
 from vitlab.models.config import nearest
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
@@ -90,7 +96,7 @@ class Bench:
 
 
 def run_bench(
-    model: Any,
+    model: Network | str | Path,
     *,
     batch: int = 8,
     rounds: int = 15,
@@ -100,18 +106,19 @@ def run_bench(
     compare: Comparison | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Bench:
-    """`reducers`: tried in addition to all tokens; None: ToMe that merges half of the patches, where possible."""
+    """`model`: a model, a checkpoint, or the name of a new model. `reducers`: tried in addition to all tokens; None:
+    ToMe that merges half of the patches, where possible.
+    """
+    model = open_or_create(model)
     compare = compare or Comparison(images=64)
     check_options(backends, reducers or (), against)
     if "int8_static" in backends and compare.source is None:
-        raise ExportError("int8_static is calibrated on images like those of its later use: name them with --data.")
-    if model.preprocess is None:
-        raise ExportError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
+        raise UsageError("int8_static is calibrated on images like those of its later use: name them with --data.")
     channels = model.config.channels
-    images = preprocess_batch(model.preprocess, compare.sample(channels))
+    images = preprocess_batch(model, compare.sample(channels))
     calibration = None
     if "int8_static" in backends:
-        calibration = preprocess_batch(model.preprocess, compare.sample(channels, calibrate=True))
+        calibration = preprocess_batch(model, compare.sample(channels, calibrate=True))
     factory = RunnerFactory(model, calibration)
     reducers = default_reducers(model) if reducers is None else reducers
     libraries, missing = try_runners(
@@ -124,6 +131,14 @@ def run_bench(
     return Bench(batch, len(images), rows, fastest(rows, compare.agreement), compare.agreement, missing + notes)
 
 
+def open_or_create(model: Network | str | Path, **options: Any) -> Network:
+    """A model as it is; a checkpoint is loaded; of any other name a new, untrained model is made."""
+    if isinstance(model, Network) or is_checkpoint(model):
+        return as_network(model, **options)
+    warnings.warn(f"{model} is a new, untrained model: its times are right, its agreement says little.", stacklevel=2)
+    return create(str(model), **options).eval()
+
+
 def check_options(backends: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
     """Refuse unknown names before anything is timed."""
     for backend in backends:
@@ -133,7 +148,7 @@ def check_options(backends: Sequence[str], reducers: Sequence[str], against: Seq
     for name in against:
         if name not in LIBRARIES:
             near = nearest(name, list(LIBRARIES))
-            raise ExportError(f"--against {name!r} is not known.{near} Use {', '.join(LIBRARIES)}.")
+            raise UsageError(f"--against {name!r} is not known.{near} Use {', '.join(LIBRARIES)}.")
 
 
 def make_runners(
@@ -167,8 +182,7 @@ def try_runners(
             runner.run(batch)
             runners.append(runner)
         except Exception as error:  # compilers and other libraries raise many kinds
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            notes.append(f"{title} does not run here: {first}")
+            notes.append(f"{title} does not run here: {first_line(error)}")
     return runners, notes
 
 
@@ -209,7 +223,7 @@ def fastest(rows: Sequence[BackendResult], agreement: float) -> BackendResult | 
     return min(fitting, key=lambda row: summary(row.seconds)["median"], default=None)
 
 
-def default_reducers(model: Any) -> list[str]:
+def default_reducers(model: Network) -> list[str]:
     encoder = model.encoder
     if not isinstance(encoder, VisionTransformer) or encoder.config.positions.kind not in ("learned", "sincos"):
         return []

@@ -40,14 +40,14 @@ MAX_PRECISION = 64
 
 
 def check_guard(text: str) -> None:
-    """Raise ValueError unless a guard only compares sizes."""
+    """Raise ExportError unless a guard only compares sizes."""
     for node in _parsed(text, GUARD_NODES):
         if isinstance(node, ast.Name) and node.id not in GUARD_NAMES:
             raise ExportError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
 
 
 def check_size(text: str) -> None:
-    """Raise ValueError unless a size is arithmetic on symbols."""
+    """Raise ExportError unless a size is arithmetic on symbols."""
     for node in _parsed(text, SIZE_NODES):
         if isinstance(node, ast.Name) and node.id not in SIZE_NAMES:
             raise ExportError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
@@ -99,7 +99,7 @@ def _check_constant(value: object) -> None:
 
 
 def check_growth(nodes: object) -> None:
-    """Raise ValueError if integers in a graph grow without bound, as by repeated products."""
+    """Raise ExportError if integers in a graph grow without bound, as by repeated products."""
     bits: dict[str, int] = {}
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None

@@ -11,7 +11,7 @@ Equal to rounding. For inference only: a Trace of the folded network shows other
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,15 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
 from vitlab.layers.windows import WindowAttention
+from vitlab.models.base import Network
 from vitlab.models.hierarchy import GridBlock
 from vitlab.models.resnet import ConvNorm
 
+N = TypeVar("N", bound=Network)
+
 
 @torch.no_grad()
-def fold(model: Any) -> Any:
+def fold(model: N) -> N:
     """A folded copy in evaluation mode; the model stays as it is."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     for module in list(copied.modules()):
@@ -36,8 +39,7 @@ def fold(model: Any) -> Any:
         elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore
     for module in copied.modules():
-        without_norm = isinstance(module, Attention) and module.q_norm is None
-        if without_norm or isinstance(module, WindowAttention):
+        if isinstance(module, WindowAttention) or (isinstance(module, Attention) and module.q_norm is None):
             _scale_into_queries(module)
     return copied
 

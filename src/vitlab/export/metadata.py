@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +11,9 @@ import torch
 
 from vitlab.checkpoints import schema
 from vitlab.checkpoints.fingerprint import fingerprint
-from vitlab.errors import ExportError
+from vitlab.errors import ExportError, VitlabError
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIP
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
@@ -39,6 +40,8 @@ KINDS: schema.Kinds = {
 
 @dataclass(frozen=True)
 class ExportMetadata:
+    """Also the config of an exported network."""
+
     gives: OutputKind  # logits, image features, or the text features of a CLIP
     family: str
     classes: int  # 0 unless gives is logits
@@ -60,8 +63,11 @@ class ExportMetadata:
     torch: str = torch.__version__
     format: int = FORMAT
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
     def to_json(self) -> str:
-        return json.dumps(spell_not_finite(asdict(self)), ensure_ascii=False, allow_nan=False)
+        return json.dumps(spell_not_finite(self.to_dict()), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | None, path: Path) -> ExportMetadata:
@@ -72,27 +78,39 @@ class ExportMetadata:
             )
         try:
             values = parse_json(text)
-            if not isinstance(values, dict) or values.get("format") != FORMAT:
-                version = values.get("format") if isinstance(values, dict) else values
-                raise ExportError(f"format {version!r:.40} is not known: update vitlab")
-            schema.check(values, KINDS, "it")
-            schema.check(values.get("card", {}), CARD, "its card")
-            if unknown := values.get("card", {}).keys() - CARD.keys():
-                raise ExportError(f"its card has {sorted(unknown)[0]!r:.40}, which is not known: update vitlab")
-            needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-            if missing := [name for name in needed if name not in values]:
-                raise ExportError(f"{missing[0]} is missing")
-            metadata = cls(**{name: values[name] for name in (f.name for f in fields(cls)) if name in values})
-            if metadata.labels is not None and len(metadata.labels) != metadata.classes:
-                raise ExportError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
-            if metadata.preprocess is not None:
-                Preprocess.from_dict(metadata.preprocess)
         except ValueError as error:
-            raise ExportError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.") from None
-        return metadata
+            raise _unusable(path, error) from None
+        try:
+            return cls.from_dict(values)
+        except VitlabError as error:
+            raise _unusable(path, error) from None
+
+    @classmethod
+    def from_dict(cls, values: object) -> ExportMetadata:
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            version = values.get("format") if isinstance(values, dict) else values
+            raise ExportError(f"format {version!r:.40} is not known: update vitlab")
+        schema.check(values, KINDS, "it")
+        card = values.get("card", {})
+        schema.check(card, CARD, "its card")
+        if unknown := card.keys() - CARD.keys():
+            raise ExportError(f"its card has {sorted(unknown)[0]!r:.40}, which is not known: update vitlab")
+        needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+        if missing := [name for name in needed if name not in values]:
+            raise ExportError(f"{missing[0]} is missing")
+        metadata = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        if metadata.labels is not None and len(metadata.labels) != metadata.classes:
+            raise ExportError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
+        if metadata.preprocess is not None:
+            Preprocess.from_dict(metadata.preprocess)
+        return replace(metadata, image_size=tuple(metadata.image_size))
 
 
-def model_metadata(model: Any, gives: OutputKind, **options: Any) -> ExportMetadata:
+def _unusable(path: Path, error: ValueError) -> ExportError:
+    return ExportError(f"{path}: its metadata cannot be used: {str(error).rstrip('.')}.")
+
+
+def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportMetadata:
     """`options`: dynamic_size, stride, reducer and int8 of the export."""
     clip = model if isinstance(model, CLIP) else None
     tokenizer = clip.tokenizer if clip is not None and gives == "text" else None

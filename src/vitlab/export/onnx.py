@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from vitlab.errors import ExportError
 from vitlab.export.metadata import KEY, ExportMetadata
-from vitlab.export.program import suppress_output
+from vitlab.export.program import first_line, suppress_output
 from vitlab.export.wrapper import INPUTS, OUTPUTS
 
 OPSET = 20
@@ -92,7 +92,7 @@ class Session:
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ExportError(f"{path}: ONNX Runtime cannot read it: {str(error).splitlines()[0]}") from None
+            raise ExportError(f"{path}: ONNX Runtime cannot read it: {first_line(error)}") from None
         self.input = self.session.get_inputs()[0].name
 
     @property

@@ -11,25 +11,28 @@ small   the smallest with that agreement
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from os import PathLike
+from pathlib import Path
+from typing import Literal
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.errors import ExportError
+from vitlab.checkpoints.load import as_network
+from vitlab.errors import ExportError, UsageError
 from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
+from vitlab.export.loader import InferenceNetwork
 from vitlab.export.runners import EXACT, Runner, RunnerFactory
+from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import AGREEMENT
-from vitlab.layers.reducer import Reducer
-from vitlab.layers.trace import Trace
-from vitlab.models.base import Capability, Network
+from vitlab.images.read import Source
+from vitlab.models.base import Network
 
 Goal = Literal["exact", "fast", "small"]
 BACKENDS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
 
 
-class Optimized(Network):
+class Optimized(InferenceNetwork):
     """Replaces the model for inference on the CPU, also in vitlab.predict and vitlab.embed."""
 
     def __init__(
@@ -37,14 +40,10 @@ class Optimized(Network):
     ):
         super().__init__()
         model = factory.model
-        self.family, self.config = model.family, model.config
+        self.gives, self.family, self.config = factory.gives, model.family, model.config
         self.preprocess, self.labels, self.card = model.preprocess, model.labels, model.card
         self.chosen, self.rows, self.notes = chosen, rows, notes
         self._hidden = runner, factory  # a tuple hides them from nn.Module; the factory owns the runner's files
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.CLASSIFY})
 
     def forward(self, images: Tensor) -> Tensor:
         return self._hidden[0].run(images)
@@ -53,18 +52,9 @@ class Optimized(Network):
         return f"Optimized({self.family}, {self.chosen.title}, {self.chosen.speedup:.2f} x eager here)"
 
 
-class OptimizedFeatures(Optimized):
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED})
-
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self(images)
-
-
 def optimize(
-    model: Any,
-    example: Tensor | Sequence[Any],
+    model: Network | str | Path,
+    example: Tensor | Source | Sequence[Source],
     goal: Goal = "exact",
     *,
     agreement: float = AGREEMENT,
@@ -73,11 +63,13 @@ def optimize(
     rounds: int = 9,
     progress: Callable[[str], object] | None = None,
 ) -> Optimized:
-    """`example`: a batch (B, C, H, W) of model inputs, or images. It is timed, B (or `batch`) at once, and agreement is
-    measured on it, so give a hundred or more real images for "fast" and "small". The model is put into evaluation mode.
+    """`model` may be the name of a checkpoint; it is put into evaluation mode. `example`: a batch (B, C, H, W) of model
+    inputs, or images. It is timed, B (or `batch`) at once, and agreement is measured on it, so give a hundred or more
+    real images for "fast" and "small".
     """
+    model = as_network(model)
     if goal not in BACKENDS:
-        raise ExportError(f"goal={goal!r} is not known: use {', '.join(BACKENDS)}.")
+        raise UsageError(f"goal={goal!r} is not known: use {', '.join(BACKENDS)}.")
     images = _to_batch(model, example)
     batch = batch or min(len(images), 8)
     factory = RunnerFactory(model)
@@ -95,16 +87,13 @@ def optimize(
         chosen = min((r for r in rows if r.within or r.agreement >= agreement), key=lambda r: r.bytes)
     else:
         chosen = fastest(rows, 1.0 if goal == "exact" else agreement) or rows[0]
-    kind = Optimized if factory.gives == "logits" else OptimizedFeatures
-    return kind(factory, runners[rows.index(chosen)], chosen, rows, notes).eval()
+    return Optimized(factory, runners[rows.index(chosen)], chosen, rows, notes).eval()
 
 
-def _to_batch(model: Any, example: Tensor | Sequence[Any]) -> Tensor:
+def _to_batch(model: Network, example: Tensor | Source | Sequence[Source]) -> Tensor:
     if isinstance(example, Tensor):
         if example.ndim != 4 or not len(example):
-            raise ExportError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
+            raise UsageError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
         return example.detach().float().cpu()
-    if model.preprocess is None:
-        raise ExportError("the model has no preprocess, so example must be a tensor (batch, C, height, width).")
-    images = [example] if isinstance(example, str | bytes | Image.Image) else list(example)
-    return torch.stack([model.preprocess(image) for image in images])
+    single = isinstance(example, str | bytes | PathLike | Image.Image)
+    return preprocess_batch(model, [example] if single else list(example))  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from vitlab.errors import ExportError
+from vitlab.checkpoints.load import as_network
+from vitlab.errors import ExportError, UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import SUFFIXES, open_export
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -21,8 +21,13 @@ from vitlab.export.quantize import MODES, to_int8
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import Comparison, Verification, verify
 from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_input, output_kind
+from vitlab.models.base import Network
 
 CALIBRATION = 64  # images
+NO_CALIBRATION = (
+    "static int8 is calibrated on images like those of its later use: name them, --int8 static --data FOLDER (or "
+    "cifar10, digits, ...); --int8 dynamic needs none."
+)
 
 
 class ExportMismatchError(ExportError):
@@ -34,7 +39,7 @@ class ExportMismatchError(ExportError):
 
 
 def export_model(
-    model: Any,
+    model: Network | str | Path,
     path: str | Path,
     *,
     gives: OutputKind | None = None,
@@ -44,13 +49,13 @@ def export_model(
     compare: Comparison | None = None,
     force: bool = False,
 ) -> Verification:
-    """Write model.onnx or model.pt2, by the suffix of `path`.
+    """Write model.onnx or model.pt2, by the suffix of `path`. `model` may be the name of a checkpoint.
 
     `gives`: logits where the model has classes, else features; "text" exports the text tower of a CLIP. Static int8 is
     calibrated on `compare.source`. If the outputs differ, ExportMismatchError is raised and an older file at `path`
     stays; `force` keeps the new file.
     """
-    path, compare = Path(path).expanduser(), compare or Comparison()
+    model, path, compare = as_network(model), Path(path).expanduser(), compare or Comparison()
     _check(path, int8, compare.source, dynamic_size, reducer, gives)
     gives = output_kind(model, gives)
     size_range = dynamic_size_range(model) if dynamic_size else None
@@ -73,7 +78,7 @@ def export_model(
             calibration = None
             if int8 == "static":
                 calibrated_on = replace(compare, images=CALIBRATION).sample(channels, calibrate=True)
-                calibration = preprocess_batch(model.preprocess, calibrated_on)
+                calibration = preprocess_batch(model, calibrated_on)
             to_int8(float32, written, int8, calibration)
             set_metadata(written, replace(metadata, int8=int8))
         exported = open_export(written)
@@ -90,22 +95,16 @@ def export_model(
 def _check(
     path: Path, int8: str | None, source: str | None, dynamic_size: bool, reducer: str | None, gives: OutputKind | None
 ) -> None:
-    if path.suffix not in SUFFIXES:
-        raise ExportError(f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format.")
-    if path.is_dir():
-        raise ExportError(f"{path} is a folder: name a file.")
-    if int8 is not None and int8 not in MODES:
-        raise ExportError(f"--int8 {int8!r} is not known: use {' or '.join(MODES)}.")
-    if int8 is not None and path.suffix != ".onnx":
-        raise ExportError("int8 is written as ONNX: name the file model.onnx.")
-    if int8 == "static" and gives == "text":
-        raise ExportError("static int8 is calibrated on images: use --int8 dynamic for a text tower.")
-    if int8 == "static" and source is None:
-        raise ExportError(
-            "static int8 is calibrated on images like those of its later use: name them, --int8 static --data "
-            "FOLDER (or cifar10, digits, ...); --int8 dynamic needs none."
-        )
-    if gives == "text" and dynamic_size:
-        raise ExportError("a text tower has no image size: leave --dynamic-size out.")
-    if gives == "text" and reducer is not None:
-        raise ExportError("a reducer removes image patches, which a text tower does not have: leave --reducer out.")
+    text, static = gives == "text", int8 == "static"
+    for refused, message in (
+        (path.suffix not in SUFFIXES, f"{path}: the name must end in {' or '.join(SUFFIXES)}, which sets the format."),
+        (path.is_dir(), f"{path} is a folder: name a file."),
+        (int8 not in (None, *MODES), f"--int8 {int8!r} is not known: use {' or '.join(MODES)}."),
+        (int8 and path.suffix != ".onnx", "int8 is written as ONNX: name the file model.onnx."),
+        (static and text, "static int8 is calibrated on images: use --int8 dynamic for a text tower."),
+        (static and source is None, NO_CALIBRATION),
+        (text and dynamic_size, "a text tower has no image size: leave --dynamic-size out."),
+        (text and reducer, "a reducer removes image patches, which a text tower does not have: leave --reducer out."),
+    ):
+        if refused:
+            raise UsageError(message)

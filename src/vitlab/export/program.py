@@ -48,7 +48,7 @@ def to_program(wrapper: ExportWrapper, example: Tensor, sizes: SizeRange | None 
             return torch.export.export(wrapper, (example,), dynamic_shapes=(shape,), strict=False)
     except Exception as error:  # torch raises many kinds here
         dynamic = " for all image sizes: leave --dynamic-size out" if sizes is not None else ""
-        raise ExportError(f"this network cannot be exported{dynamic}. torch says: {_first_line(error)}") from error
+        raise ExportError(f"this network cannot be exported{dynamic}. torch says: {first_line(error)}") from error
 
 
 def save_program(program: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
@@ -59,7 +59,7 @@ def save_program(program: ExportedProgram, path: Path, metadata: ExportMetadata)
             torch.export.save(program, path, extra_files={NAME: metadata.to_json()})
     except Exception as error:  # some operations can be traced but not saved
         raise ExportError(
-            f"torch cannot write this network as .pt2: name the file model.onnx. It says: {_first_line(error)}"
+            f"torch cannot write this network as .pt2: name the file model.onnx. It says: {first_line(error)}"
         ) from error
 
 
@@ -70,10 +70,11 @@ def load_program(path: Path) -> tuple[Callable[[Tensor], Tensor], ExportMetadata
         with suppress_output(), sanitized_copy(path) as archive:
             run = torch.export.load(archive, extra_files=extra).module()
     except Exception as error:
-        raise ExportError(f"{path}: cannot be read as a torch.export program: {_first_line(error)}") from None
+        raise ExportError(f"{path}: cannot be read as a torch.export program: {first_line(error)}") from None
     text = extra[NAME].decode(errors="replace") if isinstance(extra[NAME], bytes) else extra[NAME]
     return run, ExportMetadata.from_json(text, path)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The message of a library's error, without its details."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -13,90 +13,73 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from vitlab.errors import ExportError
+from vitlab.errors import ExportError, UsageError
 from vitlab.export.onnx import require
 from vitlab.export.program import suppress_output
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
 
 MODES = ("dynamic", "static")
 INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QuantizeLinear", "ConvInteger", "QLinearConv")
 
 
-def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = None) -> int:
-    """Write `target` and return its number of integer operations. `calibration` (B, C, H, W): preprocessed images."""
+def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = None) -> None:
+    """`calibration` (B, C, H, W): preprocessed images, for static int8."""
     require("onnx", "onnxruntime")
     if mode not in MODES:
-        raise ExportError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
+        raise UsageError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
+    import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-    common: dict[str, Any] = dict(per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
     with suppress_output(), tempfile.TemporaryDirectory() as folder:
-        stripped = _without_types(source, Path(folder) / "stripped.onnx")
-        common |= dict(op_types_to_quantize=_products(stripped, mode), extra_options={"MatMulConstBOnly": True})
-        common |= dict(nodes_to_exclude=_resized_positions(stripped))
+        model = onnx.load(source)
+        del model.graph.value_info[:]  # types, which the quantizer would trust after it has changed them
+        stripped = Path(folder) / "stripped.onnx"
+        onnx.save(model, stripped, save_as_external_data=model.ByteSize() > 2**31 - 1)
+        common: dict[str, Any] = dict(
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=[_product_kind(model.graph, mode)],
+            nodes_to_exclude=_resized_positions(model.graph),
+            extra_options={"MatMulConstBOnly": True},
+        )
         if mode == "dynamic":
             quantize_dynamic(stripped, target, **common)
         else:
             if calibration is None or not len(calibration):
-                raise ExportError("static int8 is calibrated on real images: give some with --data SOURCE.")
-            reader: Any = _Reader(_input_name(stripped), calibration)
+                raise UsageError("static int8 is calibrated on real images: give some with --data SOURCE.")
             quantize_static(
-                *(stripped, target, reader),
+                stripped,
+                target,
+                _Reader(model.graph.input[0].name, calibration),  # type: ignore[arg-type]
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,
                 calibrate_method=CalibrationMethod.MinMax,
                 **common,
             )
-    steps = integer_steps(target)
-    if not steps:
-        raise ExportError(
-            f"int8 {mode}: this network has nothing to quantize; "
-            + ("convolutions need --int8 static." if mode == "dynamic" else "export it without --int8.")
-        )
-    return steps
+    nodes = onnx.load(target, load_external_data=False).graph.node
+    if not any(node.op_type in INTEGER for node in nodes):
+        remedy = "convolutions need --int8 static." if mode == "dynamic" else "export it without --int8."
+        raise ExportError(f"int8 {mode}: this network has nothing to quantize; {remedy}")
 
 
-def _products(path: Path, mode: str) -> list[str]:
-    """Operations to quantize. Not Gemm: that is the last layer, on one row per image."""
-    import onnx
-
-    steps = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    return ["Conv"] if mode == "static" and "MatMul" not in steps else ["MatMul"]
+def _product_kind(graph: GraphProto, mode: str) -> str:
+    """The operation to quantize. Not Gemm: that is the last layer, on one row per image."""
+    has_products = any(node.op_type == "MatMul" for node in graph.node)
+    return "Conv" if mode == "static" and not has_products else "MatMul"
 
 
-def _resized_positions(path: Path) -> list[str]:
+def _resized_positions(graph: GraphProto) -> list[str]:
     """Products with a constant that is not a matrix, as where positions are resized: no int8 kernel takes them."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
-    other = {held.name for held in graph.initializer if len(held.dims) != 2}
+    other = {constant.name for constant in graph.initializer if len(constant.dims) != 2}
     return [node.name for node in graph.node if node.op_type == "MatMul" and other & set(node.input)]
-
-
-def integer_steps(path: Path) -> int:
-    import onnx
-
-    return sum(node.op_type in INTEGER for node in onnx.load(path, load_external_data=False).graph.node)
-
-
-def _without_types(source: Path, target: Path) -> Path:
-    """Drop the exporter's type notes, which the quantizer would trust after it has changed the types."""
-    import onnx
-
-    model = onnx.load(source)
-    del model.graph.value_info[:]
-    onnx.save(model, target, save_as_external_data=model.ByteSize() > 2**31 - 1)
-    return target
-
-
-def _input_name(path: Path) -> str:
-    import onnx
-
-    return onnx.load(path, load_external_data=False).graph.input[0].name
 
 
 class _Reader:

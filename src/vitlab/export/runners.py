@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import convert
-from vitlab.errors import ExportError
+from vitlab.errors import UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import file_size
 from vitlab.export.metadata import OutputKind, model_metadata
@@ -32,6 +32,7 @@ from vitlab.export.onnx import Session, save_onnx
 from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
 from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
+from vitlab.models.base import Network
 
 EXACT = ("eager", "folded", "compiled", "onnx")
 T = TypeVar("T")
@@ -58,13 +59,13 @@ class Runner:
 
 def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
-        raise ExportError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
+        raise UsageError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
 
 
 class RunnerFactory:
     """Makes runners of one model. Shared parts are made once; files are deleted with the factory."""
 
-    def __init__(self, model: Any, calibration: Tensor | None = None):
+    def __init__(self, model: Network, calibration: Tensor | None = None):
         """`calibration` (B, C, H, W): preprocessed real images, for int8_static."""
         self.model, self.calibration = model.eval(), calibration
         self.gives: OutputKind = output_kind(model)
@@ -147,17 +148,17 @@ def _bytes(wrapper: ExportWrapper) -> int:
     return sum(value.nbytes for value in wrapper.state_dict().values())
 
 
-def library_runner(name: str, model: Any, factory: RunnerFactory) -> Runner:
+def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
     if name == "onnxruntime":
         return _onnxruntime_runner("onnxruntime", factory.onnx_file(folded=False))
     return _transformers_runner(model)
 
 
-def _transformers_runner(model: Any) -> Runner:
+def _transformers_runner(model: Network) -> Runner:
     if find_spec("transformers") is None:
-        raise ExportError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
+        raise UsageError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
     if not model.config.classes:
-        raise ExportError("--against transformers compares classifiers: this model has no classes.")
+        raise UsageError("--against transformers compares classifiers: this model has no classes.")
     from transformers import AutoModelForImageClassification
 
     with tempfile.TemporaryDirectory() as folder:

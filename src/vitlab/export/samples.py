@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images.datasets import Dataset, open_data
-from vitlab.images.preprocess import Preprocess
+from vitlab.images.read import Source
+from vitlab.models.base import Network
 from vitlab.text.templates import fill, read_templates
 
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")  # bundled with scikit-learn
@@ -33,8 +36,12 @@ def sample_texts(count: int) -> list[str]:
     return [fill(template, subject) for template in read_templates("held_out") for subject in SUBJECTS][:count]
 
 
-def preprocess_batch(preprocess: Preprocess, images: list[Image.Image]) -> Tensor:
-    return torch.stack([preprocess(image) for image in images])  # (B, C, H, W)
+def preprocess_batch(model: Network, images: Sequence[Source], size: tuple[int, int] | None = None) -> Tensor:
+    """(B, C, H, W), as the model reads them; `size` (H, W) replaces its own."""
+    if model.preprocess is None:
+        raise UsageError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
+    preprocess = model.preprocess if size is None else model.preprocess.with_size(size)
+    return torch.stack([preprocess(image) for image in images])
 
 
 def _read_image(split: Dataset, number: int) -> Image.Image:

@@ -22,10 +22,11 @@ from torch import Tensor
 from vitlab.errors import ExportError
 from vitlab.export.loader import Exported
 from vitlab.export.metadata import ExportMetadata
+from vitlab.export.program import first_line
 from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
 from vitlab.export.wrapper import ExportWrapper
-from vitlab.models.base import evaluating
+from vitlab.models.base import Network, evaluating
 from vitlab.parsing import spell_not_finite
 
 TOLERANCE = 1e-4
@@ -76,7 +77,7 @@ class Verification:
 
 
 def verify(
-    model: Any,
+    model: Network,
     exported: Exported,
     images: list[Image.Image],
     *,
@@ -112,16 +113,13 @@ def verify(
     return result
 
 
-def _inputs(model: Any, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+def _inputs(model: Network, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
     if exported.metadata.gives == "text":
         if model.tokenizer is None:
             raise ExportError("the CLIP has no tokenizer, so its text tower cannot be compared.")
         texts = sample_texts(len(images))
         return model.tokenizer(texts), exported.tokenizer(texts)  # type: ignore[operator]
-    if model.preprocess is None or exported.preprocess is None:
-        raise ExportError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
-    size = exported.config.image_size
-    return preprocess_batch(model.preprocess.with_size(size), images), preprocess_batch(exported.preprocess, images)
+    return preprocess_batch(model, images, exported.config.image_size), preprocess_batch(exported, images)
 
 
 def _run_batches(run: Callable[[Tensor], Tensor], inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -199,7 +197,7 @@ def _find_problems(result: Verification, metadata: ExportMetadata, agreement: fl
     return problems
 
 
-def _preprocess_difference(model: Any, exported: Exported) -> str:
+def _preprocess_difference(model: Network, exported: Exported) -> str:
     ours, theirs = model.preprocess.to_dict(), exported.preprocess.to_dict()  # type: ignore[union-attr]
     names = [name for name in ours if name != "size" and ours[name] != theirs[name]]
     differences = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in names)
@@ -212,7 +210,6 @@ def _other_sizes(
     """Compare at a larger and a smaller size, not square, with an odd and an even number of patches, because some
     reducers halve them. A few images show rounding; the agreement rate needs all of them.
     """
-    assert exported.preprocess is not None
     metadata, (h, w) = exported.metadata, exported.config.image_size
     step = metadata.stride if metadata.stride > 1 else 8
     few = images if metadata.int8 is not None or metadata.reducer is not None else images[: BATCHES[-1]]
@@ -221,13 +218,12 @@ def _other_sizes(
     odd = (rows + 1 + rows % 2, columns + 3 - columns % 2)
     even = (max(2, rows - 1), columns + 1 + (columns + 1) % 2)
     for size in ((step * r, step * c) for r, c in (odd, even)):
-        inputs = preprocess_batch(exported.preprocess.with_size(size), few)
+        inputs = preprocess_batch(exported, few, size)
         expected = _run_batches(wrapper, inputs, BATCHES[-1:])
         try:
             actual = _run_batches(exported, inputs, BATCHES[-1:])
         except Exception as error:  # torch and ONNX Runtime raise many kinds
-            first = str(error).strip().partition("\n")[0][:200]
-            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first}")
+            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first_line(error)[:200]}")
             continue
         result = _compare(expected, actual, tolerance, metadata.gives)
         problems += [

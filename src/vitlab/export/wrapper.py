@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.errors import ExportError
+from vitlab.errors import UsageError
 from vitlab.export.metadata import OutputKind
 from vitlab.layers.reducer import Reducer
-from vitlab.models.base import features_of
+from vitlab.models.base import Network, features_of
 from vitlab.models.clip import CLIP
 from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.resnet import ResNetConfig
 from vitlab.reduce import reducer_of
 
 INPUTS = {"logits": "images", "features": "images", "text": "ids"}
@@ -24,7 +24,7 @@ OUTPUTS = {"logits": "logits", "features": "features", "text": "features"}
 class ExportWrapper(nn.Module):
     """images (B, C, H, W) -> logits (B, K) or features (B, E); or ids (T, N) -> (T, E)."""
 
-    def __init__(self, model: Any, gives: OutputKind, reducer: Reducer | str | None = None):
+    def __init__(self, model: Network, gives: OutputKind, reducer: Reducer | str | None = None):
         super().__init__()
         self.gives: OutputKind = gives
         self.model = _required_part(model, gives)
@@ -33,22 +33,22 @@ class ExportWrapper(nn.Module):
             features_of(self.model)  # refuses a model without features; here, so that `forward` is traced without it
 
     def forward(self, x: Tensor) -> Tensor:
-        options = {} if self.reducer is None else {"reducer": self.reducer}
         if self.gives == "text":
             return self.model.encode_text(x)
-        return self.model(x, **options) if self.gives == "logits" else self.model.features(x, **options)
+        run = self.model if self.gives == "logits" else self.model.features
+        return run(x) if self.reducer is None else run(x, reducer=self.reducer)
 
 
-def output_kind(model: Any, gives: OutputKind | None = None) -> OutputKind:
+def output_kind(model: Network, gives: OutputKind | None = None) -> OutputKind:
     """What an export of this model returns: by default logits where it has classes, else features."""
     if gives == "text" and not isinstance(model, CLIP):
-        raise ExportError(f"only a CLIP reads text; this is a {model.family}: leave --text out.")
+        raise UsageError(f"only a CLIP reads text; this is a {model.family}: leave --text out.")
     if gives == "text":
         return gives
     return "logits" if model.config.classes and gives != "features" else "features"
 
 
-def _required_part(model: Any, gives: OutputKind) -> Any:
+def _required_part(model: Network, gives: OutputKind) -> Network:
     """The part that computes the output, so that unused weights are not exported. The model itself stays as it is."""
     if isinstance(model, CLIP):
         other = "image" if gives == "text" else "text"
@@ -58,7 +58,7 @@ def _required_part(model: Any, gives: OutputKind) -> Any:
     return model if gives == "logits" else model.encoder
 
 
-def example_input(model: Any, gives: OutputKind, size: tuple[int, int] | None = None, batch: int = 2) -> Tensor:
+def example_input(model: Network, gives: OutputKind, size: tuple[int, int] | None = None, batch: int = 2) -> Tensor:
     """An input of the right shape, with a batch of two because torch.export treats a batch of one as a constant."""
     if gives == "text":
         config = model.config.text
@@ -75,14 +75,14 @@ class SizeRange:
     most: int = 2**13
 
 
-def dynamic_size_range(model: Any) -> SizeRange:
-    config = getattr(model.config, "encoder", model.config)
+def dynamic_size_range(model: Network) -> SizeRange:
+    config = model.encoder.config
     if isinstance(config, StagedConfig):
-        raise ExportError(
+        raise UsageError(
             f"a {model.family} lays out its windows for one image size, so it cannot be exported for all sizes: leave "
             "--dynamic-size out, and choose one size with --image-size."
         )
-    if not hasattr(config, "patch_size"):  # a CNN takes any size that leaves more than one position at the end
+    if isinstance(config, ResNetConfig):  # takes any size that leaves more than one position at the end
         halved = 2 ** (len(config.depths) - 1 + 2 * (config.stem == "imagenet"))
         return SizeRange(1, halved + 1)
     return SizeRange(config.patch_size, 2 * config.patch_size)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
+from vitlab.images.preprocess import normalise
 from vitlab.images.randomness import uniform
 
 CROP, FLIP, RANDAUGMENT, JITTER, ERASING, NOISE = range(101, 107)  # the coordinate that says what a number is for
@@ -100,8 +101,10 @@ class Augment:
         if len(mean) not in (1, 3) or len(mean) != len(std):
             raise UsageError(f"mean={tuple(mean)} and std={tuple(std)} must hold 1 or 3 numbers each.")
         self.options, self.interpolation, self.scale = options, interpolation, scale
-        self.mean, self.std = torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
-        self.fill = (self.mean / scale).round().clamp(0, 255).to(torch.uint8)  # (C,): the mean colour
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.fill = (
+            (torch.tensor(mean, dtype=torch.float32) / scale).round().clamp(0, 255).to(torch.uint8)
+        )  # (C,): the mean colour
 
     def __call__(
         self,
@@ -154,9 +157,8 @@ class Augment:
         return crop_boxes(numbers, np.asarray(sizes), self.options.scale, self.options.ratio)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 -> float32, to the bit as Preprocess does it; also for images that are not augmented."""
-        mean, std = (v.to(images.device)[:, None, None] for v in (self.mean, self.std))
-        return images.to(torch.float32).div_(1 / self.scale).sub_(mean).div_(std)
+        """(B, C, H, W) uint8 -> float32."""
+        return normalise(images, self.mean, self.std, self.scale)
 
     def _check(self, images: Tensor, indices: np.ndarray, *, resizes: bool) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):

@@ -6,7 +6,7 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -44,6 +44,15 @@ class Geometry:
         x, y = self.original[1] / self.resized[1], self.original[0] / self.resized[0]
         left, top, right, bottom = box
         return ((left + self.left) * x, (top + self.top) * y, (right + self.left) * x, (bottom + self.top) * y)
+
+
+def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float], scale: float) -> Tensor:
+    """uint8 (..., C, H, W) -> float32: (pixels * scale - mean) / std. Prediction, evaluation, training and the server
+    all come here, so that a model reads the same bits everywhere.
+    """
+    mean_std = torch.tensor([[*mean], [*std]], dtype=torch.float32, device=pixels.device)[..., None, None]
+    x = pixels.to(torch.float32).div_(1 / scale)  # 255 is exact in float32, 1 / 255 is not
+    return x.sub_(mean_std[0]).div_(mean_std[1])
 
 
 def _side(value: Any) -> bool:
@@ -121,11 +130,9 @@ class Preprocess:
 
     def normalize(self, image: Image.Image) -> Tensor:
         """An image of `size` -> (C, H, W)."""
-        pixels = np.asarray(image)
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)  # (C, H, W)
-        x = (pixels.astype(np.float64) * self.scale).astype(np.float32)
-        mean, std = (np.array(v, dtype=np.float32)[:, None, None] for v in (self.mean, self.std))
-        return torch.from_numpy(np.ascontiguousarray((x - mean) / std))
+        pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, C)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()  # (C, H, W)
+        return normalise(pixels, self.mean, self.std, self.scale)
 
     def picture(self, tensor: Tensor) -> Image.Image:
         """The inverse of `normalize`: (C, H, W) -> an image."""
@@ -179,3 +186,26 @@ class Preprocess:
         if unknown := set(values) - names:
             raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)
+
+
+def fit_preprocess(
+    values: Mapping[str, Any],
+    made_for: tuple[int, int],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    keep_size: bool = False,
+) -> Preprocess | None:
+    """Values that were made for one image size, for a network of this image size and number of channels.
+
+    `keep_size`: images are read at the size that the values state. None: no image file has so many channels.
+    """
+    if channels not in (1, 3):
+        return None
+    values = {"size": made_for, **values}
+    for key in ("mean", "std"):
+        given = set(values.get(key, ()))
+        if len(values.get(key, ())) in {0, 1, 3} - {channels}:  # colours for a grey network, or the other way round
+            values[key] = (given.pop() if len(given) == 1 else 0.5,) * channels
+    preprocess = Preprocess(**values)
+    return preprocess if keep_size else preprocess.with_size(image_size)

@@ -23,6 +23,7 @@ from vitlab.layers.trace import Trace
 
 if TYPE_CHECKING:
     from vitlab.images.preprocess import Preprocess
+    from vitlab.text.tokenizer import Tokenizer
 
 
 class Capability(Enum):
@@ -53,9 +54,9 @@ class Network(nn.Module):
     family: str  # the name in the registry and in model.json
     config: Any  # the family's Config
     labels: list[str] | None = None  # class names, where they are known
-    tokenizer: Any = None  # how a text becomes the input of a model with Capability.TEXT
     _preprocess: Preprocess | None = None
     _card: Card | None = None
+    _tokenizer: Tokenizer | None = None
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -74,6 +75,39 @@ class Network(nn.Module):
     @preprocess.setter
     def preprocess(self, value: Preprocess | None) -> None:
         self.encoder._preprocess = value
+
+    def require_preprocess(self) -> Preprocess:
+        """`preprocess`, for callers that read images; an error where the model has none."""
+        if self.preprocess is None:
+            raise UsageError(
+                "the model has no preprocess, so it cannot read images: set model.preprocess = "
+                "vitlab.images.preprocess.Preprocess(size=...) first, or use tensors (B, C, H, W)."
+            )
+        return self.preprocess
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """How a text becomes the input of a model with Capability.TEXT; saved beside the weights."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, value: Tokenizer | None) -> None:
+        if value is not None:
+            self.check_tokenizer(value)
+        self._tokenizer = value
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that does not belong to the model."""
+
+    def require_tokenizer(self) -> Tokenizer:
+        """`tokenizer`, for callers that read text; an error where the model has none."""
+        if self.tokenizer is None:
+            raise UsageError(
+                "the CLIP came without its tokenizer, so it cannot read text. Add it: vitlab convert CHECKPOINT "
+                "FOLDER --tokenizer FILE (tokenizer.json, vocab.json, or OpenAI's bpe_simple_vocab_16e6.txt.gz); or in "
+                "Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH)."
+            )
+        return self.tokenizer
 
     @property
     def card(self) -> Card | None:
@@ -171,6 +205,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Inference: evaluation mode without gradients."""
     with evaluation_mode(model), torch.inference_mode():
         yield
+
+
+def unwrap(model: object) -> Network:
+    """The Network inside what torch.compile, DataParallel and DistributedDataParallel wrap around it."""
+    while isinstance(model, nn.Module) and not isinstance(model, Network):
+        children = dict(model.named_children())
+        wrapped = children.get("_orig_mod", children.get("module"))
+        if wrapped is None:
+            break
+        model = wrapped
+    if not isinstance(model, Network):
+        raise UsageError(
+            f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
+            "For another network: torch.save(model.state_dict(), path)."
+        )
+    return model
 
 
 def features_of(model: Network, **options: Any) -> Callable[[Tensor], Tensor]:

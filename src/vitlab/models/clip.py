@@ -11,8 +11,9 @@ Run `vitlab inspect clip_vit_base_patch32` to see every step of both towers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,14 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
-from vitlab.models.base import Capability, WrapsEncoder
+from vitlab.models.base import Capability, Network, WrapsEncoder
 from vitlab.models.config import Config, largest_divisor
+from vitlab.models.entry import OPENAI, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
+
+if TYPE_CHECKING:
+    from vitlab.text.tokenizer import Tokenizer
 
 MAX_SCALE = 100.0  # section 2.5: above it training becomes unstable
 BOTH = ("activation", "eps", "gradient_checkpointing")  # options that, without a path, are set in both towers
@@ -77,6 +82,8 @@ class CLIPConfig(Config):
     text: TextConfig = field(default_factory=TextConfig)
     embed_dim: int = 512  # E, of the space both end in
     loss: Literal["softmax", "sigmoid"] = "softmax"
+
+    fixed = ("text.heads",)  # the rest shows in the shapes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +198,6 @@ class CLIP(WrapsEncoder):
     def __init__(self, config: CLIPConfig):
         super().__init__(config)
         c = config
-        self._tokenizer: Any = None
         self.image = VisionTransformer(c.image)
         self.image_projection = nn.Linear(self.image.feature_width, c.embed_dim, bias=False)
         self.text = TextTransformer(c.text)
@@ -215,16 +221,18 @@ class CLIP(WrapsEncoder):
         """Unit-length embeddings in one space with those of texts."""
         return self.encode_image(images, trace=trace, reducer=reducer)
 
-    @property
-    def tokenizer(self) -> Any:
-        """How a text becomes this model's input; saved beside the weights. None: not known."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, value: Any) -> None:
-        if value is not None:
-            check_tokenizer(value, self.config.text)
-        self._tokenizer = value
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer whose numbers mean something else to the model."""
+        c = self.config.text
+        for name in ("context", "end_id", "pad_id"):
+            ours, theirs = getattr(c, name), getattr(tokenizer, name)
+            if ours != theirs:
+                raise UsageError(
+                    f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for "
+                    'it: vitlab.create("clip_nano", **tokenizer.options).'
+                )
+        if tokenizer.vocab > c.vocab:
+            raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
 
     @property
     def scale(self) -> Tensor:
@@ -252,6 +260,13 @@ class CLIP(WrapsEncoder):
         x = mark(trace, "projection", self.text_projection(self.text(ids, trace=trace)))
         return F.normalize(x, dim=-1) if normalise else x
 
+    @torch.no_grad()
+    def class_embeddings(self, prompts: Sequence[Sequence[str]]) -> Tensor:
+        """Prompts of each class -> (K, E): the mean of their embeddings, made of length 1 again (section 3.1.4)."""
+        tokenizer, device = self.require_tokenizer(), self.log_scale.device
+        means = [self.encode_text(tokenizer(texts).to(device)).float().mean(dim=0) for texts in prompts]  # (E,) each
+        return F.normalize(torch.stack(means), dim=1)
+
     def forward(self, images: Tensor, ids: Tensor) -> CLIPOutput:
         """Every image against every text; there may be more of one than of the other."""
         logits = self.logits(self.encode_image(images), self.encode_text(ids))
@@ -267,6 +282,13 @@ class CLIP(WrapsEncoder):
         if self.bias is None:
             return contrastive_loss(image_features, text_features, self.scale, same)
         return sigmoid_loss(image_features, text_features, self.scale, self.bias, same)
+
+
+def as_clip(model: Network) -> CLIP:
+    """The model, if it is a CLIP."""
+    if not isinstance(model, CLIP):
+        raise UsageError(f"a model of the family {model.family} reads no text: this needs a CLIP.")
+    return model
 
 
 # ---- losses
@@ -374,19 +396,6 @@ def check_ids(ids: Tensor, c: TextConfig) -> None:
         raise UsageError(f"a text has no end-of-text ({c.end_id}), where it is read: model.tokenizer(texts) adds it.")
 
 
-def check_tokenizer(tokenizer: Any, c: TextConfig) -> None:
-    """A tokenizer whose numbers mean something else to the model is refused."""
-    for name in ("context", "end_id", "pad_id"):
-        ours, theirs = getattr(c, name), getattr(tokenizer, name)
-        if ours != theirs:
-            raise UsageError(
-                f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for it: "
-                'vitlab.create("clip_nano", **tokenizer.options).'
-            )
-    if tokenizer.vocab > c.vocab:
-        raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
-
-
 def _text_block(c: TextConfig) -> Block:
     attention = Attention(c.width, c.heads, eps=c.eps)
     return Block(attention, MLP(c.width, round(c.width * c.mlp_ratio), activation=c.activation), c.width, eps=c.eps)
@@ -404,3 +413,21 @@ def _init_text(tower: TextTransformer) -> None:
         nn.init.normal_(block.mlp.fc2.weight, std=(2 * c.width * c.depth) ** -0.5)
         for layer in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
             nn.init.zeros_(layer.bias)
+
+
+# ---- names
+
+
+def _entry(name: str, config: CLIPConfig) -> Entry:
+    if not name.startswith("clip_vit_"):
+        return Entry(name, "clip", config, half(config.channels))
+    letter = next(key for key in VARIANTS if VARIANTS[key]["width"] == config.image.width)
+    patch, side = config.image.patch_size, config.image_size[0]
+    larger = side != 224
+    open_clip = f"ViT-{letter}-{patch}" + (f"-{side}" if larger else "")  # by itself it has GELU
+    open_clip += "" if config.text.activation == "gelu" else "-quickgelu"
+    aliases = (f"clip_ViT-{letter}/{patch}" + (f"@{side}px" if larger else ""), name.replace("_", "-"), open_clip)
+    return Entry(name, "clip", config, {**OPENAI, "interpolation": "bicubic", "how": "crop"}, aliases)
+
+
+PAPER = Paper("clip", CLIPConfig, CLIP, [_entry(name, config) for name, config in MODELS.items()])

@@ -12,7 +12,7 @@ import types
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from vitlab.errors import UsageError
 
@@ -62,6 +62,42 @@ class Config:
             object.__setattr__(self, name, value)
             if not _fits(value, expected):
                 raise UsageError(f"{name}={value!r} is not valid: expected {_in_words(expected)}.")
+
+    fixed: ClassVar[tuple[str, ...]] = ()  # options that weights belong to: with others they are another network's
+
+    @property
+    def encoder(self) -> Config:
+        """The encoder's config, where a model wraps an encoder; otherwise the config itself."""
+        return self
+
+    @property
+    def wraps_encoder(self) -> bool:
+        return self.encoder is not self
+
+    @property
+    def table_rule(self) -> str:
+        """How position tables are resized to another grid."""
+        return "bilinear"
+
+    def table_grid(self, key: str) -> tuple[int, int]:
+        """The grid that a table of positions, by its name in the weights, is made for."""
+        raise NotImplementedError(f"{type(self).__name__} has no position tables.")
+
+    def fixed_with(self, other: Self) -> tuple[str, ...]:
+        """Options, by path, in which `other` may not differ if it shall use this network's weights."""
+        return self.fixed
+
+    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The image size that the network can read, at or below this one."""
+        return size
+
+    def option(self, name: str) -> Any:
+        """The value of an option by any name that `with_options` takes."""
+        group, field = option_paths(type(self))[name]
+        if group is None:
+            return getattr(self, field)
+        inner: Config = getattr(self, group)
+        return inner.option(field) if field else inner
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
@@ -157,7 +193,7 @@ def _check_kind(group: str, given: dict[str, Any], inside: dict[str, Any]) -> No
 
 @cache
 def _types(config: type) -> dict[str, Any]:
-    return get_type_hints(config)
+    return {name: kind for name, kind in get_type_hints(config).items() if get_origin(kind) is not ClassVar}
 
 
 def _coerce(value: Any, expected: Any) -> Any:

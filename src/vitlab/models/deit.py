@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
-from vitlab.models.vit_config import VARIANTS, ViTConfig
+from vitlab.models.entry import CROP, Entry, Paper
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.vit_config import SIZES, ViTConfig
 
-SIZES = {"tiny": "Ti", "small": "S", "base": "B"}
-PLAIN = {f"deit_{size}_patch16": ViTConfig(**VARIANTS[variant]) for size, variant in SIZES.items()}
-DISTILLED = {
-    f"deit_{size}_distilled_patch16": ViTConfig(**VARIANTS[variant]).with_options(distill_token=True)
-    for size, variant in SIZES.items()
-}
+CONFIGS = {size: ViTConfig(**SIZES[size][2]) for size in ("tiny", "small", "base")}
+MODELS = {f"deit_{size}_patch16": config for size, config in CONFIGS.items()}
+MODELS |= {f"deit_{size}_distilled_patch16": c.with_options(distill_token=True) for size, c in CONFIGS.items()}
+PAPER = Paper(
+    *("vit", ViTConfig, VisionTransformer),
+    [Entry(name, "vit", config, CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],
+)
 
 Heads = tuple[Tensor, Tensor]  # logits of the class token and of the distillation token, each (B, K)
 

@@ -26,6 +26,7 @@ from torch import Tensor, distributed, nn
 from vitlab.errors import UsageError
 from vitlab.models.base import WrapsEncoder
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -342,3 +343,17 @@ def teacher_temperature(step: int, warmup: int, start: float = 0.04, end: float 
 def last_layer_frozen(step: int, steps_per_epoch: int, epochs: float = 1) -> bool:
     """Whether the last layer's gradients are to be dropped at this step, as the released code does in the beginning."""
     return step < steps_per_epoch * epochs
+
+
+# ---- names
+
+
+def _entry(name: str, config: DINOConfig) -> Entry:
+    if config.image_size != (224, 224):
+        return Entry(name, "dino", config, half(config.channels))
+    size, patch = name.split("_")[1], config.patch_size
+    aliases = (f"dino_vit{size[0]}{patch}", *([f"dino_{size}"] if patch == 16 else []))  # dino_vits16: facebook's hub
+    return Entry(name, "dino", config, CROP, aliases)
+
+
+PAPER = Paper("dino", DINOConfig, DINO, [_entry(name, config) for name, config in MODELS.items()])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from vitlab.models.entry import CROP, Entry, Paper, ParsedName
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 GIANT: dict[str, Any] = dict(width=1536, depth=40, heads=24)  # its MLP is a SwiGLU
@@ -29,5 +32,18 @@ def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
     )
 
 
-ENCODERS = {f"dinov2_{size}": _encoder(options, 0) for size, options in SIZES.items()}
-ENCODERS |= {f"dinov2_{size}_registers": _encoder(options, 4) for size, options in SIZES.items()}
+MODELS = {f"dinov2_{size}": _encoder(options, 0) for size, options in SIZES.items()}
+MODELS |= {f"dinov2_{size}_registers": _encoder(options, 4) for size, options in SIZES.items()}
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """timm's: vit_small_patch14_reg4_dinov2."""
+    match = re.fullmatch(r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2", name)
+    return (f"dinov2_{match[1]}" + ("_registers" if match[2] else ""), {}) if match else None
+
+
+PAPER = Paper(
+    *("vit", ViTConfig, VisionTransformer),
+    [Entry(name, "vit", config, CROP) for name, config in MODELS.items()],
+    parse_name,
+)

@@ -40,9 +40,6 @@ class Level:
 class StagedConfig(Config):
     """Base of the configs: `depths` has the number of blocks of each stage; blocks are counted through all stages."""
 
-    fixed = ()  # options that weights belong to: with others they are of another network
-    resize_rule = "bilinear"  # of position tables, where there are any
-
     @property
     def stage_ends(self) -> tuple[int, ...]:
         """The last block of each stage: Trace("tokens", layers=config.stage_ends)."""
@@ -65,10 +62,6 @@ class StagedConfig(Config):
     def key_merges(self) -> tuple[Merge | Pool, ...]:
         """How the keys of each stage are made of its tokens; Merge(1, 1): they are its tokens."""
         return (Merge(1, 1),) * len(self.merges)
-
-    def table_grid(self, key: str) -> Grid:
-        """The grid that a table of positions, by its name in the weights, is made for."""
-        raise NotImplementedError
 
     def grids(self, height: int, width: int) -> tuple[Grid, ...]:
         """Rows and columns of tokens in each stage."""

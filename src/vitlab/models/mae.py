@@ -9,6 +9,7 @@ Run `vitlab inspect mae_base` for its steps, and `vitlab explain reconstruct CHE
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
@@ -23,8 +24,9 @@ from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, Entry, Paper, ParsedName, half
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
-from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
+from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
 FixedOrStored = Literal["sincos", "learned"]  # computed; or a table of weights, where a file has another one
 EPS = 1e-6  # of the variance of a patch's pixels
@@ -60,6 +62,8 @@ class MAEConfig(Config):
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
     mask_ratio: float = 0.75  # share of the patches that is hidden
     norm_pix: bool = False  # the decoder paints every patch's pixels less their mean, over their deviation
+
+    fixed = ("decoder",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,3 +263,19 @@ def images_of(pixels: Tensor, patch_size: int, grid: tuple[int, int]) -> Tensor:
 def _statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each patch, (B, N, 1); the variance is the unbiased one, as in the released weights."""
     return pixels.mean(dim=-1, keepdim=True), (pixels.var(dim=-1, keepdim=True) + EPS).sqrt()
+
+
+def _entry(name: str, config: MAEConfig) -> Entry:
+    if (size := name.removeprefix("mae_")) in SIZES:
+        return Entry(name, "mae", config, CROP, (f"vit_mae_{size}",))
+    return Entry(name, "mae", config, half(config.channels))
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """facebook's: mae_vit_base_patch16."""
+    match = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", name)
+    config = MODELS.get(f"mae_{match[1]}") if match else None
+    return (f"mae_{match[1]}", {}) if match and config and config.patch_size == int(match[2]) else None
+
+
+PAPER = Paper("mae", MAEConfig, MaskedAutoencoder, [_entry(*row) for row in MODELS.items()], parse_name)

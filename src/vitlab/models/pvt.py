@@ -23,6 +23,7 @@ from vitlab.layers.block import ACTIVATIONS, BLOCK_KINDS, MLP, Activation
 from vitlab.layers.positions import LearnedPositions
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, ReducedAttention, to_map, to_tokens
 from vitlab.layers.trace import LayerTrace, Trace, mark
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import (
     GridBlock,
     Hierarchy,
@@ -219,7 +220,7 @@ class PVT(Hierarchy):
         self.embeds = conv_embeds(c)
         for stage, (embed, width) in enumerate(zip(self.embeds, c.widths, strict=True)):
             grid = c.grids(*c.image_size)[stage]
-            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.resize_rule)
+            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.table_rule)
         class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
         nn.init.trunc_normal_(class_token, std=0.02)
         self.embeds[last].class_token = class_token
@@ -290,3 +291,21 @@ class PVTv2(Hierarchy):
 
     def norm_after(self, stage: int) -> nn.Module:
         return self.norms[stage]
+
+
+def _entry(name: str, config: PVTConfig) -> Entry:
+    """The paper's name is PVT-Tiny, the hub's pvt-tiny-224."""
+    if config.image_size != (224, 224):
+        return Entry(name, "pvt", config, HALF)
+    paper = name.replace("_", "-")
+    return Entry(name, "pvt", config, CROP, (paper, f"{paper}-224"))
+
+
+def _entry_v2(name: str, config: PVTv2Config) -> Entry:
+    if config.image_size != (224, 224):
+        return Entry(name, "pvt_v2", config, HALF)
+    return Entry(name, "pvt_v2", config, CROP, (name.replace("pvt_v2", "pvtv2").replace("_", "-"),))  # PVTv2-B2-Li
+
+
+PAPER = Paper("pvt", PVTConfig, PVT, [_entry(name, config) for name, config in MODELS.items()])
+PAPER_V2 = Paper("pvt_v2", PVTv2Config, PVTv2, [_entry_v2(name, config) for name, config in MODELS_V2.items()])

@@ -23,6 +23,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import Level
 
 
@@ -37,6 +38,8 @@ class ResNetConfig(Config):
     depths: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks in each stage
     widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that each stage gives; inside a bottleneck, a quarter
     stride_in: Literal["3x3", "1x1"] = "3x3"  # where a bottleneck halves: the paper 1x1, nearly all weights since 3x3
+
+    fixed = ("channels", "stem", "stem_width", "block", "depths", "widths", "stride_in")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,3 +251,13 @@ def _head(width: int, classes: int) -> nn.Module:
     nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     return head
+
+
+def _entry(name: str, config: ResNetConfig) -> Entry:
+    """Names are torchvision's and timm's; the paper writes ResNet-50."""
+    if config.image_size != (224, 224):
+        return Entry(name, "resnet", config, HALF)
+    return Entry(name, "resnet", config, {**CROP, "interpolation": "bilinear"}, (name.replace("resnet", "ResNet-"),))
+
+
+PAPER = Paper("resnet", ResNetConfig, ResNet, [_entry(name, config) for name, config in MODELS.items()])

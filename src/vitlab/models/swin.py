@@ -9,6 +9,7 @@ Run `vitlab inspect swin_tiny` to see every step with its shape, parameters and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from vitlab.layers.patches import fit_to_patches
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import Trace
 from vitlab.layers.windows import WindowAttention, Windows
+from vitlab.models.entry import CROP, HALF, Entry, Paper, ParsedName
 from vitlab.models.hierarchy import (
     Grid,
     GridBlock,
@@ -190,3 +192,23 @@ def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -
     )
     mlp = MLP(width, int(width * c.mlp_ratio), activation=c.activation, dropout=c.dropout)
     return GridBlock(attention, mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)
+
+
+def _entry(name: str, config: SwinConfig) -> Entry:
+    size, side = name.split("_")[1], config.image_size[0]
+    if size not in VARIANTS:
+        return Entry(name, "swin", config, HALF)
+    aliases = (f"swin_{size}_patch4_window{config.window}_{side}",)  # timm's and the hub's
+    if side == 224:
+        aliases += (f"Swin-{size[0].upper()}", f"swin_{size[0]}")  # the paper's
+        return Entry(name, "swin", config, CROP, aliases)
+    return Entry(name, "swin", config, {**CROP, "resize": side, "size": (side, side)}, aliases)
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """timm's, of other windows and sizes: swin_base_patch4_window8_256."""
+    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window(\d+)_(\d+)", name)
+    return (f"swin_{match[1]}", {"window": int(match[2]), "image_size": int(match[3])}) if match else None
+
+
+PAPER = Paper("swin", SwinConfig, Swin, [_entry(name, config) for name, config in MODELS.items()], parse_name)

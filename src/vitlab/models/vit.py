@@ -26,7 +26,8 @@ from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositi
 from vitlab.layers.reducer import Reducer, Reducing
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network
-from vitlab.models.vit_config import VARIANTS, ViTConfig
+from vitlab.models.entry import HALF, Entry, Paper, half
+from vitlab.models.vit_config import PATCH_SIZES, SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
 
 class VisionTransformer(Network):
@@ -346,3 +347,19 @@ def vit_large(patch_size: int = 16, **options: Any) -> VisionTransformer:
 
 def vit_huge(patch_size: int = 14, **options: Any) -> VisionTransformer:
     return _vit("H", patch_size, **options)
+
+
+def _entries() -> list[Entry]:
+    entries: list[Entry] = []
+    for size, (letter, short_patch, options) in SIZES.items():
+        for patch in PATCH_SIZES:
+            aliases = (f"ViT-{letter}/{patch}", f"{letter}/{patch}", *([f"vit_{size}"] if patch == short_patch else []))
+            config = ViTConfig(**options, patch_size=patch)
+            entries.append(Entry(f"vit_{size}_patch{patch}", "vit", config, HALF, aliases))
+    for name, options in SMALL_IMAGES.items():
+        config = ViTConfig().with_options(**options)
+        entries.append(Entry(name, "vit", config, half(config.channels)))
+    return entries
+
+
+PAPER = Paper("vit", ViTConfig, VisionTransformer, _entries())

@@ -7,7 +7,7 @@ with the next valid value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
@@ -103,9 +103,32 @@ class ViTConfig(Config):
     head: Head = field(default_factory=Head)
     drop: Dropout = field(default_factory=Dropout)
 
+    fixed = (
+        *("patch_size", "channels", "width", "depth", "heads", "head_dim"),
+        *("stem.kind", "stem.patch_bias", "stem.patch_norms", "tokens.class_token", "tokens.distill_token"),
+        *("positions.kind", "positions.prefix_positions", "norm.kind", "norm.norm_pre"),
+        *("attention.qkv_bias", "attention.qk_norm", "mlp.kind", "mlp.mlp_ratio"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_vit(self)
+
+    def fixed_with(self, other: Self) -> tuple[str, ...]:
+        same_pooling = self.head.pooling == other.head.pooling  # another may bring its own norm
+        registers = self.positions.prefix_positions == "all"  # which then have positions
+        return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
+
+    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        P = self.patch_size
+        return size if self.stem.pad else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+
+    @property
+    def table_rule(self) -> str:
+        return self.positions.resize_rule
+
+    def table_grid(self, key: str) -> tuple[int, int]:
+        return self.grid
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -189,13 +212,14 @@ def check_vit(c: ViTConfig) -> None:
         raise UsageError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
 
 
-VARIANTS: dict[str, dict[str, Any]] = {  # B, L and H: Table 1 of ViT; Ti and S: DeiT (arXiv:2012.12877)
-    "Ti": dict(width=192, depth=12, heads=3),
-    "S": dict(width=384, depth=12, heads=6),
-    "B": dict(width=768, depth=12, heads=12),
-    "L": dict(width=1024, depth=24, heads=16),
-    "H": dict(width=1280, depth=32, heads=16),
+SIZES: dict[str, tuple[str, int, dict[str, Any]]] = {  # the paper's letter, the patch size of the short name, D, L, h
+    "tiny": ("Ti", 16, dict(width=192, depth=12, heads=3)),  # Ti and S: DeiT (arXiv:2012.12877)
+    "small": ("S", 16, dict(width=384, depth=12, heads=6)),
+    "base": ("B", 16, dict(width=768, depth=12, heads=12)),  # B, L and H: Table 1 of ViT
+    "large": ("L", 16, dict(width=1024, depth=24, heads=16)),
+    "huge": ("H", 14, dict(width=1280, depth=32, heads=16)),
 }
+VARIANTS = {letter: options for letter, _, options in SIZES.values()}
 PATCH_SIZES = (8, 14, 16, 32)
 
 SMALL_IMAGES: dict[str, dict[str, Any]] = {  # 192 x 9 at patch 4: the small-data ViT of arXiv:2112.13492

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -76,6 +76,15 @@ def read_error(file: Path, error: sqlite3.Error) -> SearchError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SearchError(f"{file}: another process is writing it. Try again when it is done.")
     return SearchError(f"{file}: cannot be read ({one_line(str(error)[:200])}). Try again.")
+
+
+class MadeBy(TypedDict):
+    """The model that made an index. Equal fingerprints: equal embeddings."""
+
+    checkpoint: str
+    fingerprint: str
+    family: NotRequired[str]
+    reads_text: NotRequired[bool]
 
 
 @dataclass
@@ -196,6 +205,10 @@ class ImageDatabase:
             if not typed or (self.has_checks and row_digest(number, path, hash, vector) != stored):
                 raise damaged_error(self.file, f"the row of image {number} has changed")
             yield VectorRow(number, path, hash, vector)
+
+    @property
+    def made_by(self) -> MadeBy:
+        return self.about["made_by"]
 
     def __enter__(self) -> ImageDatabase:
         return self

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from vitlab.errors import SearchError
 from vitlab.search import graph
-from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, damaged_error
+from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, MadeBy, damaged_error
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
 
@@ -58,6 +58,7 @@ class SingleProcess:
 class Counts:
     """Result of an update, in images."""
 
+    model: str = ""  # that made the index
     new: int = 0
     changed: int = 0
     moved: int = 0  # a new name for known contents
@@ -72,7 +73,7 @@ class Counts:
 def update(
     index: str | Path,
     folder: str | Path,
-    made_by: dict[str, Any],
+    made_by: MadeBy,
     embed: Callable[[list[Path]], Sequence[EmbeddingResult]],
     *,
     batch_size: int = 64,
@@ -82,8 +83,7 @@ def update(
 ) -> Counts:
     """Make an index, or update it.
 
-    `made_by` identifies the model and needs "fingerprint" and "checkpoint". `moved`: the images of the index are in
-    another folder now.
+    `moved`: the images of the index are in another folder now.
     """
     if batch_size < 1:
         raise SearchError(f"batch_size={batch_size} must be at least 1.")
@@ -110,10 +110,10 @@ def update(
             rebuilt = graph.update_graph(database, index / graph.FILE, progress)
             counts = Counts(removed=len(removed), pictures=len(database), unreadable=database.unreadable())
             shares.append(replace(counts, rebuilt=int(rebuilt)))
-    return _add_counts(shares)
+    return _add_counts(made_by["checkpoint"], shares)
 
 
-def check(index: Path, made_by: dict[str, Any], folder: Path | None = None, moved: bool = False) -> None:
+def check(index: Path, made_by: MadeBy, folder: Path | None = None, moved: bool = False) -> None:
     """Refuse an existing index of another model or another folder."""
     if not index.exists():
         return
@@ -143,7 +143,7 @@ def check(index: Path, made_by: dict[str, Any], folder: Path | None = None, move
         )
 
 
-def _prepare(index: Path, folder: Path, made_by: dict[str, Any]) -> None:
+def _prepare(index: Path, folder: Path, made_by: MadeBy) -> None:
     """Create the database if needed, and merge the parts of a killed run."""
     if not ImageDatabase.exists(index / FILE):
         index.mkdir(parents=True, exist_ok=True)
@@ -227,9 +227,8 @@ def _merge_parts(database: ImageDatabase, index: Path) -> None:
             file.unlink()
 
 
-def _add_counts(shares: list[Counts]) -> Counts:
-    total = Counts()
-    for share in shares:
-        for name, value in vars(share).items():
-            setattr(total, name, getattr(total, name) | value if name == "unreadable" else getattr(total, name) + value)
-    return total
+def _add_counts(model: str, shares: list[Counts]) -> Counts:
+    names = [f.name for f in fields(Counts) if f.name not in ("model", "unreadable")]
+    totals = {name: sum(getattr(share, name) for share in shares) for name in names}
+    unreadable = {path: error for share in shares for path, error in share.unreadable.items()}
+    return Counts(model, **totals, unreadable=unreadable)

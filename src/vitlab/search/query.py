@@ -6,13 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
 
 from vitlab.errors import SearchError
 from vitlab.search import graph
-from vitlab.search.database import FILE, ImageDatabase, WriteError, damaged_error
+from vitlab.search.database import FILE, ImageDatabase, MadeBy, WriteError, damaged_error
 from vitlab.search.graph import DamagedGraphError, Graph, Progress, is_intact, update_graph
 
 SPARE = 4  # candidates per result: the graph holds rounded vectors, the database ranks by exact ones
@@ -95,9 +94,8 @@ class Index:
         return Path(self.database.about["folder"])
 
     @property
-    def made_by(self) -> dict[str, Any]:
-        """The model that made the vectors."""
-        return self.database.about["made_by"]
+    def made_by(self) -> MadeBy:
+        return self.database.made_by
 
     def search(self, vector: np.ndarray, top: int = 10) -> list[Hit]:
         """The `top` images with the highest cosine similarity to a vector (E,), best first."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from vitlab.errors import ImageError, SearchError
 from vitlab.parsing import parse_json
+from vitlab.search.database import MadeBy
 from vitlab.search.graph import Progress
 from vitlab.search.index import EmbeddingResult, ProcessGroup, SingleProcess
 
@@ -38,6 +39,8 @@ class ImageList(Protocol):
 
 @dataclass
 class TableSummary:
+    data: str  # the source's name
+    model: str
     pictures: int
     width: int  # E
     files: list[str]
@@ -48,7 +51,7 @@ class TableSummary:
 def write_table(
     out: str | Path,
     items: ImageList,
-    made_by: dict[str, Any],
+    made_by: MadeBy,
     embed: Callable[[list[Any]], Sequence[EmbeddingResult]],
     *,
     batch_size: int = 64,
@@ -56,7 +59,7 @@ def write_table(
     together: ProcessGroup | None = None,
     progress: Progress | None = None,
 ) -> TableSummary:
-    """`made_by` needs "checkpoint" and "fingerprint". An existing table of the same images and model is kept."""
+    """An existing table of the same images and model is kept."""
     _arrow()
     if batch_size < 1 or chunk < 1:
         raise SearchError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
@@ -69,7 +72,7 @@ def write_table(
         _check_same(out, _read_about(out), about)
         if group.rank == 0 and parts.exists():
             shutil.rmtree(parts)
-        return _summary(out)
+        return _summary(out, items.name, made_by)
     if group.rank == 0:
         _prepare(parts, about)
     group.wait()
@@ -83,7 +86,7 @@ def write_table(
         (parts / "joined" / name if group.world == 1 else parts / "joined").rename(out)
         shutil.rmtree(parts)
     group.wait()
-    summary = _summary(out)
+    summary = _summary(out, items.name, made_by)
     summary.embedded = embedded
     return summary
 
@@ -191,7 +194,7 @@ def _join(file: Path, chunks: Sequence[Path]) -> None:
             writer.write_table(pq.read_table(chunk))
 
 
-def _summary(out: Path) -> TableSummary:
+def _summary(out: Path, data: str, made_by: MadeBy) -> TableSummary:
     _, pq = _arrow()
     files = _files(out)
     pictures, unreadable = 0, {}
@@ -202,7 +205,8 @@ def _summary(out: Path) -> TableSummary:
                 pairs = zip(batch["path"].to_pylist(), batch["error"].to_pylist(), strict=True)
                 unreadable |= {path: error for path, error in pairs if error is not None}
     width = pq.read_schema(files[0]).field("embedding").type.list_size
-    return TableSummary(pictures, width, [str(file) for file in files], unreadable=unreadable)
+    paths = [str(file) for file in files]
+    return TableSummary(data, made_by["checkpoint"], pictures, width, paths, unreadable=unreadable)
 
 
 def _read_about(out: Path) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import Batch
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
-from vitlab.inference import Labels, among, class_labels, embed_labels, ranked
+from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
+from vitlab.models.base import Network
+from vitlab.models.clip import as_clip
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
 from vitlab.serve.image_io import PreparedImage, encode_png
@@ -139,7 +141,8 @@ async def zeroshot(request: Request, model: ModelName = None, top: Top = 5) -> R
         image = await job.image()
         features = _finite(await job.run_verb(image.tensor))  # (E,)
         labels = Labels(names, torch.stack([await _embed_label(job, name, templates) for name in names]))
-        probabilities = (await compute_async(among, job.served.model, features[None], labels))[0]  # (K,)
+        clip = as_clip(job.served.model)
+        probabilities = (await compute_async(zero_shot_probabilities, clip, features[None], labels))[0]  # (K,)
         return _scores(probabilities, names, top)
 
     return await respond(request, "zeroshot", model, answer, ("labels", "templates"))
@@ -175,7 +178,7 @@ async def explain(
         image = await job.image(keep_original=format == "png")
         try:
             content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
-        except ValueError as error:  # the library's reason why this model cannot
+        except VitlabError as error:  # the library's reason why this model cannot
             raise RequestError(422, str(error), "GET /models lists what each model can do.") from None
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
@@ -214,7 +217,7 @@ def _explain(
     }
 
 
-def _draw(model: Any, batch: Batch, heat: Tensor, method: str) -> bytes:
+def _draw(model: Network, batch: Batch, heat: Tensor, method: str) -> bytes:
     try:
         from vitlab.explain.draw import overlay, views
 

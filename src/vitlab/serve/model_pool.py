@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab import inference
 from vitlab.checkpoints import bundled
-from vitlab.checkpoints.load import load
-from vitlab.errors import UsageError
-from vitlab.explain.inputs import check_model
-from vitlab.models.base import features_of
+from vitlab.errors import UsageError, VitlabError
+from vitlab.explain.inputs import token_model
+from vitlab.export.loader import open_network
+from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network, features_of
 from vitlab.serve.batching import Worker
 from vitlab.serve.errors import RequestError, busy_error, logger
 from vitlab.serve.settings import Settings
 
 Value = TypeVar("Value")
-Loader = Callable[[str], nn.Module]
 
 SUFFIXES = (".onnx", ".pt2", ".safetensors", ".npz", ".pth", ".pt", ".bin")
 VERBS = ("predict", "embed", "zeroshot", "explain")
@@ -57,7 +57,8 @@ class LRUCache(Generic[Value]):
 @dataclass
 class ServedModel:
     name: str
-    model: Any
+    model: Network
+    preprocess: Preprocess = field(init=False)
     worker: Worker = field(init=False)  # set by `ModelPool.start`
     capacity: int = 1  # requests that may be in progress
     in_progress: int = 0
@@ -65,11 +66,14 @@ class ServedModel:
     unsupported: dict[str, str] = field(init=False)  # verb -> reason
 
     def __post_init__(self) -> None:
+        if self.model.preprocess is None:
+            raise UsageError(f"{self.name}: the model has no preprocess, so it cannot read images.")
+        self.preprocess = self.model.preprocess
         self.model.eval()
         self.unsupported = self._find_unsupported()
 
     @property
-    def encoder(self) -> Any:
+    def encoder(self) -> Network:
         """The image encoder; of most models, the model itself."""
         return self.model.encoder
 
@@ -107,7 +111,7 @@ class ServedModel:
             "family": self.model.family,
             "verbs": self.verbs,
             "classes": self.model.config.classes if "predict" in self.verbs else 0,
-            "image_size": list(self.model.preprocess.size),
+            "image_size": list(self.preprocess.size),
             "parameters": sum(p.numel() for p in self.model.parameters()) or None,  # unknown of an exported file
         }
 
@@ -116,13 +120,13 @@ class ServedModel:
             "predict": lambda: inference.check_predicts(self.model),
             "embed": lambda: features_of(self.model),
             "zeroshot": self._check_zero_shot,
-            "explain": lambda: check_model(self.encoder),
+            "explain": lambda: token_model(self.encoder),
         }
         reasons = {}
         for verb, check in checks.items():
             try:
                 check()
-            except ValueError as error:
+            except VitlabError as error:
                 reasons[verb] = str(error)
         return reasons
 
@@ -159,7 +163,7 @@ class ModelPool:
             verb = next((verb for verb in ("predict", "embed") if verb in served.verbs), None)
             if verb is None:
                 continue
-            tensor = served.model.preprocess(Image.new("RGB", (64, 48), "grey"))
+            tensor = served.preprocess(Image.new("RGB", (64, 48), "grey"))
             try:
                 await served.worker.run(served.batch_function(verb), verb, tensor, time.monotonic() + 600)
             except Exception as error:  # the other models still serve
@@ -192,14 +196,12 @@ class ModelPool:
         return served
 
 
-def open_models(sources: Iterable[str] = (), load: Loader = load) -> list[ServedModel]:
-    """Load checkpoints, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models."""
+def open_models(sources: Iterable[str] = ()) -> list[ServedModel]:
+    """Open checkpoints and exported files, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models."""
     models: dict[str, ServedModel] = {}
     for source in list(sources) or [f"{bundled.PREFIX}{name}" for name in bundled.names()]:
         name, checkpoint = _split_name(source)
-        model = load(checkpoint)
-        if model.preprocess is None:
-            raise UsageError(f"{checkpoint}: the model has no preprocess, so it cannot read images.")
+        model = open_network(checkpoint)
         if not name or name in models:
             name = unique_name(checkpoint, models)
         models[name] = ServedModel(name, model)

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import VitlabError
 from vitlab.explain.attention_maps import query_rows
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.features import patch_tokens, pca_rgb
-from vitlab.explain.inputs import evaluating, wide
+from vitlab.explain.inputs import wide
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
 from vitlab.explain.relevance import relevance
@@ -29,6 +30,7 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluating
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce.parse import reducer_of
@@ -65,13 +67,13 @@ def walk(served: ServedModel, image: PageImage, options: Options) -> dict[str, A
 
 def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor:
     """(grid_h, grid_w, grid_h, grid_w)"""
-    return position_similarity(served.encoder, served.encoder.layout(*served.model.preprocess.size).grid)
+    encoder = _vit(served)
+    return position_similarity(encoder, encoder.layout(*served.preprocess.size).grid)
 
 
-@torch.no_grad()
 def attention(served: ServedModel, image: PageImage, options: Options) -> np.ndarray:
     """(h, N, N) of one layer, in half precision: the page keeps all layers."""
-    encoder = served.encoder
+    encoder = _vit(served)
     trace = Trace("attention", layers=[_integer(options, "layer", 0, len(encoder.blocks) - 1)])
     with evaluating(encoder):
         encoder(image.images, trace=trace)
@@ -106,9 +108,9 @@ def fewer_tokens(served: ServedModel, image: PageImage, options: Options) -> dic
     try:
         reducer = reducer_of(name)
         pruned = pruned_patches(model, images, reducer)
-    except ValueError as error:
+    except VitlabError as error:
         raise RequestError(422, str(error), "Choose another method, or remove fewer tokens.") from None
-    with torch.no_grad(), evaluating(model):
+    with evaluating(model):
         probabilities = wide(model(images, reducer=reducer))[0].softmax(-1)
         full_probabilities = wide(model(images))[0].softmax(-1)
         times: list[list[float]] = [[], []]
@@ -142,7 +144,7 @@ def reconstruction(served: ServedModel, image: PageImage, options: Options) -> d
     """The image, its visible patches, and its reconstruction: (3, H, W, 3), uint8. Hides the patches that are 1 in
     `mask`, row by row, or a random `percent` of them by `seed`.
     """
-    rows, columns = served.encoder.layout(*image.images.shape[-2:]).grid
+    rows, columns = _vit(served).layout(*image.images.shape[-2:]).grid
     bits = options.get("mask")
     if bits is not None:
         if len(bits) != rows * columns or set(bits) - {"0", "1"}:
@@ -152,9 +154,10 @@ def reconstruction(served: ServedModel, image: PageImage, options: Options) -> d
     else:
         ratio = _integer(options, "percent", 1, 99) / 100
         arguments = {"mask_ratio": ratio, "seed": _integer(options, "seed", 0, 10**6)}
+    assert isinstance(served.model, MaskedAutoencoder)
     try:
         result = reconstruct(served.model, image.images, **arguments)
-    except ValueError as error:
+    except VitlabError as error:
         raise RequestError(422, str(error), "Hide at least one patch, and leave at least one.") from None
     visible = torch.where(result.hidden, torch.zeros_like(result.images), result.images)
     images = torch.cat([result.images, visible, result.pasted])  # (3, C, H, W)
@@ -175,7 +178,7 @@ def sentences(served: ServedModel, image: PageImage, options: Options) -> dict[s
         remedy = f"Send 1 to {MAX_TEXTS}, {MAX_TEXT_LENGTH} letters at most."
         raise RequestError(422, f"{len(texts)} sentences were given.", remedy)
     classifier = ask(served.model, texts)
-    with torch.no_grad(), evaluating(classifier):
+    with evaluating(classifier):
         logits = wide(classifier(image.images))[0]
     maps = [relevance(classifier, image.images, number)[0].tolist() for number in range(len(texts))]
     cosines = classifier.cosines(image.images)[0].tolist()
@@ -216,7 +219,7 @@ def supported_queries(served: ServedModel) -> list[str]:
 
 def model_info(served: ServedModel) -> dict[str, Any]:
     """What the page needs before its first query."""
-    encoder, size = served.encoder, served.model.preprocess.size
+    encoder, size = served.encoder, served.preprocess.size
     info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size)}
     if "predict" in info["offers"]:
         info["knows"] = class_labels(served.model)[:EXAMPLE_LABELS]
@@ -235,13 +238,19 @@ def model_view(served: ServedModel, image: PageImage) -> np.ndarray:
     return _pixels(served, image.images[0])
 
 
+def _vit(served: ServedModel) -> VisionTransformer:
+    """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
+    assert isinstance(served.encoder, VisionTransformer)
+    return served.encoder
+
+
 def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:
     best = ranked(probabilities, class_labels(served.model), TOP)
     return [{"label": label, "probability": p} for label, p in best]
 
 
 def _pixels(served: ServedModel, normalised: Tensor) -> np.ndarray:
-    return np.asarray(served.model.preprocess.picture(normalised).convert("RGB"))
+    return np.asarray(served.preprocess.picture(normalised).convert("RGB"))
 
 
 def _integer(options: Options, name: str, minimum: int, maximum: int) -> int:

@@ -70,7 +70,7 @@ class InferenceJob:
     async def image(self, *, keep_original: bool = False) -> PreparedImage:
         """Decode the uploaded image."""
         began, content = time.monotonic(), self.upload.image
-        function = lambda: prepare(self.served.model.preprocess, content, self.settings, keep_original=keep_original)
+        function = lambda: prepare(self.served.preprocess, content, self.settings, keep_original=keep_original)
         with self.served.worker.expect():
             image = await self.context.run_blocking(function)
         self.upload.image = b""

@@ -1,5 +1,8 @@
 """Run the application on a socket until SIGTERM or Ctrl-C, then shut down without losing a request.
 
+    with open_server(["bundled:digits"], port=8000) as server:
+        server.run()
+
 After the signal /ready responds 503 and responses close their connections; new connections are still accepted for
 `settings.drain` seconds. Then the socket closes, and the server waits for the remaining responses.
 """
@@ -12,18 +15,66 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 
 from vitlab.errors import UsageError
+from vitlab.serve.app import create_app
 from vitlab.serve.connections import ACCEPTS, Connection, ConnectionPool, connection_limit
-from vitlab.serve.model_pool import ModelPool
+from vitlab.serve.executor import compute
+from vitlab.serve.model_pool import ModelPool, ServedModel, open_models
+from vitlab.serve.search_index import SearchIndex, open_index
 from vitlab.serve.settings import Settings
 
 BACKLOG = 2048  # connections that the system queues until they are accepted
+
+
+class Server:
+    """Opened models behind a listening socket. `run` answers until SIGTERM or Ctrl-C; `close` frees the port."""
+
+    def __init__(self, models: list[ServedModel], index: SearchIndex | None, settings: Settings, port: int):
+        self.models, self.index, self.settings = models, index, settings
+        self.socket = listen(settings.host, port)
+        host, port = self.socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def run(self, *, access_log: bool = False) -> None:
+        """Returns after an orderly shutdown."""
+        serve(create_app(self.models, self.settings, self.index), self.socket, access_log=access_log)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_server(
+    models: Iterable[str] = (),
+    index: str | Path | None = None,
+    *,
+    port: int = 8000,
+    settings: Settings | None = None,
+    threads: int | None = None,
+) -> Server:
+    """Open models, an index to search, and the port; 0: any free one.
+
+    `models` as in `open_models`. `threads`: how many a model runs with; None leaves torch's number.
+    """
+    if threads is not None:
+        compute(torch.set_num_threads, threads)
+    served = compute(open_models, models)
+    search_index = None if index is None else compute(open_index, index, served)
+    return Server(served, search_index, settings or Settings(), port)
 
 
 def listen(host: str, port: int) -> socket.socket:

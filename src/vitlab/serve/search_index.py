@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.checkpoints.load import load
 from vitlab.errors import CheckpointError, SearchError
+from vitlab.export.loader import open_network
 from vitlab.search import Hit, Index, check
-from vitlab.serve.model_pool import Loader, ServedModel, unique_name
+from vitlab.search.database import MadeBy
+from vitlab.serve.model_pool import ServedModel, unique_name
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class SearchIndex:
 
     path: Path
     model: str  # name of the served model that made it
-    made_by: dict[str, Any]
+    made_by: MadeBy
     notes: tuple[str, ...] = ()  # for the operator, at the start
 
     @property
@@ -47,7 +48,7 @@ class SearchIndex:
             return index.picture(number)
 
 
-def open_index(path: str | Path, models: list[ServedModel], load: Loader = load) -> SearchIndex:
+def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
     """Open an index. If none of `models` made it, its model is loaded and appended to them."""
     path = Path(path).expanduser()
     with Index(path, rebuild=False) as index:
@@ -62,7 +63,7 @@ def open_index(path: str | Path, models: list[ServedModel], load: Loader = load)
             f"vitlab index {quote(str(folder))} -o OTHER --model CHECKPOINT"
         )
         try:
-            served = ServedModel(unique_name(checkpoint, names), load(checkpoint))
+            served = ServedModel(unique_name(checkpoint, names), open_network(checkpoint))
         except CheckpointError as error:
             raise SearchError(f"{problem} and cannot be loaded: {error} {remedy}") from None
         if served.fingerprint != made_by["fingerprint"]:

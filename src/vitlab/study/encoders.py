@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints.foreign import fitting_preprocess
 from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import UsageError
-from vitlab.images.preprocess import Preprocess
+from vitlab.images.preprocess import Preprocess, fit_preprocess
 from vitlab.models.base import Card, Network
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, MODELS, Entry, find
+from vitlab.models.entry import Entry
+from vitlab.models.registry import ALIASES, MODELS, find
 from vitlab.models.vit_config import ViTConfig
-from vitlab.study.families import wraps_encoder
 from vitlab.training.recipe import ModelRecipe
 
 LARGEST = "vit_base_patch16"  # base of the options for a ViT that has no name
@@ -107,7 +106,7 @@ def _pretraining_method(model: Network) -> str:
     if model.classes:
         return f"labels ({model.classes} classes)"
     wrapper = MODELS.get((model.card or Card()).name or "")
-    return wrapper.family if wrapper is not None and wraps_encoder(wrapper) else ""
+    return wrapper.family if wrapper is not None and wrapper.config.wraps_encoder else ""
 
 
 def _closest_entry(encoder: Encoder) -> Entry:
@@ -119,4 +118,5 @@ def _closest_entry(encoder: Encoder) -> Entry:
 
 
 def _preprocess_for(entry: Entry, config: ViTConfig) -> Preprocess | None:
-    return fitting_preprocess(entry.preprocess, entry.config.image_size, config)
+    size, channels = config.image_size, config.channels
+    return fit_preprocess(entry.preprocess, entry.config.image_size, image_size=size, channels=channels)

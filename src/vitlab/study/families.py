@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints.native import on_meta
 from vitlab.errors import UsageError, VitlabError
 from vitlab.models.config import nearest
-from vitlab.models.registry import MODELS, Entry, build, find
+from vitlab.models.registry import MODELS, find
 from vitlab.models.vit_config import ViTConfig
 from vitlab.study.model_spec import ModelSpec
 
@@ -62,16 +61,10 @@ def resolve_model(label: str, spec: ModelSpec, side: int) -> StudyModel:
     except VitlabError as error:
         near = nearest(short, list(short_names))
         raise UsageError(f"{label}: {error} Short names: {', '.join(short_names)}.{near}") from None
-    if wraps_encoder(entry):
+    if config.wraps_encoder:
         raise UsageError(f"{label} learns without labels (see vitlab study ssl): name vit, swin or resnet.")
     distilled = isinstance(config, ViTConfig) and config.tokens.distill_token
     return StudyModel(label, entry.name, options, entry.family, distilled)
-
-
-def wraps_encoder(entry: Entry) -> bool:
-    """Whether a registered model is pretraining around an encoder, like MAE, and not the encoder itself."""
-    model = on_meta(lambda: build(entry.family, entry.config))
-    return model.encoder is not model
 
 
 def _short_names(side: int) -> dict[str, ModelSpec]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vitlab.checkpoints.load import create
+from vitlab.factory import create
 from vitlab.study.model_spec import ModelSpec
 
 

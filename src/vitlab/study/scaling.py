@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.load import create
 from vitlab.checkpoints.native import on_meta
 from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.inspect import inspect
 from vitlab.export.timing import alternate, summary
+from vitlab.factory import create
 from vitlab.models.base import Network
 from vitlab.study.memory import peak_memory
 from vitlab.study.model_spec import ModelSpec, parse_models

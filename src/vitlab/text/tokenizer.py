@@ -201,17 +201,6 @@ class Tokenizer:
         return cls(_assemble(pairs, vocab), context=context, pad_id=pad_id, truncate=truncate)
 
 
-def its_tokenizer(model: Any) -> Tokenizer:
-    """A CLIP's own; where it came without, what to type."""
-    if model.tokenizer is None:
-        raise TokenizerError(
-            "the CLIP came without its tokenizer, so it cannot be asked in words. Put it in: vitlab convert CHECKPOINT "
-            "FOLDER --tokenizer FILE (tokenizer.json, vocab.json, or OpenAI's bpe_simple_vocab_16e6.txt.gz); or in "
-            "Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH)."
-        )
-    return model.tokenizer
-
-
 def _letters() -> list[str]:
     """The 256 bytes as printable characters, in the order in which CLIP numbers them: readable ones first."""
     readable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

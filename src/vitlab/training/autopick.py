@@ -206,14 +206,14 @@ def least_epochs(best: Trial, facts: Facts, settings: list[str]) -> int:
 
 def too_little_time(
     best: Trial, least: int, facts: Facts, minutes: float, settings: list[str], given: bool
-) -> ValueError:
+) -> TrainingError:
     """The error for a time that is too short to learn anything; it says how much is needed."""
     recipe = scheduled(draft(facts, best.model, best.level, settings), least, facts, best.speed, settings)
     needs = estimate(recipe, facts, best.speed).total
     smallest = math.ceil(11 * (best.speed.spent + needs / SHARE) / 60) / 10  # a tenth more, in tenths
     which = "this model" if given else "the smallest model"
     passes = "one pass" if least == 1 else f"{least} passes"
-    return ValueError(
+    return TrainingError(
         f"--minutes {minutes:g} is too little: looking at the data and timing this machine took "
         f"{best.speed.spent:.0f} s, and {which} needs {needs:.0f} s for {passes} over {facts.train:,} images, "
         f"validation and the report. Use --minutes {smallest:g} or more."

@@ -22,7 +22,7 @@ from vitlab.errors import ImageError, TrainingError
 from vitlab.images.augment import Augment
 from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
-from vitlab.images.preprocess import RESAMPLING, Preprocess
+from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
 from vitlab.images.randomness import permutation
 
 ORDER = 1  # coordinate of the draw that shuffles an epoch
@@ -161,8 +161,7 @@ class Pictures:
     def normalise(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) uint8 -> the model's input."""
         p = self.preprocess
-        mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
-        return (pixels.float() * p.scale - mean) / std
+        return normalise(pixels, p.mean, p.std, p.scale)
 
     def normalised(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Model inputs (B, C, H, W) without augmentation, and the positions of those that could be read."""

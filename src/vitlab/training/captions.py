@@ -13,10 +13,10 @@ from torch import Tensor
 
 from vitlab.checkpoints import native
 from vitlab.errors import TrainingError
-from vitlab.images.datasets import Captioned, Captions, Data
+from vitlab.images.datasets import Captions
 from vitlab.images.randomness import uniform
 from vitlab.images.sources.dataset import CAPTION
-from vitlab.text.templates import fill, read_templates
+from vitlab.text.templates import fill
 from vitlab.text.tokenizer import FILE, Tokenizer
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, difference, read_recipe
@@ -48,20 +48,16 @@ def trim_padding(ids: Tensor, end_id: int) -> Tensor:
     return ids[:, : last + 1]
 
 
-def training_captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
-    if isinstance(data.train, Captioned):
-        return data.train.captions
-    return ClassCaptions(data.train.labels, data.classes, read_templates(recipe.objective.templates))
-
-
-def make_tokenizer(recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None) -> Tokenizer:
+def make_tokenizer(
+    recipe: Recipe, captions: Captions | ClassCaptions, run: Path, who: Processes, saved: Path | None = None
+) -> Tokenizer:
     """The run's own where it is resumed; otherwise text.tokenizer, or byte pairs trained on the training captions.
 
     `saved`: the save that the run continues from. The first process reads or trains it and sends it to the others.
     """
 
     def as_json() -> str:
-        return _saved_tokenizer(recipe, run, saved) or _new_tokenizer(recipe, data).to_json()
+        return _saved_tokenizer(recipe, run, saved) or _new_tokenizer(recipe, captions).to_json()
 
     return Tokenizer.from_json(who.from_first(as_json))
 
@@ -83,11 +79,11 @@ def check_same_tokenizer(tokenizer: Tokenizer, saved: Path | None) -> None:
         )
 
 
-def _new_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
+def _new_tokenizer(recipe: Recipe, captions: Captions | ClassCaptions) -> Tokenizer:
     t = recipe.text
     if t.tokenizer is not None:
         return Tokenizer.read(t.tokenizer, context=t.context)
-    return Tokenizer.train(training_captions(recipe, data).everything(), vocab=t.vocab, context=t.context)
+    return Tokenizer.train(captions.everything(), vocab=t.vocab, context=t.context)
 
 
 def _saved_tokenizer(recipe: Recipe, run: Path, saved: Path | None) -> str | None:

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitlab.errors import CheckpointError, TrainingError
+from vitlab.errors import CheckpointError, TrainingError, VitlabError
 from vitlab.layers.trace import Trace
-from vitlab.training.objectives import objective_class
+from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
 from vitlab.training.runlog import from_json, read_log, to_json
@@ -144,8 +144,8 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
 def _objective_name(run: Path) -> str:
     try:
         return read_recipe(run / "recipe.toml").objective.name
-    except ValueError:  # damaged: check_files reports it
-        return "supervised"
+    except VitlabError:  # damaged: check_files reports it
+        return DEFAULT
 
 
 def check_installation() -> list[tuple[str, bool, str]]:

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitlab.images.sources.splits import few_labels
 from vitlab.layers.reducer import Reducer
-from vitlab.models.base import features_of
-from vitlab.text.templates import class_embeddings
+from vitlab.models.base import Network, evaluation_mode, features_of
+from vitlab.models.clip import CLIP
+from vitlab.text.templates import class_prompts
 from vitlab.training.batches import Pictures
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
@@ -88,8 +90,8 @@ class Scores:
         }
 
 
-def evaluate(
-    model: Any,
+def evaluate_classifier(
+    model: Network,
     pictures: Pictures,
     *,
     processes: Processes | None = None,
@@ -121,7 +123,7 @@ Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 
 def features(
-    model: Any,
+    model: Network,
     pictures: Pictures,
     batch_size: int = 256,
     *,
@@ -161,7 +163,7 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 
 
 def evaluate_knn(
-    encoder: Any, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
+    encoder: Network, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
 ) -> Scores:
     """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
@@ -172,7 +174,7 @@ def evaluate_knn(
 
 
 def evaluate_zeroshot(
-    model: Any,
+    model: CLIP,
     pictures: Pictures,
     classes: Sequence[str],
     templates: Sequence[str],
@@ -186,14 +188,14 @@ def evaluate_zeroshot(
     """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
-        weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
+        weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
     look, width = image_embedding(model, flip, reducer), model.config.embed_dim
     embeddings, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
     logits = model.scale.item() * embeddings @ weights.T  # (N, K)
     return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
 
 
-def image_embedding(model: Any, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
+def image_embedding(model: Network, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
     """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
     look = features_of(model, **reducer_kwargs(reducer))
     return look if not flip else lambda images: F.normalize(look(images) + look(images.flip(-1)), dim=1)
@@ -207,8 +209,31 @@ def probe_accuracy(train: Features, test: Features) -> float:
     return float(fitted.score(test[0].numpy(), test[1].numpy()))
 
 
+def few_shot_accuracies(
+    train: Features, test: Features, classes: list[str], shots: int, *, draws: int = 10, ridge: float = 0.1
+) -> list[float]:
+    """Accuracies from `shots` labelled images of each class, one for each draw of them.
+
+    As the ViT paper evaluates features (arXiv:2010.11929, sec. 4.1): ridge regression to targets of -1 and 1, one per
+    class, in closed form. `ridge` is a share of the features' own mean squared length: methods differ much in that.
+    """
+    (bank, labels), (queries, truth) = train, test
+    accuracies = []
+    for draw in range(draws):
+        few = torch.from_numpy(few_labels(labels.numpy(), classes, draw, per_class=shots))
+        x = bank[few].double()  # (n, D), n = shots * K
+        y = 2.0 * F.one_hot(labels[few], len(classes)).double() - 1  # (n, K)
+        centre, level = x.mean(dim=0), y.mean(dim=0)
+        x = x - centre
+        penalty = ridge * x.square().sum() / len(x) * torch.eye(len(x), dtype=x.dtype)
+        weights = x.mT @ torch.linalg.solve(x @ x.mT + penalty, y - level)  # (D, K)
+        answers = ((queries.double() - centre) @ weights + level).argmax(dim=1)
+        accuracies.append(float((answers == truth).float().mean()))
+    return accuracies
+
+
 def forward_all(
-    model: Any,
+    model: Network,
     function: Callable[[Tensor], Tensor],
     width: int,
     pictures: Pictures,
@@ -217,7 +242,8 @@ def forward_all(
     progress: Callable[[int], object] | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors."""
-    who = processes or Processes(device=next(model.parameters()).device)
+    here = next(model.parameters(), torch.zeros(0)).device  # an exported model has no parameters
+    who = processes or Processes(device=here)
     n = len(pictures)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
@@ -245,13 +271,7 @@ def reducer_kwargs(reducer: Reducer | None) -> dict[str, Any]:
 
 
 @contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """No gradients, evaluation mode; every module's mode is restored afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():  # inference mode does not work with sharded models
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients. Inference mode, which base.evaluating adds, fails with sharded models."""
+    with evaluation_mode(model), torch.no_grad():
+        yield

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitlab.checkpoints.load import create, load_with_report
+from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.errors import TrainingError
+from vitlab.factory import create
 from vitlab.models import registry
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.objectives import OBJECTIVES, objective_class

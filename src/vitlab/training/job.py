@@ -17,7 +17,6 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
 from vitlab.training import processes
 from vitlab.training.batches import BatchDataset, Pictures, Plan
-from vitlab.training.captions import check_same_tokenizer, save_tokenizer
 from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
@@ -187,12 +186,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
     forward = torch.compile(forward) if recipe.run.compile else forward
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
-    if recipe.objective.name == "clip":
-        if tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
-            raise TrainingError(f"{recipe.model.init_from} has a tokenizer of its own: leave out text.tokenizer.")
-        check_same_tokenizer(model.tokenizer, saved)
-        if who.first:  # all checks passed: the run begins
-            save_tokenizer(model.tokenizer, run)
+    objective.begin_run(saved)
     return TrainingJob(
         recipe=recipe,
         run=run,

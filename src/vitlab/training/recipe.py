@@ -15,15 +15,15 @@ import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from vitlab.errors import TrainingError
+from vitlab.errors import TrainingError, VitlabError
 from vitlab.models.config import Config, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
-from vitlab.training.objectives import OBJECTIVES
+from vitlab.training.objectives import DEFAULT, OBJECTIVES, option_owners
 
-Value = str | int | float | bool | list[Any]
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -84,43 +84,15 @@ class ModelRecipe(Config):
 
 @dataclass(frozen=True)
 class ObjectiveRecipe(Config):
-    """What is learned. Below `name` each line says which objective reads it."""
+    """What is learned. Each file of training/objectives declares and checks its own options."""
 
-    name: str = "supervised"  # one of training/objectives
-    teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
-    distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
-    teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
-    temperature: float = 3.0  # distill, soft: of student and teacher
-    cache: bool = False  # distill: ask the teacher once for each image as it is, not for each augmented view
-    local_views: int = 8  # dino: small crops beside the two large ones
-    local_size: int = 0  # dino: their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
-    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the image's area
-    global_scale: tuple[float, float] = (0.4, 1.0)
-    momentum: float = 0.996  # dino: of the teacher at the start; it rises to 1
-    teacher_temperature: tuple[float, float] = (0.04, 0.07)  # dino: at the start, and after the warm-up
-    temperature_epochs: float = 30.0  # dino: length of that warm-up
-    freeze_last_epochs: float = 1.0  # dino: the last layer of the head waits so long
-    final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
-    loss: Literal["softmax", "sigmoid"] = "softmax"  # clip: one of many (CLIP), or each pair by itself (SigLIP)
-    templates: str = "train"  # clip, of classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
-    eval_templates: str = "held_out"  # clip, of classes: the sentences it is evaluated with
+    name: str = DEFAULT  # one of training/objectives
+    options: dict[str, Any] = field(default_factory=dict)  # every other key of [objective] that is not at its default
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name not in OBJECTIVES:
             raise TrainingError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
-        if not 0 <= self.momentum < 1:
-            raise TrainingError(f"momentum={self.momentum} must be at least 0 and below 1.")
-        if not 0 <= self.teacher_share <= 1:
-            raise TrainingError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
-        if min(self.temperature, *self.teacher_temperature) <= 0:
-            raise TrainingError("temperature and teacher_temperature must be above 0.")
-        for name, value in (("local_views", self.local_views), ("local_size", self.local_size)):
-            if value < 0:
-                raise TrainingError(f"{name}={value} must be 0 or more.")
-        for name, (low, high) in (("local_scale", self.local_scale), ("global_scale", self.global_scale)):
-            if not 0 < low <= high <= 1:
-                raise TrainingError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
 
 
 @dataclass(frozen=True)
@@ -232,20 +204,31 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     """One value changed, by its dotted name."""
     group, _, name = key.partition(".")
     keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
-    if group not in GROUPS or not name:
-        raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
-    part = getattr(recipe, group)
-    if f"{group}.{name}" in keys:
-        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
-            value = None
-        try:
-            return replace(recipe, **{group: replace(part, **{name: value})})
-        except ValueError as error:
-            text = str(error)
-            raise TrainingError(text if text.startswith(group + ".") else f"{group}.{text}") from None
-    if group == "model":  # an option of the model itself; its own config checks it
-        return replace(recipe, model=replace(part, options={**part.options, name: value}))
+    if key in keys:
+        part = getattr(recipe, group)
+        return replace(recipe, **{group: _changed(part, group, name, value)})
+    if group == "model" and name:  # an option of the model itself; its own config checks it
+        options = {**recipe.model.options, name: value}
+        return replace(recipe, model=replace(recipe.model, options=options))
+    if group == "objective" and name in option_owners():
+        default = option_owners()[name]()
+        value = getattr(_changed(default, group, name, value), name)
+        options = {k: v for k, v in recipe.objective.options.items() if k != name}
+        options |= {} if value == getattr(default, name) else {name: value}
+        return replace(recipe, objective=replace(recipe.objective, options=options))
+    keys += [f"objective.{option}" for option in option_owners()]
     raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
+
+
+def _changed(part: C, group: str, name: str, value: Any) -> C:
+    """One field changed; an error names its group."""
+    if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
+        value = None
+    try:
+        return replace(part, **{name: value})  # type: ignore[type-var]  # every Config is a dataclass
+    except VitlabError as error:
+        text = str(error)
+        raise TrainingError(text if text.startswith(group + ".") else f"{group}.{text}") from None
 
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
@@ -260,6 +243,11 @@ def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
             raise TrainingError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
         recipe = with_value(recipe, key.strip(), value)
     return recipe
+
+
+def setting(key: str, value: object) -> str:
+    """A value as it is typed on the command line: setting("run.epochs", 3) is "run.epochs=3"."""
+    return f"{key}={'none' if value is None else _toml(value)}"
 
 
 def parse_value(text: str) -> Any:
@@ -297,6 +285,8 @@ def read_recipe(path: Path) -> Recipe:
 def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:
     tables = asdict(recipe)
     tables["model"] |= tables["model"].pop("options")
+    chosen = tables["objective"].pop("options")
+    tables["objective"] |= {name: chosen.get(name, getattr(owner(), name)) for name, owner in option_owners().items()}
     return tables
 
 

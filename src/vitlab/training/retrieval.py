@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vitlab.images.datasets import Captions
 from vitlab.layers.reducer import Reducer
+from vitlab.models.clip import CLIP
 from vitlab.training.batches import Pictures
 from vitlab.training.captions import trim_padding
 from vitlab.training.evaluate import evaluating, forward_all, image_embedding
@@ -108,7 +109,7 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    model: Any,
+    model: CLIP,
     pictures: Pictures,
     captions: Captions,
     *,
@@ -130,7 +131,7 @@ def evaluate_retrieval(
     return Retrieval(images, texts, owner, read, seconds, model.scale.item(), skipped)
 
 
-def embed_texts(model: Any, texts: list[str], batch_size: int = 256) -> Tensor:
+def embed_texts(model: CLIP, texts: list[str], batch_size: int = 256) -> Tensor:
     """(M, E) of unit length."""
     device, embeddings = next(model.parameters()).device, []
     with evaluating(model):

@@ -1,14 +1,15 @@
-"""The verbs of `vitlab explain` and their own options. The modules beside this one do the work, imported on use."""
+"""The verbs of `vitlab explain` and their own options; `vitlab.explain.figures` draws."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.explain.options import Options, verb
+from vitlab.cli.explain.options import Options, parse_list, parse_numbers, parse_point, parse_query, verb
+from vitlab.errors import UsageError
 from vitlab.explain.methods import BY_CLASS, SHOWN
 
 app = typer.Typer(
@@ -27,6 +28,13 @@ Text = Annotated[
 Methods = Annotated[
     str | None, typer.Option("--methods", metavar=",".join(SHOWN), help="Methods, separated by commas.")
 ]
+
+
+def run(options: Options, figure: str, **arguments: Any) -> None:
+    """Imports torch on use, so that --help does not."""
+    from vitlab.cli.explain import run
+
+    run.run(options, figure, **arguments)
 
 
 @verb(app)
@@ -48,9 +56,13 @@ def attention(
 
     One image: a grid of layers and heads. Several: a row for each, mean over heads.
     """
-    from vitlab.cli.explain import maps
-
-    maps.attention(options, layers, heads, query)
+    run(
+        options,
+        "attention",
+        layers=None if layers is None else parse_numbers(layers, "--layers", "all"),
+        heads=None if heads is None else parse_numbers(heads, "--heads", "all", "mean"),
+        query=parse_query(query),
+    )
 
 
 @verb(app)
@@ -64,9 +76,7 @@ def rollout(
 
     Figure 6 of the ViT paper.
     """
-    from vitlab.cli.explain import maps
-
-    maps.rollout(options, discard)
+    run(options, "rollout", discard=discard)
 
 
 @verb(app)
@@ -80,9 +90,9 @@ def relevance(
     text: Text = None,
 ) -> None:
     """Which patches speak for a class, or for a sentence."""
-    from vitlab.cli.explain import maps
-
-    maps.relevance(options, method, target, text or [])
+    if text and target is not None:
+        raise UsageError("--target names one of a model's classes; with --text the sentences are what is asked for.")
+    run(options, "relevance", texts=text or [], method=method, target=target)
 
 
 @verb(app)
@@ -102,9 +112,8 @@ def compare(
     text: Text = None,
 ) -> None:
     """Two checkpoints or methods side by side, and how they agree."""
-    from vitlab.cli.explain import maps
-
-    maps.compare(options, other, methods, target, text or [])
+    names = None if methods is None else parse_list(methods, "--methods")
+    run(options, "compare", texts=text or [], second=other, methods=names, target=target)
 
 
 @verb(app, needs_images=False)
@@ -114,9 +123,7 @@ def figure7(options: Options) -> None:
     Position similarity, attention distance and entropy, and the lengths of the tokens. Without images, only what the
     weights show.
     """
-    from vitlab.cli.explain import figures
-
-    figures.figure7(options)
+    run(options, "figure7")
 
 
 @verb(app)
@@ -140,12 +147,11 @@ def features(
 
     The colours are principal components; optionally of the foreground only, or the nearest images of a folder.
     """
-    from vitlab.cli.explain import figures
-
     if neighbours is not None:
-        figures.neighbours(options, neighbours, k)
+        run(options, "neighbours", folder=neighbours, k=k)
     else:
-        figures.features(options, joint, at, mask, layer)
+        point = None if at is None else parse_point(at, "--at")
+        run(options, "features", joint=joint, at=point, mask=mask, layer=layer)
 
 
 @verb(app, batch_size=32)
@@ -163,9 +169,9 @@ def faithfulness(
 
     Measures the class probability while the patches with the highest scores are removed.
     """
-    from vitlab.cli.explain import figures
-
-    figures.faithfulness(options, methods, kinds, steps, target, text or [])
+    names = None if methods is None else parse_list(methods, "--methods")
+    tests = parse_list(kinds, "--kinds")
+    run(options, "faithfulness", texts=text or [], methods=names, kinds=tests, steps=steps, target=target)
 
 
 @verb(app)
@@ -180,9 +186,7 @@ def reconstruct(
 
     Figure 2 of the MAE paper.
     """
-    from vitlab.cli.explain import figures
-
-    figures.reconstruct(options, mask_ratio, seed)
+    run(options, "reconstruct", encoder=False, mask_ratio=mask_ratio, seed=seed)
 
 
 @verb(app)
@@ -193,6 +197,4 @@ def pruned(
     ] = "tome:r=8",
 ) -> None:
     """Which patches a reducer kept, merged or dropped, by layer."""
-    from vitlab.cli.explain import figures
-
-    figures.pruned(options, reducer)
+    run(options, "pruned", reducer=reducer)

@@ -1,4 +1,4 @@
-"""What all verbs of `vitlab explain` take, and the decorator that adds it to a verb. Does not import torch."""
+"""Options of all verbs of `vitlab explain`, the decorator that adds them, and parsers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.options import BatchSize, Checkpoint, MaybePictures, Pictures
+from vitlab.cli.options import BatchSize, Checkpoint, Images, OptionalImages
+from vitlab.errors import UsageError
 
 Out = Annotated[
     Path | None,
@@ -31,7 +32,7 @@ class Options:
     """Arguments and options of all verbs, in the order of the help page; a verb's own come after `images`."""
 
     checkpoint: Checkpoint
-    images: Pictures
+    images: Images
     out: Out = None
     html: Html = False
     image_size: Size = None
@@ -48,7 +49,7 @@ def verb(app: typer.Typer, *, needs_images: bool = True, batch_size: int = 8) ->
         del common["verb"]
         common["batch_size"] = common["batch_size"].replace(default=batch_size)
         if not needs_images:
-            common["images"] = common["images"].replace(annotation=MaybePictures, default=None)
+            common["images"] = common["images"].replace(annotation=OptionalImages, default=None)
         _, *own = signature(function, eval_str=True).parameters.values()
         checkpoint, images, *rest = common.values()
         parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in (checkpoint, images, *own, *rest)]
@@ -64,3 +65,38 @@ def verb(app: typer.Typer, *, needs_images: bool = True, batch_size: int = 8) ->
         return function
 
     return register
+
+
+def parse_query(text: str | None) -> str | tuple[float, float] | None:
+    """A token's name, or the pixel X,Y."""
+    if text in (None, "class", "distillation", "mean"):
+        return text
+    return "class" if text == "cls" else parse_point(text, "--query")
+
+
+def parse_point(text: str, option: str) -> tuple[float, float]:
+    try:
+        x, y = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is no place in the picture: write X,Y in its pixels, e.g. 100,60."
+        ) from None
+    return x, y
+
+
+def parse_list(text: str, option: str) -> list[str]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise UsageError(f"{option} {text!r} names nothing.")
+    return names
+
+
+def parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
+    """A list of whole numbers, or one of `words`."""
+    if text in words:
+        return text
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        either = " or ".join(words)
+        raise UsageError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import evaluating
 from vitlab.explain.inspect import step_name
 from vitlab.layers.trace import FROM_HEADS, Trace
+from vitlab.models.base import evaluation_mode
 
 Key = tuple[str, int | None]  # a step as Trace names it: kind and layer
 Steps = dict[Key, Tensor]
@@ -78,7 +78,7 @@ def run_steps(model: Any, images: Tensor) -> Steps:
     """Every traced step of one of our models, in order, for normalised `images`."""
     trace = Trace(*(kind for kind in model.traceable if kind not in FROM_HEADS))
     like = next(model.parameters())
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         model(images.to(like.device, like.dtype), trace=trace)
     return dict(trace.items())
 

@@ -11,21 +11,24 @@ objective.end_step(step)                          # e.g. the teacher's moving av
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.errors import TrainingError
+from vitlab.errors import TrainingError, VitlabError
 from vitlab.images.augment import MODES, Augment, AugmentOptions
 from vitlab.images.datasets import Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
+from vitlab.models.base import Network
+from vitlab.models.config import Config
+from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures, Plan
@@ -34,7 +37,8 @@ from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
-from vitlab.training.recipe import Recipe
+from vitlab.training.recipe import Recipe, to_tables
+from vitlab.training.report.curves import Chart
 from vitlab.training.retrieval import Retrieval
 
 BANK = 10_000  # labelled images for k-NN during a run; the final evaluation uses all
@@ -53,6 +57,17 @@ class MicroStep:
     micro: int = 0
 
 
+@dataclass(frozen=True)
+class ObjectiveOptions(Config):
+    """Settings of [objective] that one objective declares; this one has none."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """What the recipe sets, the rest at its defaults."""
+        options = recipe.objective.options
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
+
+
 class Objective:
     """Base class. The class methods work on a recipe before there is a model; the rest runs within the loop."""
 
@@ -61,9 +76,11 @@ class Objective:
     uses_captions = False
     chooses_patches = False  # the objective decides which patches or crops its model sees
     shardable = False  # runs with run.sharding=fsdp
+    options_class: type[ObjectiveOptions] = ObjectiveOptions
     own_settings: tuple[str, ...] = ()  # refused with every other objective
+    charts: tuple[Chart, ...] = ()  # of its numbers in the log
 
-    def __init__(self, recipe: Recipe, model: Any, data: Data, plan: Plan, who: Processes, run: Path):
+    def __init__(self, recipe: Recipe, model: Network, data: Data, plan: Plan, who: Processes, run: Path):
         self.check(recipe)
         self.check_model(recipe, model)
         self.recipe, self.model, self.data, self.plan, self.who, self.run = recipe, model, data, plan, who, run
@@ -91,7 +108,7 @@ class Objective:
             raise TrainingError(f"augment.mixup and augment.cutmix mix labels, which {name} does not learn.")
 
     @classmethod
-    def check_model(cls, recipe: Recipe, model: Any) -> None:
+    def check_model(cls, recipe: Recipe, model: Network) -> None:
         """Refuse settings that the model cannot follow."""
         check_patch_dropout(cls, recipe, model)
         check_reducer(cls, recipe, model)
@@ -99,7 +116,7 @@ class Objective:
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[Network, list[str]]:
         """The model, and notes on how it was made."""
         raise NotImplementedError
 
@@ -111,7 +128,7 @@ class Objective:
         return None
 
     @classmethod
-    def image_model(cls, model: Any) -> Any:
+    def image_model(cls, model: Network) -> Network:
         """The part of the model that reads images."""
         return model
 
@@ -128,15 +145,18 @@ class Objective:
         return []
 
     @classmethod
-    def preview_notes(cls, model: Any) -> list[str]:
+    def preview_notes(cls, model: Network) -> list[str]:
         """What the model does to its images that a preview does not draw."""
         return []
 
     # --------------------------------------------------------------------------------------------------- in the loop
 
-    def forward_module(self) -> Any:
+    def forward_module(self) -> nn.Module:
         """The module that is compiled or wrapped for many processes, and then passed to `loss`."""
         return self.model
+
+    def begin_run(self, saved: Path | None) -> None:
+        """All is built and checked; `saved`: the save that the run continues from."""
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         """Set what changes with the step, besides the learning rate."""
@@ -146,7 +166,7 @@ class Objective:
         """What the loss needs, on the device."""
         raise NotImplementedError
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         """The loss, and numbers for the log."""
         raise NotImplementedError
 
@@ -158,7 +178,7 @@ class Objective:
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
-    def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
         """`final`: at the end of a run, where it may take longer."""
         raise NotImplementedError
 
@@ -166,7 +186,7 @@ class Objective:
         """How many images `evaluate` runs through the model to score n."""
         return n
 
-    def rank(self, scores: Scores | Retrieval, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, pictures: Pictures) -> tuple[float, dict[str, float]]:
         """The model of the highest rank is kept as the best; and numbers for the log."""
         return scores.top(1), {}
 
@@ -198,7 +218,7 @@ class SelfSupervised(Objective):
     uses_labels = False
     chooses_patches = True
 
-    def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores:
+    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores:
         train = self.data.train
         if not final:
             train = subset(train, np.sort(permutation(len(train), self.recipe.run.seed, BANK_DRAW)[:BANK]))
@@ -211,23 +231,24 @@ class SelfSupervised(Objective):
 
 def check_own_settings(recipe: Recipe) -> None:
     """Refuse settings that belong to another objective."""
+    tables = to_tables(recipe)
     for name in OBJECTIVES:
         for key in objective_class(name).own_settings if name != recipe.objective.name else ():
-            group, _, field = key.partition(".")
-            if value := getattr(getattr(recipe, group), field):
+            group, _, option = key.partition(".")
+            if value := tables[group][option]:
                 raise TrainingError(
                     f"{key}={value} is for objective.name={name}, not for objective.name={recipe.objective.name}."
                 )
 
 
-def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Any) -> None:
+def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Network) -> None:
     """augment.drop_patches needs a model that can leave patches out."""
     if not recipe.augment.drop_patches:
         return
     network, why = method.image_model(model), ""
     if method.chooses_patches:
         why = f"objective.name={recipe.objective.name} decides itself which patches its model sees"
-    elif not hasattr(network, "patch_dropout"):
+    elif not isinstance(network, VisionTransformer):
         why = f"a {model.family} needs all patches of an image"
     elif network.config.positions.kind == "relative":
         why = "positions=relative needs the whole grid"
@@ -237,7 +258,7 @@ def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Any) -> 
         )
 
 
-def check_reducer(method: type[Objective], recipe: Recipe, model: Any) -> None:
+def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> None:
     """model.reducer needs a model that works with fewer tokens, and gives what the reducer ranks them by."""
     text = recipe.model.reducer
     if text is None:
@@ -246,20 +267,20 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Any) -> None:
     try:
         if method.chooses_patches:
             raise TrainingError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
-        if not hasattr(network, "reducing"):
+        if not isinstance(network, VisionTransformer):
             raise TrainingError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
         rows, columns = network.layout(*network.input_size).grid
         reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
-    except ValueError as error:
+    except VitlabError as error:
         raise TrainingError(f"model.reducer={text} is not possible: {error}") from None
 
 
-def set_patch_dropout(network: Any, recipe: Recipe, step: int, total: int) -> None:
+def set_patch_dropout(network: Network, recipe: Recipe, step: int, total: int) -> None:
     """augment.drop_patches in the first part of a run, the model's own rate after it."""
     a = recipe.augment
-    if a.drop_patches:
+    if a.drop_patches and isinstance(network, VisionTransformer):  # check_patch_dropout refused any other
         early = step < a.drop_patches_until * total
         network.patch_dropout = a.drop_patches if early else network.config.drop.patch_dropout
 

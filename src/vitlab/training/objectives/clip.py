@@ -7,37 +7,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.checkpoints.load import create, load_with_report
+from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import CheckpointError, TrainingError
-from vitlab.images.datasets import Captioned, Data
+from vitlab.factory import create
+from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
 from vitlab.models.clip import CLIP, gather, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
-from vitlab.training.captions import ClassCaptions, make_tokenizer, training_captions, trim_padding
+from vitlab.training.captions import (
+    ClassCaptions,
+    check_same_tokenizer,
+    make_tokenizer,
+    save_tokenizer,
+    trim_padding,
+)
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.finetune import build_pretraining_model, check_channels, resized_notes
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import Inputs, MicroStep, Objective, set_patch_dropout
+from vitlab.training.objectives.base import Inputs, MicroStep, Objective, ObjectiveOptions, set_patch_dropout
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import ModelRecipe, Recipe
+from vitlab.training.report.curves import Chart
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
 from vitlab.training.runs import flat
 
 
+@dataclass(frozen=True)
+class CLIPOptions(ObjectiveOptions):
+    loss: Literal["softmax", "sigmoid"] = "softmax"  # one of many (CLIP), or each pair by itself (SigLIP)
+    templates: str = "train"  # for classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
+    eval_templates: str = "held_out"  # for classes: the sentences it is evaluated with
+
+
 class ContrastiveLearning(Objective):
+    model: CLIP
+    options_class = CLIPOptions
+    charts = (Chart("Pairs found in the batch", "批内配对正确率", "matched", percent=True),)
     uses_labels = False
     uses_captions = True
     own_settings = ("model.init_image",)
@@ -47,7 +65,7 @@ class ContrastiveLearning(Objective):
         cls, recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None
     ) -> Tokenizer | None:
         needed = recipe.model.init_from is None or recipe.text.tokenizer is not None
-        return make_tokenizer(recipe, data, run, who, saved) if needed else None
+        return make_tokenizer(recipe, _captions(recipe, data), run, who, saved) if needed else None
 
     @classmethod
     def build_model(
@@ -69,7 +87,7 @@ class ContrastiveLearning(Objective):
         return model.image
 
     def setup(self) -> None:
-        self.captions, o = training_captions(self.recipe, self.data), self.recipe.objective
+        self.captions, o = _captions(self.recipe, self.data), CLIPOptions.of(self.recipe)
         self.metric = "recall@1" if self.data.captioned else "zero-shot top-1"
         if isinstance(self.captions, ClassCaptions):
             self.templates = read_templates(o.eval_templates)
@@ -79,8 +97,13 @@ class ContrastiveLearning(Objective):
         if self.recipe.model.freeze == "encoder":
             self.model.image.eval()  # no dropout in what does not learn
 
-    def forward_module(self) -> Any:
+    def forward_module(self) -> nn.Module:
         return BothTowers(self.model)
+
+    def begin_run(self, saved: Path | None) -> None:
+        check_same_tokenizer(self.model.tokenizer, saved)
+        if self.who.first:
+            save_tokenizer(self.model.tokenizer, self.run)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         super().begin_step(step, optimisers)
@@ -119,12 +142,18 @@ class ContrastiveLearning(Objective):
 
     def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
         if not isinstance(scores, Retrieval):
-            return {**super().results(scores), "templates": self.recipe.objective.eval_templates}
+            return {**super().results(scores), "templates": CLIPOptions.of(self.recipe).eval_templates}
         values = scores.to_dict()
         return {"top1": scores.top(1), "top5": scores.top(5), **{k: values[k] for k in ("loss", "recall", "chance")}}
 
     def diagnose(self, lines: Sequence[Line]) -> list[Finding]:
         return findings(lines, batch=self.plan.part * self.plan.world, settled=self.plan.total // 5)
+
+
+def _captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
+    if isinstance(data.train, Captioned):
+        return data.train.captions
+    return ClassCaptions(data.train.labels, data.classes, read_templates(CLIPOptions.of(recipe).templates))
 
 
 class BothTowers(nn.Module):
@@ -142,7 +171,7 @@ class BothTowers(nn.Module):
 
 
 def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
-    m, loss = recipe.model, recipe.objective.loss
+    m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if m.init_image is not None:
         raise TrainingError("model.init_from has an image tower already: leave out model.init_image.")
     model, notes = build_pretraining_model(replace(m, freeze="none"), "clip", channels, example="clip_nano")
@@ -153,11 +182,13 @@ def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) ->
     model.tokenizer = model.tokenizer or tokenizer
     if model.tokenizer is None:
         raise TrainingError(f"{m.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
+    if tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
+        raise TrainingError(f"{m.init_from} has a tokenizer of its own: leave out text.tokenizer.")
     return model, notes
 
 
 def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
-    m, loss = recipe.model, recipe.objective.loss
+    m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if registry.find(m.name)[0].family != "clip":
         raise TrainingError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
     if m.freeze == "encoder" and m.init_image is None:

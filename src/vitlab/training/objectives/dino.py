@@ -5,23 +5,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitlab.errors import TrainingError
 from vitlab.images.multicrop import MultiCrop, MultiCropOptions
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import dino
+from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import Inputs, MicroStep, SelfSupervised
+from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions, SelfSupervised
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
+from vitlab.training.report.curves import Chart
 
 UNIFORM = 0.98  # of ln K
 SURE, CERTAIN = 0.25, 0.02  # of ln K
@@ -29,17 +33,52 @@ FEW = 2.5  # outputs
 SMALL_BATCH = 32
 
 
+@dataclass(frozen=True)
+class DINOOptions(ObjectiveOptions):
+    local_views: int = 8  # small crops beside the two large ones
+    local_size: int = 0  # their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
+    local_scale: tuple[float, float] = (0.05, 0.4)  # share of the image's area
+    global_scale: tuple[float, float] = (0.4, 1.0)
+    momentum: float = 0.996  # of the teacher at the start; it rises to 1
+    teacher_temperature: tuple[float, float] = (0.04, 0.07)  # at the start, and after the warm-up
+    temperature_epochs: float = 30.0  # length of that warm-up
+    freeze_last_epochs: float = 1.0  # the last layer of the head waits so long
+    final_weight_decay: float | None = None  # weight decay rises to this by a cosine
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise TrainingError(f"momentum={self.momentum} must be at least 0 and below 1.")
+        if min(self.teacher_temperature) <= 0:
+            raise TrainingError(f"teacher_temperature={self.teacher_temperature} must be above 0.")
+        for name, value in (("local_views", self.local_views), ("local_size", self.local_size)):
+            if value < 0:
+                raise TrainingError(f"{name}={value} must be 0 or more.")
+        for name, (low, high) in (("local_scale", self.local_scale), ("global_scale", self.global_scale)):
+            if not 0 < low <= high <= 1:
+                raise TrainingError(f"{name}=[{low}, {high}] must rise, above 0 and up to 1.")
+
+
 class SelfDistillation(SelfSupervised):
+    model: dino.DINO
+    options_class = DINOOptions
+    charts = (
+        Chart("Entropy of the teacher", "教师输出的熵", "teacher_entropy", from_zero=True),
+        Chart("Directions that features use", "特征的有效秩", "rank", from_zero=True),
+        Chart("Spread of features", "特征的离散程度", "teacher_std", from_zero=True),
+        Chart("Norm of the centre", "中心的范数", "centre_norm", from_zero=True),
+    )
+
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[Network, list[str]]:
         return build_pretraining_model(recipe.model, "dino", channels, example="dino_cifar")
 
     @classmethod
     def augmentation(cls, recipe: Recipe, pre: Preprocess) -> MultiCrop:
         """Two large views and several small ones, as [objective] describes."""
-        o, side = recipe.objective, min(pre.size)
+        o, side = DINOOptions.of(recipe), min(pre.size)
         grey = len(pre.mean) == 1
         options = MultiCropOptions(
             local_views=o.local_views,
@@ -54,16 +93,17 @@ class SelfDistillation(SelfSupervised):
 
     @classmethod
     def preview_settings(cls, recipe: Recipe) -> list[str]:
-        o = recipe.objective
+        o = DINOOptions.of(recipe)
         return [f"{name}={getattr(o, name)}" for name in ("local_views", "global_scale", "local_scale")]
 
     def setup(self) -> None:
+        self.options = DINOOptions.of(self.recipe)
         self.temperature = 0.0
         self.means: list[Tensor] = []
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         super().begin_step(step, optimisers)
-        o, w = self.recipe.objective, self.recipe.optim.weight_decay
+        o, w = self.options, self.recipe.optim.weight_decay
         warmup = round(o.temperature_epochs * self.plan.steps_per_epoch)
         self.temperature = dino.teacher_temperature(step, warmup, *o.teacher_temperature)
         if o.final_weight_decay is not None:
@@ -73,18 +113,18 @@ class SelfDistillation(SelfSupervised):
     def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
         return {f"view{number}": view.to(self.who.device) for number, view in enumerate(batch.views)}
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         out = forward(list(inputs.values()), self.temperature, watched=self.logged)
         self.means.append(out.teacher_mean)
         return out.loss, {key: float(value) for key, value in out.numbers.items()}
 
     def before_update(self, step: int) -> None:
-        if dino.last_layer_frozen(step, self.plan.steps_per_epoch, self.recipe.objective.freeze_last_epochs):
+        if dino.last_layer_frozen(step, self.plan.steps_per_epoch, self.options.freeze_last_epochs):
             for parameter in self.model.last_layer:
                 parameter.grad = None
 
     def end_step(self, step: int) -> None:
-        self.model.update_teacher(dino.teacher_momentum(step, self.plan.total, self.recipe.objective.momentum))
+        self.model.update_teacher(dino.teacher_momentum(step, self.plan.total, self.options.momentum))
         self.model.update_centre(torch.stack(self.means).mean(dim=0))
 
     def diagnose(self, lines: Sequence[Line]) -> list[Finding]:

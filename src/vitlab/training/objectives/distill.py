@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.errors import TrainingError
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
 from vitlab.training.batches import Batch
-from vitlab.training.objectives.base import Inputs, MicroStep
+from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions
 from vitlab.training.objectives.supervised import Supervised
 from vitlab.training.recipe import Recipe
 from vitlab.training.teacher import Teacher, keep_answers
 
 
+@dataclass(frozen=True)
+class DistillOptions(ObjectiveOptions):
+    teacher: str | None = None  # any checkpoint or hub name, for the same classes
+    distillation: Literal["hard", "soft"] = "hard"  # the teacher's answer, or its probabilities
+    teacher_share: float = 0.5  # of the loss; the labels have the rest
+    temperature: float = 3.0  # soft: of student and teacher
+    cache: bool = False  # run the teacher once for each image as it is, not for each augmented view
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.teacher_share <= 1:
+            raise TrainingError(f"teacher_share={self.teacher_share} must lie between 0 and 1.")
+        if self.temperature <= 0:
+            raise TrainingError(f"temperature={self.temperature} must be above 0.")
+
+
 class Distillation(Supervised):
     shardable = False
+    options_class = DistillOptions
     own_settings = ("objective.teacher", "objective.cache")
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
-        if recipe.objective.teacher is None:
+        options = DistillOptions.of(recipe)
+        if options.teacher is None:
             raise TrainingError("objective.name=distill needs a teacher: objective.teacher=runs/NAME/best")
-        if recipe.objective.cache and (recipe.augment.mixup or recipe.augment.cutmix):
+        if options.cache and (recipe.augment.mixup or recipe.augment.cutmix):
             raise TrainingError(
                 "objective.cache holds the teacher's answers to single images, so not with mixing (augment.mixup, "
                 "augment.cutmix)."
@@ -33,15 +53,15 @@ class Distillation(Supervised):
 
     def setup(self) -> None:
         super().setup()
-        o, data = self.recipe.objective, self.data
-        assert o.teacher is not None  # checked above
-        self.teacher = Teacher.load(o.teacher, data.classes, self.model.preprocess, self.who.device)
+        self.options, data = DistillOptions.of(self.recipe), self.data
+        assert self.options.teacher is not None and self.model.preprocess is not None  # checked above
+        self.teacher = Teacher.load(self.options.teacher, data.classes, self.model.preprocess, self.who.device)
         self.notes += self.teacher.notes
         self.answers = None
-        if o.cache:
+        if self.options.cache:
             self.answers = keep_answers(self.run / "teacher", self.teacher, data.train, data.name, who=self.who)
 
-    def forward_module(self) -> Any:
+    def forward_module(self) -> nn.Module:
         return TwoHeads(self.model)
 
     def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
@@ -51,9 +71,9 @@ class Distillation(Supervised):
         answers = self.answers.take(batch.indices) if len(batch.indices) else torch.zeros(1, len(self.data.classes))
         return {**inputs, "teacher": answers.to(self.who.device)}
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         heads = forward(inputs["images"], reducer=self.train_reducer)
-        o, answers = self.recipe.objective, inputs["teacher"]
+        o, answers = self.options, inputs["teacher"]
         agreed = float((heads[1].detach().argmax(dim=1) == answers.argmax(dim=1)).float().mean())
         if o.distillation == "hard":
             return hard_loss(heads, inputs["targets"], answers, share=o.teacher_share), {"agreed": agreed}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from vitlab.images.randomness import torch_seed
+from vitlab.models.base import Network
+from vitlab.models.mae import MaskedAutoencoder
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
 from vitlab.training.evaluate import Scores, evaluating
@@ -27,10 +29,12 @@ MASK = "In the mask 1 is hidden and 0 visible, and the loss counts the hidden: s
 
 
 class MaskedReconstruction(SelfSupervised):
+    model: MaskedAutoencoder
+
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[Network, list[str]]:
         return build_pretraining_model(recipe.model, "mae", channels, example="mae_cifar")
 
     @classmethod
@@ -41,7 +45,7 @@ class MaskedReconstruction(SelfSupervised):
     def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
         return {"images": batch.images.to(self.who.device)}
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         out = forward(inputs["images"])
         if not self.logged:
             return out.loss, {}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
-from vitlab.training.evaluate import Scores, evaluate
+from vitlab.training.evaluate import Scores, evaluate_classifier
 from vitlab.training.finetune import build_classifier
 from vitlab.training.objectives.base import Inputs, MicroStep, Objective, mix_of, set_patch_dropout
 from vitlab.training.optim import Optimisers
@@ -22,7 +24,7 @@ class Supervised(Objective):
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[Network, list[str]]:
         return build_classifier(recipe.model, classes, channels)
 
     def setup(self) -> None:
@@ -36,9 +38,9 @@ class Supervised(Objective):
         images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
 
-    def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         return F.cross_entropy(forward(inputs["images"], reducer=self.train_reducer), inputs["targets"]), {}
 
-    def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores:
+    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores:
         flip = self.recipe.augment.flip_at_test
-        return evaluate(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)
+        return evaluate_classifier(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)

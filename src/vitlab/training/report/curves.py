@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.training.objectives import OBJECTIVES, objective_class
+
 Points = list[tuple[float, float]]  # (step, value)
 W, H, LEFT, RIGHT, TOP, BOTTOM = 560, 270, 66, 16, 14, 34  # of a chart, in SVG units
 
@@ -30,12 +32,6 @@ CHARTS = (
     Chart("Learning rate", "学习率", "lr", from_zero=True, smooth=False),
     Chart("Images per second", "每秒图像数", "images_per_second", from_zero=True),
     Chart("Gradient norm", "梯度范数", "grad_norm", from_zero=True),
-    # signs of health of a run without labels, see objectives/dino.py
-    Chart("Entropy of the teacher", "教师输出的熵", "teacher_entropy", from_zero=True),
-    Chart("Directions that features use", "特征的有效秩", "rank", from_zero=True),
-    Chart("Spread of features", "特征的离散程度", "teacher_std", from_zero=True),
-    Chart("Norm of the centre", "中心的范数", "centre_norm", from_zero=True),
-    Chart("Pairs found in the batch", "批内配对正确率", "matched", percent=True),
 )
 
 
@@ -44,7 +40,8 @@ def charts(log: list[dict[str, Any]], labels: bool = True) -> str:
     if not labels:  # MAE measures its own loss there
         log = [{**e, "loss": e.get("reconstruction")} if e["kind"] in ("val", "test") else e for e in log]
     last = max((event["step"] for event in log), default=0) or 1  # one scale for all, to compare them by eye
-    drawn = [_chart(chart, series, last) for chart in CHARTS if (series := _series(log, chart.key))]
+    own = [chart for name in OBJECTIVES for chart in objective_class(name).charts]
+    drawn = [_chart(chart, series, last) for chart in (*CHARTS, *own) if (series := _series(log, chart.key))]
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
