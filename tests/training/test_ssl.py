@@ -19,7 +19,7 @@ from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import RunLog, read_log
 
 QUICK = {
-    "mae": ["model.depth=1", "run.epochs=8", "run.eval_every=8"],
+    "mae": ["model.depth=2", "run.epochs=8", "run.eval_every=8", "optim.warmup_epochs=2"],
     "dino": ["model.depth=2", "run.epochs=4", "run.eval_every=4", "optim.warmup_epochs=1"],
 }
 
