@@ -239,7 +239,7 @@ class LayerTrace:
             heads, windows = self.trace.pick_heads, self.windows
 
             def pick(value: Tensor) -> Tensor:
-                value = value if windows is None else value.unflatten(0, (-1, windows)).transpose(1, 2)
+                value = value if windows is None else torch.unflatten(value, 0, (-1, windows)).transpose(1, 2)
                 return heads(value) if row is None else heads(value)[:, :, row]
 
             self.trace.mark(kind, value, self.layer, pick)

@@ -19,8 +19,10 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SIZES, ViTConfig
 
 CONFIGS = {size: ViTConfig(**SIZES[size][2]) for size in ("tiny", "small", "base")}
-MODELS = {f"deit_{size}_patch16": config for size, config in CONFIGS.items()}
-MODELS |= {f"deit_{size}_distilled_patch16": c.with_options(distill_token=True) for size, c in CONFIGS.items()}
+MODELS = {
+    **{f"deit_{size}_patch16": config for size, config in CONFIGS.items()},
+    **{f"deit_{size}_distilled_patch16": config.with_options(distill_token=True) for size, config in CONFIGS.items()},
+}
 PAPER = Paper(
     *("vit", ViTConfig, VisionTransformer),
     [Entry(name, "vit", config, CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.errors import UsageError
-from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth
+from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth, run
 from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, to_map
 from vitlab.layers.reducer import Reducer
@@ -65,18 +64,15 @@ class StagedConfig(Config):
 
     def grids(self, height: int, width: int) -> tuple[Grid, ...]:
         """Rows and columns of tokens in each stage."""
-        found, grid = [], (height, width)
-        for merge in self.merges:
-            grid = merge.grid(grid)
-            found.append(grid)
-        keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, found, strict=True)]
-        if min(min(grid) for grid in (*found, *keys)) < 1:
+        _, *grids = accumulate(self.merges, lambda grid, merge: merge.grid(grid), initial=(height, width))
+        keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, grids, strict=True)]
+        if min(min(grid) for grid in (*grids, *keys)) < 1:
             least = next(n for n in range(1, 10**4) if self._fits(n))
             raise UsageError(
                 f"images of {height} x {width} pixels leave a stage nothing to look at: each side must have at least "
                 f"{least}."
             )
-        return tuple(found)
+        return tuple(grids)
 
     def _fits(self, length: int) -> bool:
         for merge, keys in zip(self.merges, self.key_merges, strict=True):
@@ -90,8 +86,8 @@ def check_stages(c: Any, *names: str) -> None:
     """What all of them refuse; `names` are the options with one whole number for each stage."""
     lists = {name: getattr(c, name) for name in ("depths", *names)}
     if not c.depths or len({len(values) for values in lists.values()}) > 1:
-        told = ", ".join(f"{name}={list(values)}" for name, values in lists.items())
-        raise UsageError(f"{told} must have a number for each stage, equally many.")
+        given = ", ".join(f"{name}={list(values)}" for name, values in lists.items())
+        raise UsageError(f"{given} must have a number for each stage, equally many.")
     least = {name: min(values) for name, values in lists.items()}
     least |= {"channels": c.channels, "patch_size": c.patch_size, "image_size": min(c.image_size)}
     for name, value in least.items():
@@ -213,10 +209,7 @@ class Hierarchy(Network):
 
     def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None) -> list[Tensor]:
         """One map of each stage, (B, C, rows, columns), as `pyramid` states them; the classifier's norm is left out."""
-        maps = []
-        for z, grid in self.start(images, trace):
-            maps.append(to_map(z[:, -grid[0] * grid[1] :], grid))  # without prefix tokens
-        return maps
+        return [patch_map(z, grid) for z, grid in self.start(images, trace)]
 
     def start(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         """`run`, after the images and the trace are checked."""
@@ -232,17 +225,15 @@ class Hierarchy(Network):
         size, layer = images.shape[-2:], 0
         places = self.places(*size)
         for blocks, grid in zip(cast("list[list[GridBlock]]", self.stages), self.config.grids(*size), strict=True):
-            found = []
+            steps: list[Step] = []
             for block in blocks:
-                found.append(Step(block, places[layer], trace.at(layer) if trace is not None else None))
+                steps.append(Step(block, places[layer], trace.at(layer) if trace is not None else None))
                 layer += 1
-            yield found, grid
+            yield steps, grid
 
     def run_block(self, step: Step, z: Tensor) -> Tensor:
-        block, place, trace = step
-        if self.config.gradient_checkpointing and self.training and trace is None:
-            return checkpoint(block, z, place, use_reentrant=False)
-        return block(z, place, trace)
+        recompute = self.config.gradient_checkpointing and self.training and step.at is None
+        return run(step.block, z, step.place, step.at, recompute=recompute)
 
     def forward_head(self, tokens: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """(B, N, D) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""
@@ -257,18 +248,15 @@ class Hierarchy(Network):
         """
         trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
         *_, _ = self.start(images, trace)
-        grids, found = self.config.grids(*images.shape[-2:]), []
+        grids, features = self.config.grids(*images.shape[-2:]), list[Tensor]()
         for layer in layers:
             z = trace["tokens", layer]
             stage = self.config.stage_of(layer % len(self.blocks))
             after = self.norm_after(stage)
             if norm and after is not None:
                 z = after(z)
-            if maps:
-                rows, columns = grids[stage]
-                z = to_map(z[:, -rows * columns :], grids[stage])
-            found.append(z)
-        return found
+            features.append(patch_map(z, grids[stage]) if maps else z)
+        return features
 
     def norm_after(self, stage: int) -> nn.Module | None:
         """The norm that the tokens of a stage go through at its end."""
@@ -280,6 +268,11 @@ class Hierarchy(Network):
         like = next(self.parameters())
         self.head = new_head(self.feature_width, classes).to(like.device, like.dtype)
         self.labels = None
+
+
+def patch_map(z: Tensor, grid: Grid) -> Tensor:
+    """Tokens (B, N, D) -> (B, D, rows, columns), without prefix tokens."""
+    return to_map(z[:, -grid[0] * grid[1] :], grid)
 
 
 def depth_rates(c: Any) -> Iterator[float]:
@@ -297,8 +290,7 @@ def init_matrices(module: nn.Module) -> None:
     """As Swin, PVT and Twins start: matrices by a normal of 0.02, biases at zero."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        _zero_bias(module)
 
 
 def init_convolutions(module: nn.Module) -> None:
@@ -306,8 +298,12 @@ def init_convolutions(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=(2.0 / fan_out) ** 0.5)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        _zero_bias(module)
+
+
+def _zero_bias(module: nn.Linear | nn.Conv2d) -> None:
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def new_head(width: int, classes: int) -> nn.Module:
