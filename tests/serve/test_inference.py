@@ -227,24 +227,24 @@ def test_a_large_picture_waits_in_a_small_size(models):
     assert found.original.size == (1600, 960) and found.geometry.original == (2400, 4000)
 
 
-def test_an_exported_file(picture, ask, models, tmp_path):
+def test_an_exported_file(picture, ask, shallow, tmp_path):
     """Served by the name of the file; it answers as the file does offline, and as the model it was made of."""
     from starlette.testclient import TestClient
 
     from vitlab.export import Comparison, export_model
 
-    export_model(models["small"], tmp_path / "small.onnx", compare=Comparison(images=8))
+    export_model(shallow, tmp_path / "small.onnx", compare=Comparison(images=8))
     served = open_models([str(tmp_path / "small.onnx")])
     assert [(one.name, one.verbs) for one in served] == [("small", ["predict"])]
     with TestClient(create_app(served), "http://127.0.0.1") as client:
         answer = ask(client, "/predict", picture(1)).json()
         check(answer, vitlab.predict(served[0].model, picture(1))[0])
-        offline = dict(vitlab.predict(models["small"], picture(1))[0].scores)
+        offline = dict(vitlab.predict(shallow, picture(1))[0].scores)
         assert all(abs(s["probability"] - offline[s["label"]]) < 1e-5 for s in answer["scores"])
         for path, words in (("/embed", "--features"), ("/explain", "")):
             found = ask(client, path, picture(1))
             assert found.status_code == 422 and words in found.json()["error"]
-        assert client.get("/models/small").json()["labels"] == models["small"].labels
+        assert client.get("/models/small").json()["labels"] == shallow.labels
         assert client.get("/models").json()[0]["parameters"] is None
         look = ask(client, "/page/look", picture(1)).json()["look"]  # the page shows what it can
         assert client.get("/page/models").json()[0]["offers"] == ["predict"]
