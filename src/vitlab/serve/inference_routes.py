@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.clip_prompts import ask
-from vitlab.explain.inputs import Batch
+from vitlab.explain.inputs import ImageBatch
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
 from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
@@ -193,7 +193,7 @@ def _explain(
     method = method or ("relevance" if model.config.classes else "attention")
     like = next(model.parameters())
     originals = None if image.original is None else [image.original]
-    batch = Batch(image.tensor[None].to(like.device, like.dtype), originals, [image.geometry])
+    batch = ImageBatch(image.tensor[None].to(like.device, like.dtype), originals, [image.geometry])
     with torch.no_grad():
         logits = model(batch.images).float() if model.config.classes else None  # (1, classes)
     label = probability = None
@@ -217,7 +217,7 @@ def _explain(
     }
 
 
-def _draw(model: Network, batch: Batch, heat: Tensor, method: str) -> bytes:
+def _draw(model: Network, batch: ImageBatch, heat: Tensor, method: str) -> bytes:
     try:
         from vitlab.explain.draw import overlay, views
 

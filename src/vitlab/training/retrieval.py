@@ -133,9 +133,9 @@ def evaluate_retrieval(
 
 def embed_texts(model: CLIP, texts: list[str], batch_size: int = 256) -> Tensor:
     """(M, E) of unit length."""
-    device, embeddings = next(model.parameters()).device, []
+    tokenizer, device, embeddings = model.require_tokenizer(), next(model.parameters()).device, []
     with evaluating(model):
         for first in range(0, len(texts), batch_size):
-            ids = trim_padding(model.tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
+            ids = trim_padding(tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
             embeddings.append(model.encode_text(ids.to(device)).float().cpu())
     return torch.cat(embeddings)

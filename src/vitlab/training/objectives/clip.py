@@ -19,9 +19,10 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import CheckpointError, TrainingError
 from vitlab.factory import create
 from vitlab.images.datasets import Captioned, Captions, Data
+from vitlab.layers.collective import gather
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
-from vitlab.models.clip import CLIP, gather, same_captions
+from vitlab.models.clip import CLIP, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import Batch, Pictures
@@ -101,9 +102,9 @@ class ContrastiveLearning(Objective):
         return BothTowers(self.model)
 
     def begin_run(self, saved: Path | None) -> None:
-        check_same_tokenizer(self.model.tokenizer, saved)
+        check_same_tokenizer(self.model.require_tokenizer(), saved)
         if self.who.first:
-            save_tokenizer(self.model.tokenizer, self.run)
+            save_tokenizer(self.model.require_tokenizer(), self.run)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         super().begin_step(step, optimisers)
@@ -113,7 +114,7 @@ class ContrastiveLearning(Objective):
         """The images, their captions, and what tells which captions say the same."""
         indices = batch.indices.numpy() if len(batch.indices) else np.zeros(1, np.int64)  # blank image: any caption
         texts = self.captions.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)
-        ids = self.model.tokenizer(texts)  # (B, N)
+        ids = self.model.require_tokenizer()(texts)  # (B, N)
         kinds = self.captions.kinds(indices) if isinstance(self.captions, ClassCaptions) else ids
         inputs = {"images": batch.images, "ids": trim_padding(ids, self.model.config.text.end_id), "kinds": kinds}
         return {name: tensor.to(self.who.device) for name, tensor in inputs.items()}
