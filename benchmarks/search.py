@@ -29,7 +29,7 @@ import vitlab
 from vitlab.export.timing import alternate, summary
 from vitlab.inference import embed, fingerprint
 from vitlab.search import Counts, Index, graph, update
-from vitlab.search.database import ImageDatabase, ImageRecord
+from vitlab.search.database import ImageDatabase, ImageRecord, MadeBy
 
 MODEL = "bundled:cifar10"
 BATCH = 64
@@ -60,8 +60,10 @@ def pictures(here: Path, count: int) -> None:
     for number in range(count):
         draw(here / "photos" / f"{number % 100:02d}" / f"{number}.png", number)
     model = vitlab.load(MODEL)
-    rows = [["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]]
-    same = Counts(unchanged=count, pictures=count)
+    rows = [
+        ["made", *made(model, here / "photos", here / "ix", Counts(MODEL, new=count, embedded=count, pictures=count))]
+    ]
+    same = Counts(MODEL, unchanged=count, pictures=count)
     rows += [["again, nothing changed", *made(model, here / "photos", here / "ix", same)]]
     expected = disturb(here / "photos", count)
     rows += [["after some changes", *made(model, here / "photos", here / "ix", expected)]]
@@ -87,11 +89,11 @@ def disturb(folder: Path, count: int) -> Counts:
     for path in files[3 * part : 13 * part]:
         os.utime(path)
     unchanged = count - 3 * part
-    return Counts(part, part, part, unchanged, removed=2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
+    return Counts(MODEL, part, part, part, unchanged, 2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
 
 
 def made(model: Any, folder: Path, index: Path, expected: Counts) -> list[str]:
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     start = time.perf_counter()
     counts = update(index, folder, about, partial(embed, model, batch_size=BATCH), batch_size=BATCH)
     seconds = time.perf_counter() - start
@@ -110,7 +112,7 @@ def killed(model: Any, here: Path, count: int) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = held(here / "killed")
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     look = partial(embed, model, batch_size=BATCH)
     counts = update(here / "killed", here / "photos", about, look, batch_size=BATCH)
     one, other = everything(here / "ix"), everything(here / "killed")
