@@ -115,9 +115,7 @@ class ViTConfig(Config):
         check_vit(self)
 
     def fixed_with(self, other: Config) -> tuple[str, ...]:
-        same_pooling = (
-            isinstance(other, ViTConfig) and self.head.pooling == other.head.pooling
-        )  # another may bring its own norm
+        same_pooling = self.head.pooling == other.option("pooling")  # another may bring its own norm
         registers = self.positions.prefix_positions == "all"  # which then have positions
         return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
 
