@@ -21,6 +21,11 @@ def one_line(text: str) -> str:
     return re.sub("[\t\n]", _escape, printable(text))
 
 
+def valid_utf8(text: str) -> str:
+    """The text with bytes of a file name that are not UTF-8 replaced, as JSON and tables need it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def printable_json(text: str) -> str:
     """JSON text with unsafe characters as JSON escapes, which keep its value."""
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

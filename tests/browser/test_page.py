@@ -165,7 +165,7 @@ def test_pointing_at_a_patch_shows_where_it_looks_at_once(page, site, picture):
     assert told.endswith(f"row {most // 8 + 1}, column {most % 8 + 1}.")
     spent = tab.evaluate("vitlab.timings.slice(-6)")
     assert sorted(spent)[len(spent) // 2] < 50, f"a redraw took {spent} ms"
-    for mode in ("rollout", "relevance"):
+    for mode in ("rollout", "relevance", "gradient_x_input"):
         tab.select_option("#mode", mode)
         tab.wait_for_function("document.getElementById('told').textContent === ''")
     tab.locator("#all-heads").click(position={"x": 100, "y": 10})  # first layer, second head

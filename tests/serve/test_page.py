@@ -11,6 +11,7 @@ import torch
 
 from vitlab import explain
 from vitlab.explain.clip_prompts import ask
+from vitlab.explain.methods import SHOWN
 from vitlab.inference import predict
 from vitlab.reduce.parse import reducer_of
 from vitlab.serve import page_queries, page_routes
@@ -75,6 +76,8 @@ def test_attention_is_that_of_a_trace(asked, models):
     [
         ("rollout", {}, lambda model, x: explain.rollout(model, x)[0]),
         ("relevance", {"class": 2}, lambda model, x: explain.relevance(model, x, 2)[0]),
+        ("grad_cam", {"class": 1}, lambda model, x: explain.grad_cam(model, x, 1)[0]),
+        ("gradient_x_input", {"class": 1}, lambda model, x: explain.gradient_x_input(model, x, 1)[0]),
         ("positions", {}, lambda model, x: explain.position_similarity(model)),
         ("colours", {}, lambda model, x: (explain.pca_rgb(model, x)[0] * 255).round()),
     ],
@@ -204,4 +207,6 @@ def test_each_model_says_what_it_has(client, models):
     assert "fewer" in found["small"]["offers"] and "painted" not in found["small"]["offers"]
     assert "painted" in found["mae"]["offers"] and "predict" not in found["mae"]["offers"]
     assert "sentences" in found["clip"]["offers"]
+    methods = {name: [method["name"] for method in one["methods"]] for name, one in found.items()}
+    assert methods["small"] == list(SHOWN[1:]) and methods["mae"] == ["rollout"]
     assert page_queries.supported_queries(ServedModel("small", models["small"])) == found["small"]["offers"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -220,7 +220,7 @@ def _patch_under(pixel: Sequence[float], height: int, width: int, grid: tuple[in
     return row * grid[1] + column
 
 
-def _patch_number(query: Any, rows: int, columns: int) -> int:
+def _patch_number(query: int, rows: int, columns: int) -> int:
     try:
         patch = index(query)
     except TypeError:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.attention_maps import default_query
 from vitlab.explain.draw import page
-from vitlab.explain.inputs import Batch, Images, TokenModel, as_batch, token_model, wide
+from vitlab.explain.inputs import ImageBatch, Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.stages import Layer, Stages, heads_of
 from vitlab.explain.views import View
 from vitlab.layers.trace import Trace, check_offered
@@ -60,7 +60,7 @@ Items = tuple[list[dict[str, Any]], dict[str, Any], str]  # for page_of: items, 
 
 def _items(
     model: TokenModel,
-    batch: Batch,
+    batch: ImageBatch,
     views: Sequence[View],
     layers: list[int],
     heads: list[int],
@@ -93,7 +93,7 @@ def _items(
 
 def _staged_items(
     model: Hierarchy,
-    batch: Batch,
+    batch: ImageBatch,
     views: Sequence[View],
     layers: list[int],
     heads: list[int],

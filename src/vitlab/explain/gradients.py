@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
 from vitlab.models.base import evaluation_mode
-from vitlab.models.clip import CLIP
+from vitlab.models.clip import CLIP, CLIPConfig
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Gradient:
 
 
 def gradients(
-    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
+    what: ModelOrName, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
 ) -> list[Gradient]:
     """One backward pass on random images and labels: the gradient norm of every parameter, in order.
 
@@ -35,7 +36,7 @@ def gradients(
     check_batch(batch)
     size = image_size_pair(image_size)
     family, c, _, model = resolve(what, size, options)
-    if not isinstance(what, str | Path) and options:
+    if not isinstance(what, str | PathLike) and options:
         raise UsageError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
     model = registry.build(family, c) if model is None else model
     like = next(model.parameters())
@@ -62,7 +63,7 @@ def gradients(
     return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
 
 
-def _texts(c: Any, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
+def _texts(c: CLIPConfig, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
     """Random texts of the full context length."""
     ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
     ids[ids == c.text.end_id] = 0

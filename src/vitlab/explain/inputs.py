@@ -33,7 +33,7 @@ TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch token
 
 
 @dataclass
-class Batch:
+class ImageBatch:
     """Images ready for the model; `pictures` and `geometries` are None where tensors were given."""
 
     images: Tensor  # (B, C, H, W), normalised, on the model's device and in its dtype
@@ -43,29 +43,29 @@ class Batch:
     def __len__(self) -> int:
         return len(self.images)
 
-    def split(self, size: int) -> Iterator[Batch]:
+    def split(self, size: int) -> Iterator[ImageBatch]:
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield Batch(
+            yield ImageBatch(
                 self.images[part],
                 None if self.pictures is None else self.pictures[part],
                 None if self.geometries is None else self.geometries[part],
             )
 
 
-Images = Tensor | Batch | Source | Iterable[Source]
+Images = Tensor | ImageBatch | Source | Iterable[Source]
 
 
-def as_batch(model: ModelOrName, images: Images) -> Batch:
+def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
     """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
     model = token_model(model)
-    if isinstance(images, Batch):
+    if isinstance(images, ImageBatch):
         return images
     like = next(model.parameters())
     if isinstance(images, Tensor):
         check_images(images, model.config.channels)
         _check_some(len(images))
-        return Batch(images.to(like.device, like.dtype))
+        return ImageBatch(images.to(like.device, like.dtype))
     sources = as_list(images)
     if model.preprocess is None:
         raise UsageError(
@@ -76,14 +76,14 @@ def as_batch(model: ModelOrName, images: Images) -> Batch:
     views = [model.preprocess.view(p, name=called(s)) for p, s in zip(pictures, sources, strict=True)]
     tensors = torch.stack([model.preprocess.normalize(view) for view in views])  # (B, C, H, W)
     geometries = [model.preprocess.geometry((p.height, p.width)) for p in pictures]
-    return Batch(tensors.to(like.device, like.dtype), pictures, geometries)
+    return ImageBatch(tensors.to(like.device, like.dtype), pictures, geometries)
 
 
-def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[Batch]:
+def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[ImageBatch]:
     """Batches of at most `batch_size`. Files are read batch by batch, to save memory."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
-    if isinstance(images, Tensor | Batch):
+    if isinstance(images, Tensor | ImageBatch):
         yield from as_batch(model, images).split(batch_size)
         return
     sources = as_list(images)
@@ -91,9 +91,9 @@ def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[Batc
         yield as_batch(model, sources[start : start + batch_size])
 
 
-def grid_of(model: TokenModel, images: Tensor | Batch) -> tuple[int, int]:
+def grid_of(model: TokenModel, images: Tensor | ImageBatch) -> tuple[int, int]:
     """Rows and columns of patches for these images."""
-    tensor = images.images if isinstance(images, Batch) else images
+    tensor = images.images if isinstance(images, ImageBatch) else images
     return model.layout(*tensor.shape[-2:]).grid
 
 

@@ -9,7 +9,7 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,13 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.layers.attention import kernel_name
+from vitlab.layers.positions import LearnedPositions
 from vitlab.layers.reduced import Merge, Pool, Reduced
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.layers.windows import Windows
 from vitlab.models import registry
+from vitlab.models.base import Network
+from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.hierarchy import Hierarchy, StagedConfig
+from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.resnet import ResNetConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
@@ -181,16 +186,16 @@ class _PartRecorder(_Recorder):
         self.encoder.mark(self.part + kind, value, layer, pick)
 
 
-def _run(model: Any, images: Tensor, recorder: _Recorder) -> None:
-    if model.family == "clip":  # as many texts as images
+def _run(model: Network, images: Tensor, recorder: _Recorder) -> None:
+    if isinstance(model, CLIP):  # as many texts as images
         c = model.config.text
         ids = torch.full((len(images), c.context), c.end_id, device=images.device)
         seen = model.encode_image(images, trace=recorder)
         read = model.encode_text(ids, trace=_PartRecorder(recorder, TEXT))
         recorder.mark("logits", model.logits(seen, read))
         return
-    masked = {"decoder_trace": _PartRecorder(recorder, DECODER)} if model.family == "mae" else {}
-    model(images, trace=recorder, **masked)
+    decoder = {"decoder_trace": _PartRecorder(recorder, DECODER)} if isinstance(model, MaskedAutoencoder) else {}
+    model(images, trace=recorder, **decoder)
 
 
 class _ParametersRead(TorchDispatchMode):
@@ -215,7 +220,7 @@ class _ParametersRead(TorchDispatchMode):
 
 
 def inspect(
-    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
+    what: ModelOrName, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
 ) -> Inspection:
     """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
     check_batch(batch)
@@ -299,7 +304,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _meaning(kind: str, details: dict[str, Any]) -> str:
+def _meaning(kind: str, details: Mapping[str, object]) -> str:
     base = kind.removeprefix(DECODER).removeprefix(TEXT)
     return MEANINGS.get(kind, MEANINGS.get(base, "")).format(**details)
 
@@ -341,7 +346,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     }
 
 
-def _text_details(config: Any) -> dict[str, Any]:
+def _text_details(config: CLIPConfig) -> dict[str, Any]:
     c = config.text
     hidden = round(c.width * c.mlp_ratio)
     sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": hidden}
@@ -380,7 +385,7 @@ def _merging(merge: Merge) -> str:
     return f"{merge.kernel} x {merge.kernel} tokens become one{overlapping}"
 
 
-def _reducing(at: Any) -> dict[str, str]:
+def _reducing(at: Windows | Reduced) -> dict[str, str]:
     if not isinstance(at, Reduced):
         return {}
     rows, columns = at.keys
@@ -391,15 +396,15 @@ def _reducing(at: Any) -> dict[str, str]:
     return {**keys, "reducing": f"{R} x {R} tokens become one", "after_reducing": ", then LayerNorm"}
 
 
-def _positions(model: Any, stage: int, grid: tuple[int, int]) -> str:
-    table = getattr(model.embeds[stage], "positions", None)
-    if table is None:
+def _positions(model: Hierarchy, stage: int, grid: tuple[int, int]) -> str:
+    table = dict(model.named_modules()).get(f"embeds.{stage}.positions")
+    if not isinstance(table, LearnedPositions):
         return "3 x 3 convolution of each channel: where a token stands"
     resized = "" if table.grid == grid else f", resized from {table.grid[0]} x {table.grid[1]}"
     return f"learned positions{resized}{'; a class token is first' if table.prefix else ''}"
 
 
-def _where(at: Any) -> str:
+def _where(at: Windows | Reduced) -> str:
     if isinstance(at, Windows):
         (high, wide), (down, right) = at.window, at.shift
         moved = f", shifted by {down}, {right}" if down or right else ""

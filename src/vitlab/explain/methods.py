@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitlab.checkpoints.load import ModelOrName
-    from vitlab.explain.inputs import Images, TokenModel
+    from vitlab.explain.inputs import Images
     from vitlab.explain.relevance import Target
+    from vitlab.models.base import Network
 
     MapFunction = Callable[[ModelOrName, Images, Target], Tensor]
 
@@ -47,8 +48,8 @@ class ScoringMethod:
         run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
         return run(model, images, target) if self.by_class else run(model, images)
 
-    def supports(self, model: TokenModel) -> bool:
-        return set(self.needs) <= set(model.traceable) and (not self.by_class or model.config.classes > 0)
+    def supports(self, model: Network) -> bool:
+        return set(self.needs) <= set(model.traceable) and (not self.by_class or model.classes > 0)
 
 
 METHODS: dict[str, ScoringMethod] = {

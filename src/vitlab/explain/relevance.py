@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from operator import index
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, logits_of, token_model, wide
 from vitlab.explain.stages import Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import Network, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 
 Target = int | str | Sequence[int | str] | Tensor | np.ndarray | None
@@ -63,7 +62,7 @@ def grad_cam(
     model = classifier(model)
     kind, at = _tokens_read(model, layer)
 
-    def cam(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
+    def cam(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
         stages = Stages(model, *x.shape[-2:]) if isinstance(model, Hierarchy) else None
         rows, columns = model.layout(*x.shape[-2:]).grid if stages is None else stages.layers[layer].grid
         T, slope = (wide(v[:, -rows * columns :]) for v in _gradient(model, x, classes, kind, at))  # (B, N, D)
@@ -84,24 +83,25 @@ def gradient_x_input(
     """
     model = classifier(model)
 
-    def of_tokens(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
+    def of_tokens(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
         z, slope = _gradient(model, x, classes, "patch_embed")
         return (wide(z) * wide(slope)).sum(-1)  # (B, N)
 
-    def of_pixels(model: TokenModel, x: Tensor, classes: Any) -> Tensor:
+    def of_pixels(model: TokenModel, x: Tensor, classes: Target) -> Tensor:
         (slope,) = torch.autograd.grad(_score(model, x, classes), x)
         return (wide(x) * wide(slope)).sum(1)  # (B, H, W)
 
     return _maps(model, images, target, batch_size, of_tokens if tokens else of_pixels)
 
 
-def class_numbers(model: TokenModel, logits: Tensor, target: Target) -> Tensor:
+def class_numbers(model: Network, logits: Tensor, target: Target) -> Tensor:
     """(B,): the class of each image. None: the top one; a number or a name for all, or a list with one per image."""
     if target is None:
         return logits.argmax(dim=1)
     B, classes = logits.shape
-    target = _as_list(target)
-    targets = target if isinstance(target, list) else [target] * B
+    listed = _as_list(target)
+    assert listed is not None
+    targets = listed if isinstance(listed, list) else [listed] * B
     if len(targets) != B:
         raise UsageError(_one_for_each(len(targets), B))
     return torch.tensor([_class_number(model, one, classes) for one in targets], device=logits.device)
@@ -113,7 +113,7 @@ def target_classes(model: ModelOrName, images: Tensor, target: Target = None, *,
     return class_numbers(model, logits_of(model, images, batch_size), target).tolist()
 
 
-def _as_list(target: Any) -> Any:
+def _as_list(target: Target) -> int | str | list[int | str] | None:
     """Tensors and sequences as a list; None, a number or a name unchanged."""
     if isinstance(target, Tensor | np.ndarray):
         return target.tolist()
@@ -124,22 +124,22 @@ def _one_for_each(classes: int, images: int) -> str:
     return f"target lists {classes} classes for {images} images: give one for each, or one for all."
 
 
-def _class_number(model: TokenModel, one: Any, classes: int) -> int:
+def _class_number(model: Network, target: int | str, classes: int) -> int:
     labels = model.labels or []
-    if isinstance(one, str):
-        if one in labels:
-            return labels.index(one)
-        if not one.isdecimal():
-            near = get_close_matches(one, labels, n=1)
+    if isinstance(target, str):
+        if target in labels:
+            return labels.index(target)
+        if not target.isdecimal():
+            near = get_close_matches(target, labels, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else "" if labels else " It knows no class names."
-            raise UsageError(f"target={one!r} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")
-        one = int(one)
+            raise UsageError(f"{target=} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")
+        target = int(target)
     try:
-        number = index(one)
+        number = index(target)
     except TypeError:
-        raise UsageError(f"target={one!r} must be a class's number or name, or a list with one per image.") from None
-    if isinstance(one, bool) or not 0 <= number < classes:
-        raise UsageError(f"target={one!r} does not exist: this model has classes 0 to {classes - 1}.")
+        raise UsageError(f"{target=} must be a class's number or name, or a list with one per image.") from None
+    if isinstance(target, bool) or not 0 <= number < classes:
+        raise UsageError(f"{target=} does not exist: this model has classes 0 to {classes - 1}.")
     return number
 
 
@@ -155,7 +155,11 @@ def classifier(model: ModelOrName) -> TokenModel:
 
 
 def _maps(
-    model: TokenModel, images: Images, target: Target, batch_size: int, method: Callable[[Any, Tensor, Any], Tensor]
+    model: TokenModel,
+    images: Images,
+    target: Target,
+    batch_size: int,
+    method: Callable[[TokenModel, Tensor, Target], Tensor],
 ) -> Tensor:
     """The method's (B, N) for every batch, as a grid; (B, H, W) stays."""
     parts = []
@@ -167,15 +171,15 @@ def _maps(
     return torch.cat(parts)
 
 
-def _parts(model: TokenModel, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Any]]:
+def _parts(model: TokenModel, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Target]]:
     """Images in batches, each with its part of the target."""
-    target, start = _as_list(target), 0
+    listed, start = _as_list(target), 0
     for batch in batches(model, images, batch_size):
         end = start + len(batch)
-        yield batch.images, target[start:end] if isinstance(target, list) else target
+        yield batch.images, listed[start:end] if isinstance(listed, list) else listed
         start = end
-    if isinstance(target, list) and len(target) != start:
-        raise UsageError(_one_for_each(len(target), start))
+    if isinstance(listed, list) and len(listed) != start:
+        raise UsageError(_one_for_each(len(listed), start))
 
 
 def _score(model: TokenModel, images: Tensor, target: Target, trace: Trace | None = None) -> Tensor:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import load
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.models import registry
+from vitlab.models.base import Network, unwrap
 
 
-def resolve(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
+def resolve(
+    what: ModelOrName, size: tuple[int, int] | None, options: dict[str, Any]
+) -> tuple[str, Any, str, Network | None]:
     """Family, config, display name, and the model if there is one. DINO resolves to its encoder."""
     family, config, name, model = _lookup(what, size, options)
     if not config.wraps_encoder or family in ("mae", "clip"):
@@ -25,24 +30,26 @@ def encoder_config(family: str, config: Any) -> tuple[str, Any]:
     return ("vit", config.encoder) if config.wraps_encoder else (family, config)
 
 
-def _lookup(what: Any, size: tuple[int, int] | None, options: dict[str, Any]) -> tuple[str, Any, str, Any]:
-    if not isinstance(what, str | Path):
-        if not hasattr(what, "family") or not hasattr(what, "config"):
-            raise UsageError(f"expected a model, a model's name or a checkpoint's path, found a {type(what).__name__}.")
-        return what.family, what.config.with_options(**options), type(what).__name__, what
+def _lookup(
+    what: ModelOrName, size: tuple[int, int] | None, options: dict[str, Any]
+) -> tuple[str, Any, str, Network | None]:
+    if not isinstance(what, str | PathLike):
+        model = unwrap(what)
+        return model.family, model.config.with_options(**options), type(model).__name__, model
+    what = fspath(what)
     if load.is_checkpoint(what):
         model = _load(what, size, options)
-        return model.family, model.config, str(what), model
-    entry, config = registry.build_config(str(what), **options)
+        return model.family, model.config, what, model
+    entry, config = registry.build_config(what, **options)
     return entry.family, config, entry.name, None
 
 
-def _load(what: str | Path, size: tuple[int, int] | None, options: dict[str, Any]) -> Any:
+def _load(what: str, size: tuple[int, int] | None, options: dict[str, Any]) -> Network:
     """At its own size. `size` is only for a bare file that does not store its grid."""
     try:
         return load.load(what, **options)
-    except CheckpointError as error:
-        if size is None or "--image-size" not in str(error) or not Path(what).expanduser().is_file():
+    except CheckpointError:
+        if size is None or not Path(what).expanduser().is_file():
             raise
         return load.load(what, image_size=size, **options)
 
@@ -52,7 +59,7 @@ def check_batch(batch: int) -> None:
         raise UsageError(f"batch={batch!r} must be a whole number, at least 1.")
 
 
-def input_size_of(model: Any, config: Any, options: dict[str, Any]) -> tuple[int, int]:
+def input_size_of(model: Network | None, config: Any, options: dict[str, Any]) -> tuple[int, int]:
     """(H, W) of the input: by the preprocess of a built model, by the config of a name."""
     return config.image_size if model is None or "image_size" in options else model.input_size
 

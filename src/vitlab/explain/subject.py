@@ -21,7 +21,7 @@ from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.draw.page import figure_page
 from vitlab.explain.draw.sheet import check_kind, save
-from vitlab.explain.inputs import Batch, TokenModel, as_batch, as_list, token_model
+from vitlab.explain.inputs import ImageBatch, TokenModel, as_batch, as_list, token_model
 from vitlab.explain.views import View, views
 from vitlab.images.read import Source
 from vitlab.images.samples import is_sample, open_sample
@@ -37,7 +37,7 @@ class Subject:
 
     name: str
     network: Network
-    batch: Batch | None  # None without images
+    batch: ImageBatch | None  # None without images
     views: list[View]
     sources: list[Source]  # the images that could be read
     failed: dict[str, str] = field(default_factory=dict)  # image -> why it could not be read
@@ -78,7 +78,7 @@ def open_subject(
     network = ask(network, texts) if texts else network
     sources: list[Source] = []
     names: list[str] = []
-    parts: list[Batch] = []
+    parts: list[ImageBatch] = []
     failed: dict[str, str] = {}
     for source in as_list(images) if images else []:
         shown = str(source) if isinstance(source, str | os.PathLike) else f"image {len(sources)}"
@@ -94,13 +94,13 @@ def open_subject(
         parts.append(part)
     if not parts:
         return Subject(name, network, None, [], [], failed, batch_size)
-    batch = Batch(
+    batch = ImageBatch(
         torch.cat([part.images for part in parts]),
         [picture for part in parts for picture in part.pictures or []],
         [geometry for part in parts for geometry in part.geometries or []],
     )
     seen = views(network.encoder, batch, names, batch_size=batch_size)
-    return Subject(name, network, Batch(batch.images), seen, sources, failed, batch_size)
+    return Subject(name, network, ImageBatch(batch.images), seen, sources, failed, batch_size)
 
 
 def _sample(text: str) -> Source:

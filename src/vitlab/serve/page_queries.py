@@ -9,6 +9,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -22,10 +23,9 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.features import patch_tokens, pca_rgb
 from vitlab.explain.inputs import wide
+from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.explain.relevance import relevance
-from vitlab.explain.rollout import rollout
 from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked
@@ -80,14 +80,12 @@ def attention(served: ServedModel, image: PageImage, options: Options) -> np.nda
     return trace.stack("attention")[0, 0].numpy().astype(np.float16)
 
 
-def rollout_map(served: ServedModel, image: PageImage, options: Options) -> Tensor:
-    return rollout(served.encoder, image.images)[0]
-
-
-def relevance_map(served: ServedModel, image: PageImage, options: Options) -> Tensor:
-    """(grid_h, grid_w) for class number `class`."""
+def method_map(method: ScoringMethod, served: ServedModel, image: PageImage, options: Options) -> Tensor:
+    """(grid_h, grid_w), where the method needs one for class number `class`."""
+    if not method.by_class:
+        return method(served.encoder, image.images)[0]
     number = _integer(options, "class", 0, served.model.config.classes - 1)
-    return relevance(served.model, image.images, number)[0]
+    return method(served.model, image.images, number)[0]
 
 
 def distance(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
@@ -180,19 +178,19 @@ def sentences(served: ServedModel, image: PageImage, options: Options) -> dict[s
     classifier = ask(served.model, texts)
     with evaluating(classifier):
         logits = wide(classifier(image.images))[0]
-    maps = [relevance(classifier, image.images, number)[0].tolist() for number in range(len(texts))]
+    maps = [METHODS["relevance"](classifier, image.images, number)[0].tolist() for number in range(len(texts))]
     cosines = classifier.cosines(image.images)[0].tolist()
     return {"texts": texts, "cosine": cosines, "probability": logits.softmax(-1).tolist(), "maps": maps}
 
 
+METHOD_MAPS = tuple(name for name in SHOWN if name != "attention")  # the page draws attention from all its rows
 Query = Callable[[ServedModel, PageImage, Options], dict[str, Any] | Tensor | np.ndarray]
 QUERIES: dict[str, Query] = {
     "predict": predict,
     "walk": walk,
     "positions": positions,
     "attention": attention,
-    "rollout": rollout_map,
-    "relevance": relevance_map,
+    **{name: partial(method_map, METHODS[name]) for name in METHOD_MAPS},
     "distance": distance,
     "fewer": fewer_tokens,
     "similarity": similarity,
@@ -207,9 +205,9 @@ def supported_queries(served: ServedModel) -> list[str]:
     is_vit = isinstance(encoder, VisionTransformer)
     supported = {
         "predict": classifies,
-        **dict.fromkeys(("walk", "attention", "rollout", "distance", "similarity", "colours"), is_vit),
+        **dict.fromkeys(("walk", "attention", "distance", "similarity", "colours"), is_vit),
         "positions": is_vit and encoder.positions is not None,
-        "relevance": classifies and "explain" in served.verbs,
+        **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
         "fewer": classifies and is_vit and encoder.config.positions.kind not in ("rotary", "relative"),
         "painted": isinstance(served.model, MaskedAutoencoder),
         "sentences": "zeroshot" in served.verbs,
@@ -221,6 +219,11 @@ def model_info(served: ServedModel) -> dict[str, Any]:
     """What the page needs before its first query."""
     encoder, size = served.encoder, served.preprocess.size
     info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size)}
+    info["methods"] = [
+        {"name": name, "title": METHODS[name].title, "by_class": METHODS[name].by_class, "signed": METHODS[name].signed}
+        for name in METHOD_MAPS
+        if name in info["offers"]
+    ]
     if "predict" in info["offers"]:
         info["knows"] = class_labels(served.model)[:EXAMPLE_LABELS]
     if isinstance(encoder, VisionTransformer):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from vitlab.errors import VitlabError
 from vitlab.explain.diff.guesses import Guess, SearchState, guesses
 from vitlab.explain.diff.relations import relate
 from vitlab.explain.diff.sides import Side
@@ -107,7 +108,7 @@ class Search:
         try:
             model = state.p.rebuilt({**state.options, **changes}, {**state.taken, **tensors}, state.r.weights)
             steps = run_steps(model, self.images)
-        except ValueError:  # incompatible options, or tensors that neither side has
+        except VitlabError:  # incompatible options, or tensors that neither side has
             return None
         first = first_difference(steps, self.wanted, self.tolerance)
         if place is None:

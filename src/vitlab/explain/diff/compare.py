@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.diff.causes import Cause, Search
 from vitlab.explain.diff.guesses import options
-from vitlab.explain.diff.pictures import compare_views, fixed_picture, why_views_differ
+from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side, open_side
 from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, run_steps, step_name
 from vitlab.explain.inputs import as_list
@@ -29,6 +31,13 @@ from vitlab.layers.patches import check_images
 SAME = (  # options that two copies of a network share
     *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
     *("norm.kind", "norm.norm_pre", "final_norm", "attention.qk_norm"),
+)
+SETTINGS = (  # name, and the fields that belong together
+    ("mean and std", ("mean", "std")),
+    ("crop", ("how", "resize")),
+    ("interpolation", ("interpolation",)),
+    ("scale of the pixels", ("scale",)),
+    ("input size", ("size", "resize")),
 )
 
 
@@ -113,8 +122,8 @@ class Difference:
 
 
 def diff(
-    a: Any,
-    b: Any,
+    a: ModelOrName,
+    b: ModelOrName,
     images: Tensor | Source | Iterable[Source] | None = None,
     tolerance: float = 1e-5,
     *,
@@ -140,7 +149,7 @@ def diff(
         pictures = [read_image(source) for source in as_list(images)]
         result.images = len(pictures)
     views = (
-        _compare_pictures(A, B, pictures or [fixed_picture(size)], fitted, result) if images is None or pictures else {}
+        _compare_pictures(A, B, pictures or [_fixed_image(size)], fitted, result) if images is None or pictures else {}
     )
     batch = _inputs(A, images, views if pictures else {}, size)
     result.image_size = (batch.shape[-2], batch.shape[-1])
@@ -186,11 +195,64 @@ def _compare_pictures(
         if side.letter not in there:
             result.notes.append(f"{side.letter} says nothing of how pictures are prepared, so that was not compared.")
     if len(there) == 2:
-        row = compare_views(there["A"], there["B"], result.tolerance)
+        row = _compare_views(there["A"], there["B"], result.tolerance)
         result.rows.append(row)
         if row.differs:
-            result.causes.append(why_views_differ(a, b, pictures, size, row))
+            result.causes.append(_why_views_differ(a, b, pictures, size, row))
     return there
+
+
+def _fixed_image(size: tuple[int, int]) -> Image.Image:
+    """Fixed noise, larger than the input and of another shape, so that every setting matters."""
+    rows, columns = (3 * size[0] // 2 + 3, 2 * size[1] + 5)
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, columns, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def _compare_views(a: Tensor, b: Tensor, tolerance: float) -> StepDifference:
+    tally = Tally()
+    tally.add(a, b)
+    return tally.row("preprocess", tolerance)
+
+
+def _why_views_differ(
+    p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: StepDifference
+) -> Cause:
+    """The setting of r that brings p's input nearest to r's: each one alone, and all so far."""
+    wanted = r.view(pictures, size)
+    mine, theirs = (side.preprocess_at(size) for side in (p, r))
+    assert wanted is not None and mine is not None
+    best: tuple[float, str, dict[str, Any]] = (row.relative, "", {})
+    so_far: dict[str, Any] = {}
+    names: list[str] = []
+    for name, fields in SETTINGS:
+        other = {f: getattr(theirs, f) for f in fields if getattr(theirs, f) != getattr(mine, f)}
+        if not other:
+            continue
+        so_far |= other
+        names.append(name)
+        for called, change in ((name, other), (", ".join(names), so_far)):
+            after = _compare_views(replace(mine, **change).batch(pictures), wanted, 0.0).relative
+            if after < best[0]:
+                best = (after, called, dict(change))
+    after, name, change = best
+    if not change:
+        text = f"{p.letter} and {r.letter} prepare pictures by equal settings, yet their pixels differ"
+        remedy = (
+            "Two libraries resize: their rounding differs by a grey level or two. Prepare pictures with one of them."
+        )
+        return Cause("preprocess", row.step, text, remedy, row.relative)
+    text = "; ".join(
+        f"{field} {_short(getattr(mine, field))} in {p.letter}, {_short(value)} in {r.letter}"
+        for field, value in change.items()
+    )
+    values = ", ".join(f"{field}={value!r}" for field, value in change.items())
+    remedy = saved_anew(p, r, f"preprocess=dict({values})")
+    return Cause("preprocess", row.step, f"{name}: {text}", remedy, row.relative, after, p.letter)
+
+
+def _short(value: object) -> str:
+    return f"({', '.join(f'{n:g}' for n in value)})" if isinstance(value, tuple) else str(value)
 
 
 def _inputs(

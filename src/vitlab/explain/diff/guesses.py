@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, get_args
@@ -119,7 +119,7 @@ def guesses(state: SearchState, place: int) -> Iterator[list[Guess]]:
         yield [*stated, *turned, values[-1]]
 
 
-def options(p: Side, r: Side, made: dict[str, Any]) -> Iterator[Guess]:
+def options(p: Side, r: Side, made: Mapping[str, object]) -> Iterator[Guess]:
     """Options in which the configs differ, after the changes `made` already."""
     for kind, what, leaves in OPTIONS:
         mine, theirs = ({leaf: attrgetter(leaf)(side.config) for leaf in leaves} for side in (p, r))
@@ -151,7 +151,7 @@ def _usual(state: SearchState, kind: str) -> Iterator[Guess]:
                 yield _hidden(state, "activation", "GELU kind", "mlp.activation", activation)
 
 
-def _hidden(state: SearchState, kind: str, what: str, leaf: str, value: Any) -> Guess:
+def _hidden(state: SearchState, kind: str, what: str, leaf: str, value: object) -> Guess:
     configured = _value(attrgetter(leaf)(state.r.config))
     text = f"{what}: {state.r.letter} computes as with {_value(value)}, although its config says {configured}"
     return Guess(kind, text, by_options(kind, state.p, state.r, {leaf: value}), {leaf: value})
@@ -226,7 +226,7 @@ def _values(state: SearchState, place: int) -> Iterator[Guess]:
         yield Guess("values", text, remedy("values", state.p), {}, keys)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "there" if value else "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from vitlab.models.vit_config import ViTConfig
 
 AGREE = 1e-6  # of the largest value: what float32 loses on the way through a file or a resize
 
@@ -27,7 +28,7 @@ class Relation:
 EQUAL = Relation("equal")
 
 
-def relate(name: str, p: Tensor, r: Tensor, config: Any) -> Relation:
+def relate(name: str, p: Tensor, r: Tensor, config: ViTConfig) -> Relation:
     """Both tensors have our names and the same shape; `config` is the network's."""
     p, r = (t.detach().cpu().float() for t in (p, r))
     if close(p, r):
@@ -140,7 +141,7 @@ def _in_classes(p: Tensor, r: Tensor) -> Relation | None:
     return None if order is None else Relation("classes", "{p}'s rows in another order", order=order)
 
 
-def _in_positions(p: Tensor, r: Tensor, config: Any) -> Relation | None:
+def _in_positions(p: Tensor, r: Tensor, config: ViTConfig) -> Relation | None:
     rows, columns = config.grid
     prefix = config.positioned_prefix
     order = row_order(p[0], r[0])

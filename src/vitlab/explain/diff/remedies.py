@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Mapping
 
 from vitlab.explain.diff.sides import PREFIX, Side
 
@@ -39,7 +39,7 @@ def remedy(kind: str, p: Side) -> str:
     return REMEDIES[kind].format(path=shlex.quote(_path(p) or "FILE"))
 
 
-def by_options(kind: str, p: Side, r: Side, options: dict[str, Any]) -> str:
+def by_options(kind: str, p: Side, r: Side, options: Mapping[str, object]) -> str:
     """How to give p the options of r."""
     names = {leaf: leaf.split(".")[-1] for leaf in options}
     settings = ", ".join(f"{names[leaf]}={value!r}" for leaf, value in options.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 
 from vitlab.checkpoints import hf, keymap, native
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
 from vitlab.errors import UsageError
 from vitlab.explain.diff.steps import Key, Steps, run_steps
+from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
+from vitlab.models.base import Network, unwrap
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.resnet import ResNetConfig
 
@@ -32,7 +35,7 @@ State = dict[str, Tensor]
 class Side:
     """A model of ours."""
 
-    def __init__(self, letter: str, model: Any, path: str | None = None):
+    def __init__(self, letter: str, model: Network, path: str | None = None):
         if isinstance(model.config, StagedConfig | ResNetConfig):
             raise UsageError(
                 f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
@@ -52,22 +55,26 @@ class Side:
         return self.config.image_size if self.preprocess is None else self.preprocess.size
 
     def steps(self, images: Tensor) -> Steps:
+        assert isinstance(self.network, Network)
         return run_steps(self.network, images)
 
     def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
         """Upright images -> (B, C, H, W) by this side's preprocess, at `size` (None: its own); None without one."""
-        if self.preprocess is None:
-            return None
-        own = size is None or size == self.input_size
-        fitting = self.preprocess if own else self.preprocess.with_size(size)
-        return fitting.batch(pictures)
+        preprocess = self.preprocess_at(size)
+        return None if preprocess is None else preprocess.batch(pictures)
+
+    def preprocess_at(self, size: tuple[int, int] | None) -> Preprocess | None:
+        """This side's preprocess for another size than its own."""
+        if self.preprocess is None or size is None or size == self.input_size:
+            return self.preprocess
+        return self.preprocess.with_size(size)
 
     @property
     def eps(self) -> set[float]:
         """The eps of its LayerNorms, which may differ from the config."""
         return {module.eps for module in self.network.modules() if isinstance(module, nn.LayerNorm)}
 
-    def rebuilt(self, options: dict[str, Any], tensors: State, other: State) -> Any:
+    def rebuilt(self, options: Mapping[str, object], tensors: State, other: State) -> Network:
         """A new network of this config and these weights, with options and tensors changed.
 
         A tensor that this side does not have is taken from `other`.
@@ -180,15 +187,10 @@ class TransformersSide(Side):
         return watched
 
 
-def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] | None) -> Side:
+def open_side(letter: str, what: ModelOrName, heads: int | None, size: tuple[int, int] | None) -> Side:
     """A path, a name with a prefix, or a model."""
     if not isinstance(what, str | os.PathLike):
-        what = getattr(what, "encoder", what)  # of MAE and DINO
-        if not all(hasattr(what, name) for name in ("family", "config", "traceable")):
-            raise UsageError(
-                f"{letter} is a {type(what).__name__}: give a checkpoint's path, {PREFIX}FOLDER, or a model of vitlab."
-            )
-        return Side(letter, what)
+        return Side(letter, unwrap(what).encoder)
     path = os.fspath(what)
     if path.startswith(PREFIX):
         return TransformersSide(letter, path)
@@ -196,7 +198,7 @@ def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] |
     if Path(path).expanduser().is_file():  # a bare file may not store these
         options = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
     model, report = load_with_report(path, **options)
-    side = Side(letter, getattr(model, "encoder", model), path)
+    side = Side(letter, model.encoder, path)
     if model.encoder is not model:
         side.notes.append(f"{path}: a {model.family} model, of which the encoder is compared.")
     side.notes += [f"{path}: {note}" for note in report.notes]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlab.explain.inspect import step_name
 from vitlab.layers.trace import FROM_HEADS, Trace
-from vitlab.models.base import evaluation_mode
+from vitlab.models.base import Network, evaluation_mode
 
 Key = tuple[str, int | None]  # a step as Trace names it: kind and layer
 Steps = dict[Key, Tensor]
@@ -34,7 +34,7 @@ class StepDifference:
         return {name: _json_value(value) for name, value in vars(self).items()}
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     """None for infinity and NaN, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -74,7 +74,7 @@ def _most(so_far: float, values: Tensor) -> float:
     return largest if math.isnan(largest) else max(so_far, largest)
 
 
-def run_steps(model: Any, images: Tensor) -> Steps:
+def run_steps(model: Network, images: Tensor) -> Steps:
     """Every traced step of one of our models, in order, for normalised `images`."""
     trace = Trace(*(kind for kind in model.traceable if kind not in FROM_HEADS))
     like = next(model.parameters())
