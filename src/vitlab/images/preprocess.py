@@ -112,7 +112,7 @@ class Preprocess:
         """Several images -> (B, C, H, W)."""
         return torch.stack([self(source) for source in sources])
 
-    def view(self, image: Image.Image, *, name: str = "the picture") -> Image.Image:
+    def view(self, image: Image.Image, *, name: str = "the image") -> Image.Image:
         """What the model sees, as an image of `size`, before normalising."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
@@ -120,7 +120,7 @@ class Preprocess:
             raise TooLargeError(
                 f"{name}: {image.width} x {image.height} pixels are too long and thin: resized for the crop they would "
                 f"be {g.resized[1]} x {g.resized[0]}.",
-                "Cut the picture first.",
+                "Crop the image first.",
             )
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])

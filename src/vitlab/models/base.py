@@ -33,7 +33,7 @@ class Capability(Enum):
     CLASSIFY = "classify"  # a classifier: forward gives logits (B, classes)
     EMBED = "embed"  # features of images
     TEXT = "text"  # encode_image and encode_text, in one space
-    RECONSTRUCT = "reconstruct"  # paints hidden patches
+    RECONSTRUCT = "reconstruct"  # predicts the pixels of hidden patches
     TOKENS = "tokens"  # patches as tokens: layout, attention
     PYRAMID = "pyramid"  # forward_pyramid: maps at several strides
     REDUCE = "reduce"  # takes a reducer, which merges or drops tokens
@@ -149,11 +149,16 @@ class Network(nn.Module):
 
     def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """(B, C, H, W) -> (B, E): what the classifier reads, or would read."""
-        raise NotImplementedError(f"{type(self).__name__} must give features.")
+        last = self.forward_features(images, trace=trace, reducer=reducer)
+        return self.forward_head(last, pre_logits=True, trace=trace)
 
     def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """What the last layer gives, before pooling: tokens (B, N, D) or a map."""
         raise NotImplementedError(f"{type(self).__name__} must give its last layer's output.")
+
+    def forward_head(self, last: Tensor, /, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
+        """What `forward_features` gives -> logits (B, classes); `pre_logits=True` or classes=0: features (B, E)."""
+        raise NotImplementedError(f"{type(self).__name__} must have a head.")
 
     def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         """(T, N) token ids -> (T, E), of length 1 unless normalise=False; only with Capability.TEXT."""
@@ -170,6 +175,10 @@ class WrapsEncoder(Network):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.encoder.capabilities & {Capability.EMBED, Capability.REDUCE}  # its features take a reducer
 
     @property
     def traceable(self) -> tuple[str, ...]:
@@ -227,5 +236,5 @@ def unwrap(model: object) -> Network:
 def features_of(model: Network, **options: Any) -> Callable[[Tensor], Tensor]:
     """model.features with these options; an exported classifier, which gives logits alone, is refused."""
     if Capability.EMBED not in model.capabilities:
-        raise UsageError("this gives no features of pictures: take the model itself, or export it with --features.")
+        raise UsageError("this gives no features of images: take the model itself, or export it with --features.")
     return partial(model.features, **options)

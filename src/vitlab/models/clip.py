@@ -1,4 +1,4 @@
-"""CLIP: pictures and words in one space (arXiv:2103.00020); beside it SigLIP's sigmoid loss (arXiv:2303.15343).
+"""CLIP: images and texts in one space (arXiv:2103.00020); beside it SigLIP's sigmoid loss (arXiv:2303.15343).
 
     model = vitlab.create("clip_nano", **tokenizer.options)
     out = model(images, tokenizer(texts))      # out.logits_per_image (B, T), out.logits_per_text (T, B)
@@ -207,7 +207,7 @@ class CLIP(WrapsEncoder):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED, Capability.TEXT})
+        return super().capabilities | {Capability.TEXT}
 
     @property
     def encoder(self) -> VisionTransformer:

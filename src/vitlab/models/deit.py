@@ -73,5 +73,5 @@ def _check(heads: Heads, teacher: Tensor) -> None:
     if heads[1].shape != teacher.shape:
         raise UsageError(
             f"the student gives logits of {tuple(heads[1].shape)} and the teacher of {tuple(teacher.shape)}: both must "
-            "answer the same pictures with the same classes."
+            "answer the same images with the same classes."
         )

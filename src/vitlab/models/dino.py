@@ -220,7 +220,7 @@ class DINO(WrapsEncoder):
 
     @torch.no_grad()
     def update_centre(self, batch_mean: Tensor, count: float = 1.0) -> None:
-        """c <- m c + (1 - m) mean, eq. 4, over the batches of all processes; `count`: pictures behind this mean."""
+        """c <- m c + (1 - m) mean, eq. 4, over the batches of all processes; `count`: images behind this mean."""
         if not self.config.centring:
             return
         total = all_sum(torch.cat([batch_mean * count, batch_mean.new_full((1,), count)]))
@@ -234,12 +234,12 @@ def sinkhorn(logits: Tensor, rounds: int) -> Tensor:
     """
     for _ in range(rounds):
         logits = logits - _log_sum_over_all(logits)  # every output
-        logits = logits.log_softmax(dim=1)  # every picture
+        logits = logits.log_softmax(dim=1)  # every image
     return logits
 
 
 def _log_sum_over_all(logits: Tensor) -> Tensor:
-    """log of the sum of exp over the pictures of all processes, (1, K)."""
+    """log of the sum of exp over the images of all processes, (1, K)."""
     if world_size() == 1:
         return logits.logsumexp(dim=0, keepdim=True)
     highest = all_max(logits.amax(dim=0, keepdim=True))
@@ -291,7 +291,7 @@ def watch(
     best, which = teacher.max(dim=-1)  # (2, B)
     used = which.flatten().bincount().count_nonzero()  # how many outputs are some large view's first choice
     return {
-        "teacher_entropy": entropy,  # ln K: uniform; 0: each picture has one output
+        "teacher_entropy": entropy,  # ln K: uniform; 0: each image has one output
         "kl": loss.detach() - entropy,
         "student_std": spread(student_features),
         "teacher_std": spread(teacher_features),

@@ -4,7 +4,7 @@
     model.pyramid                              # their strides and channels, for a detection or segmentation head
 
 A paper's own file gives the stages; `places` says where the queries and keys of every layer stand, by which `explain`
-lays attention on the picture.
+lays attention on the image.
 """
 
 from __future__ import annotations
@@ -188,11 +188,6 @@ class Hierarchy(Network):
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.layout(*size).grid
-
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.forward_head(
-            self.forward_features(images, trace=trace, reducer=reducer), pre_logits=True, trace=trace
-        )
 
     def layout(self, height: int, width: int) -> TokenLayout:
         """The first stage's tokens, on whose grid explanations are laid."""

@@ -180,7 +180,7 @@ class MaskedAutoencoder(WrapsEncoder):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED, Capability.RECONSTRUCT})
+        return super().capabilities | {Capability.RECONSTRUCT}
 
     @property
     def encoder(self) -> VisionTransformer:

@@ -166,11 +166,6 @@ class ResNet(Network):
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.config.grid(*size)
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.forward_head(
-            self.forward_features(images, trace=trace, reducer=reducer), pre_logits=True, trace=trace
-        )
-
     @property
     def feature_width(self) -> int:
         """Width of what the classifier reads, and of the output when classes=0."""
