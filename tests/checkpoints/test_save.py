@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vitlab
-from vitlab.errors import CheckpointError, VitlabError
+from vitlab.errors import VitlabError
 
 
 def tiny():
