@@ -1,24 +1,20 @@
-"""Index of families, in the order in which they are asked whether weights are theirs."""
+"""The records that models/index.py names, in the order in which they are asked whether weights are theirs."""
 
 from __future__ import annotations
 
-from vitlab.checkpoints import clip, mae, pvt, resnet, swin, twins, vit
+from importlib import import_module
+
 from vitlab.checkpoints.family import Family
 from vitlab.models import registry
+from vitlab.models.index import INDEX
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        swin.FAMILY,
-        pvt.PVT,
-        pvt.PVT_V2,
-        twins.FAMILY,
-        resnet.FAMILY,
-        clip.FAMILY,
-        mae.FAMILY,
-        vit.FAMILY,  # last: transformers' Swin and MAE have its mark too
-    )
-}
+
+def _record(place: str) -> Family:
+    module, name = place.split(".")
+    return getattr(import_module(f"vitlab.checkpoints.{module}"), name)
+
+
+FAMILIES = {family.name: family for _, place in reversed(INDEX) if place for family in (_record(place),)}
 
 
 def family_of(name: str) -> Family:

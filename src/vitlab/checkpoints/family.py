@@ -1,4 +1,4 @@
-"""One record per family: how its checkpoints are recognised, read and written. families.py lists the records."""
+"""One record per family: how its checkpoints are recognised, read and written. models/index.py lists them."""
 
 from __future__ import annotations
 

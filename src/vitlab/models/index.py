@@ -1,17 +1,21 @@
-"""The index of papers: one line for each."""
+"""The index of families: its record in models/, and the one in checkpoints/ for the files of other libraries.
+
+From the last row to the first they are asked whether weights are theirs: transformers' Swin and MAE look like a ViT too.
+"""
 
 from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
 
-PAPERS = (
-    vit.PAPER,
-    deit.PAPER,
-    dinov2.PAPER,
-    dino.PAPER,
-    mae.PAPER,
-    clip.PAPER,
-    resnet.PAPER,
-    swin.PAPER,
-    pvt.PAPER,
-    pvt.PAPER_V2,
-    twins.PAPER,
+INDEX = (
+    (vit.PAPER, "vit.FAMILY"),
+    (deit.PAPER, None),  # its files are a ViT's
+    (dinov2.PAPER, None),
+    (dino.PAPER, None),  # no other library has the two networks of a pre-training
+    (mae.PAPER, "mae.FAMILY"),
+    (clip.PAPER, "clip.FAMILY"),
+    (resnet.PAPER, "resnet.FAMILY"),
+    (swin.PAPER, "swin.FAMILY"),
+    (pvt.PAPER, "pvt.PVT"),
+    (pvt.PAPER_V2, "pvt.PVT_V2"),
+    (twins.PAPER, "twins.FAMILY"),
 )
+PAPERS = tuple(paper for paper, _ in INDEX)
