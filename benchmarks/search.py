@@ -29,7 +29,7 @@ import vitlab
 from vitlab.export.timing import alternate, summary
 from vitlab.inference import embed, fingerprint
 from vitlab.search import Counts, Index, graph, update
-from vitlab.search.database import ImageDatabase, ImageRecord
+from vitlab.search.database import ImageDatabase, ImageRecord, MadeBy
 
 MODEL = "bundled:cifar10"
 BATCH = 64
@@ -91,7 +91,7 @@ def disturb(folder: Path, count: int) -> Counts:
 
 
 def made(model: Any, folder: Path, index: Path, expected: Counts) -> list[str]:
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     start = time.perf_counter()
     counts = update(index, folder, about, partial(embed, model, batch_size=BATCH), batch_size=BATCH)
     seconds = time.perf_counter() - start
@@ -110,7 +110,7 @@ def killed(model: Any, here: Path, count: int) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = held(here / "killed")
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     look = partial(embed, model, batch_size=BATCH)
     counts = update(here / "killed", here / "photos", about, look, batch_size=BATCH)
     one, other = everything(here / "ix"), everything(here / "killed")
