@@ -141,11 +141,15 @@ def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
     expected = vitlab.zero_shot(model, seen, sentences, templates=["{}"], top=3)
     for language in ("en", "zh"):
         page = (DOCS / language / "export.md").read_text(encoding="utf-8")
-        (block,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "chances" in text)
+        (block,) = (
+            text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "probabilities" in text
+        )
         found: dict[str, Any] = {"pixels": preprocess_batch(model, seen).numpy(), "ids": ids.numpy()}
         exec(compile(block, "export.md", "exec"), found)
-        for chances, answer in zip(found["chances"], expected, strict=True):
-            assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(chances)} == dict(answer.scores)
+        for probabilities, answer in zip(found["probabilities"], expected, strict=True):
+            assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(probabilities)} == dict(
+                answer.scores
+            )
 
 
 def test_the_bias_of_a_clip_with_the_sigmoid_loss_travels(grown):

@@ -292,7 +292,7 @@ def test_another_model_is_refused_and_nothing_is_changed(photos, tmp_path):
 def test_another_folder_is_refused_unless_the_pictures_have_moved(photos, tmp_path):
     update(tmp_path / "ix", photos, MODEL, Embed())
     new = photos.rename(tmp_path / "new place")
-    with pytest.raises(SearchError, match=f"pictures in {photos}, not in {new}.*--moved"):
+    with pytest.raises(SearchError, match=f"images in {photos}, not in {new}.*--moved"):
         update(tmp_path / "ix", new, MODEL, Embed())
     embed = Embed()
     assert update(tmp_path / "ix", new, MODEL, embed, moved=True).unchanged == 23

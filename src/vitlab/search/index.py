@@ -31,7 +31,6 @@ Embed = Callable[[list[Any]], Sequence[Embedding]]  # as vitlab.embed, of paths 
 class Counts:
     """Result of an update, in images."""
 
-    model: str = ""  # that made the index
     new: int = 0
     changed: int = 0
     moved: int = 0  # a new name for known contents
@@ -41,6 +40,7 @@ class Counts:
     pictures: int = 0  # searchable in the index
     unreadable: dict[str, str] = field(default_factory=dict)  # path -> error, for the whole index
     rebuilt: int = 0  # 1 if the graph was damaged or missing and was rebuilt
+    model: str = field(default="", compare=False)  # that made the index
 
 
 def update(
@@ -197,4 +197,4 @@ def _add_counts(model: str, shares: list[Counts]) -> Counts:
     names = [f.name for f in fields(Counts) if f.name not in ("model", "unreadable")]
     totals = {name: sum(getattr(share, name) for share in shares) for name in names}
     unreadable = {path: error for share in shares for path, error in share.unreadable.items()}
-    return Counts(model, **totals, unreadable=unreadable)
+    return Counts(**totals, unreadable=unreadable, model=model)
