@@ -256,7 +256,7 @@ def test_what_cannot_be_read_is_reported_and_the_rest_goes_on(run, made, tmp_pat
     assert len(numbers("explain-rollout.npz")["maps"]) == 1
     (tmp_path / "explain-rollout.png").unlink()
     done = run("rollout", checkpoint(made), "missing.png", code=1)
-    assert "1 of 1 pictures" in done.stderr and not (tmp_path / "explain-rollout.png").exists()
+    assert "1 of 1 images" in done.stderr and not (tmp_path / "explain-rollout.png").exists()
 
 
 WRONG = {
