@@ -1,6 +1,6 @@
 """The index of families: its record in models/, and the one in checkpoints/ for the files of other libraries.
 
-From the last row to the first they are asked whether weights are theirs: transformers' Swin and MAE look like a ViT too.
+They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT too.
 """
 
 from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
