@@ -167,11 +167,13 @@ def evaluate(
     with_features = knn or probe or few_shot is not None
     if reducer is None and recipe is not None and recipe.model.reducer is not None:
         tell(f"{name} was trained with fewer tokens. To evaluate it so: --reducer {recipe.model.reducer}")
+    if reducer is not None and (isinstance(model, Exported) or (not isinstance(model, Network) and is_export(name))):
+        raise UsageError(f"{name} is an exported network: give --reducer to vitlab export, not here.")
     network = model
     if not isinstance(network, Network):
         network, device = _open_model(name, reducer, templates is not None, tell), device or "auto"
     if isinstance(network, Exported):
-        _check_export(network, reducer, with_features or templates is not None)
+        _check_export(network, with_features or templates is not None)
     source = data.name if isinstance(data, Data) else str(data)
     if not isinstance(data, Data):
         captions = templates is None and _may_read_text(model)  # where a source can be read either way
@@ -236,10 +238,8 @@ def _open_model(name: str, reducer: str | None, with_text: bool, note: Note) -> 
     return model
 
 
-def _check_export(model: Exported, reducer: str | None, more: bool) -> None:
+def _check_export(model: Exported, more: bool) -> None:
     """`more`: something besides its classes is to be evaluated."""
-    if reducer is not None:
-        raise UsageError(f"{model.path} is an exported network: give --reducer to vitlab export, not here.")
     if Capability.CLASSIFY not in model.capabilities:
         raise UsageError(
             f"{model.path} was exported to give features and no classes: evaluate the checkpoint that it is made of."

@@ -100,7 +100,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     done = command(
         "zeroshot", run / "best", "digits#3", tmp_path / "no.png", "--labels", tmp_path / "words.txt", code=1
     )
-    assert "1 of 2 pictures" in done.stderr and done.stdout.count("%") == 2
+    assert "1 of 2 images" in done.stderr and done.stdout.count("%") == 2
     once = vitlab.inference.embed_labels(model, ["3", "8"], "a {}")
     picture = np.repeat(open_data("digits").test.read(3), 3, axis=2)
     alone, reused = (vitlab.zero_shot(model, picture, labels, templates="a {}") for labels in (["3", "8"], once))
@@ -275,7 +275,7 @@ def test_captions_are_learned_and_judged_by_recall(painted, tmp_path, command):
     assert "above" in (run / "report.html").read_text()  # captions of samples
     assert "leave out --zeroshot" in command("eval", run / "best", painted, "--zeroshot", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", painted, code=2).stderr
-    assert "captions   train 256 (2 a picture)" in command("data", painted).stdout
+    assert "captions   train 256 (2 per image)" in command("data", painted).stdout
 
 
 class StopAt(Silent):

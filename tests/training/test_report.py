@@ -341,7 +341,7 @@ def test_accuracy_per_class_worst_first(tmp_path):
     assert rows[1:] == [
         ["c", "50.0 %", "4 / 8", "a (2)"],
         ["a", "75.0 %", "3 / 4", "empty (1)"],
-        ["empty", "no pictures", "0 / 0", ""],
+        ["empty", "no images", "0 / 0", ""],
     ]
 
 

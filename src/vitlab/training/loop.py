@@ -133,20 +133,35 @@ def fit(
                 raise TrainingError(
                     f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another."
                 )
-            job = prepare(recipe, run, data, None if saved is None else saved.folder)
-            progress = job.restore(saved, changed) if saved is not None else Progress()
-            if job.who.first:
-                if changed or not resume:
-                    text = to_toml(recipe)
-                    native.write_whole(run / "recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
-                job.recipe_digest = file_digest(run / "recipe.toml")
-            session = TrainingSession(job, progress, show)
-            return _run(session, notes, since, save_first=saved is not None and changed)
+            return _fit(recipe, run, saved, changed=changed, show=show, data=data, notes=notes, since=since)
     except torch.OutOfMemoryError as error:
         less = "data.batch_size, with optim.accumulate to make up for it; run.amp=bf16; or a smaller model"
         raise TrainingError(f"the device's memory is too small ({error}). Use less of it: a smaller {less}.") from None
     finally:
         processes.stop()
+
+
+def _fit(
+    recipe: Recipe,
+    run: Path,
+    saved: Saved | None,
+    *,
+    changed: bool,
+    show: Show,
+    data: Data | None,
+    notes: Sequence[str],
+    since: float,
+) -> dict[str, Any]:
+    """A function of its own, so that the job is gone before its processes leave their group: see `processes.stop`."""
+    job = prepare(recipe, run, data, None if saved is None else saved.folder)
+    progress = job.restore(saved, changed) if saved is not None else Progress()
+    if job.who.first:
+        if changed or not (run / "recipe.toml").exists():
+            text = to_toml(recipe)
+            native.write_whole(run / "recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
+        job.recipe_digest = file_digest(run / "recipe.toml")
+    session = TrainingSession(job, progress, show)
+    return _run(session, notes, since, save_first=saved is not None and changed)
 
 
 def _run(session: TrainingSession, notes: Sequence[str], since: float, *, save_first: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,7 +101,11 @@ def start(device: str = "auto", *, patience: timedelta | None = None) -> Process
 
 
 def stop() -> None:
+    """Leave the group. What still holds it (DDP) must be gone: the group's threads may wait for the interpreter, which
+    the last holder would keep locked while it waits for them.
+    """
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 
