@@ -23,7 +23,7 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import Card
 from vitlab.images.datasets import Captioned, Data
 from vitlab.text.templates import read_templates
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
 from vitlab.training.objectives import objective_class
@@ -86,7 +86,7 @@ def kept(model: Any) -> Any:
 def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, float]:
     """On the test split, or where there is none on val."""
     split = "test" if data.test is not None else "val"
-    pictures = Pictures(data.test or data.val, model.preprocess)
+    pictures = ImageSet(data.test or data.val, model.preprocess)
     if model.family == "clip":
         found = by_words(model, recipe, data, pictures)
     elif model.config.classes:
@@ -94,7 +94,7 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
         if recipe.augment.flip_at_test:
             found["top1_with_flip"] = evaluate_classifier(model, pictures, flip=True).top(1)
     else:
-        bank = Pictures(data.train, model.preprocess)
+        bank = ImageSet(data.train, model.preprocess)
         scores = evaluate_knn(getattr(model, "encoder", model), bank, pictures, len(data.classes))
         found = {"knn_top1": scores.top(1)}
         if model.family == "mae":
@@ -106,7 +106,7 @@ def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, floa
     return {f"{split}_{name}": value for name, value in found.items()}
 
 
-def by_words(model: Any, recipe: Recipe, data: Data, pictures: Pictures) -> dict[str, float]:
+def by_words(model: Any, recipe: Recipe, data: Data, pictures: ImageSet) -> dict[str, float]:
     """Recall both ways and its chance where there are captions; else zero-shot, by sentences kept for judging."""
     if isinstance(pictures.data, Captioned):
         told = evaluate_retrieval(model, pictures, pictures.data.captions).to_dict()

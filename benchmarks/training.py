@@ -35,7 +35,7 @@ from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.datasets import Dataset, open_data
 from vitlab.images.mix import Mix
 from vitlab.images.sources.dataset import ArrayDataset
-from vitlab.training.batches import BatchDataset, Pictures, Plan, batches
+from vitlab.training.batches import BatchDataset, ImageSet, Plan, batches
 from vitlab.training.presets import find_recipe
 
 NETWORK = "vit_cifar"
@@ -126,7 +126,7 @@ def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: floa
     name, train = training_set(path)
     plan = Plan(len(train), batch, epochs=1, seed=0, repeats=recipe.data.repeats)
     count = min(count, plan.total - 1)
-    steps = BatchDataset(Pictures(train, pre), plan, augment)
+    steps = BatchDataset(ImageSet(train, pre), plan, augment)
     mix = Mix(a.mixup, a.cutmix, probability=a.mix_probability)
     measure = partial(pipeline_time, steps, mix, a.smoothing, count=count)
     found: dict[int, list[float]] = {workers: [] for workers in dict.fromkeys((recipe.data.workers, 0))}

@@ -69,6 +69,14 @@ def no_pauses():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_flushing():
+    """No test cuts the power, so files need not reach the disk: a short training run flushes forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(0)

@@ -83,13 +83,16 @@ def test_evaluate_by_name():
 
 
 def test_save_and_convert_by_name(tmp_path):
-    weights = vitlab.load("bundled:digits").state_dict()
-    folder = vitlab.save("bundled:digits", tmp_path / "saved")
-    vitlab.convert("bundled:digits", tmp_path / "native")
-    vitlab.convert(vitlab.load("bundled:digits"), tmp_path / "timm", "timm", check=True)
-    for place in (folder, tmp_path / "native", tmp_path / "timm"):
-        for key, value in vitlab.load(place).state_dict().items():
-            assert torch.equal(value, weights[key])
+    model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4)
+    folder = vitlab.save(model, tmp_path / "model")
+    vitlab.save(folder, tmp_path / "saved")
+    vitlab.convert(str(folder), tmp_path / "native")
+    assert not any(row.wrong for row in vitlab.convert(model, tmp_path / "timm", "timm", check=True).checks)
+    for place in ("saved", "native", "timm"):
+        for key, value in vitlab.load(tmp_path / place).state_dict().items():
+            assert torch.equal(value, model.state_dict()[key])
+    vitlab.save("bundled:digits", tmp_path / "digits")
+    assert vitlab.load(tmp_path / "digits").labels == vitlab.load("bundled:digits").labels
 
 
 def test_optimize_and_export_by_name(tmp_path: Path):

@@ -28,7 +28,7 @@ from vitlab.models.base import Capability, Network
 from vitlab.models.clip import CLIP
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import (
     Scores,
     evaluate_classifier,
@@ -154,6 +154,7 @@ def evaluate(
     `device`: default the best for a name; a model stays where it is. More than `max_unreadable` images that cannot be
     read are an error. `progress` gets what is done after each batch, `note` what a user should know, as it is learned.
     """
+    _check_numbers(few_shot, draws, batch_size)
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -163,14 +164,14 @@ def evaluate(
 
     name = str(model) if not isinstance(model, Network) else (model.card and model.card.name) or model.family
     recipe = None if isinstance(model, Network) else recipe_of(name)
-    features_only = knn or probe or few_shot is not None
+    with_features = knn or probe or few_shot is not None
     if reducer is None and recipe is not None and recipe.model.reducer is not None:
         tell(f"{name} was trained with fewer tokens. To evaluate it so: --reducer {recipe.model.reducer}")
     network = model
     if not isinstance(network, Network):
         network, device = _open_model(name, reducer, templates is not None, tell), device or "auto"
     if isinstance(network, Exported):
-        _check_export(network, features_only or templates is not None)
+        _check_export(network, reducer, with_features or templates is not None)
     source = data.name if isinstance(data, Data) else str(data)
     if not isinstance(data, Data):
         captions = templates is None and _may_read_text(model)  # where a source can be read either way
@@ -181,38 +182,38 @@ def evaluate(
     result = Evaluation(name, source, chosen, data.classes, reducer, notes=notes)
     common: dict[str, Any] = {"batch_size": batch_size, "reducer": None if reducer is None else reducer_of(reducer)}
     if templates is not None or data.captioned:
-        if features_only:
+        if with_features:
             raise UsageError("--knn, --probe and --few-shot evaluate features by classes: leave them out here.")
         if templates is None and not isinstance(model, Network) and not isinstance(network, Exported):
             network = load_with_report(name)[0]  # with its text tower
         clip = _clip(network, name, data, templates)
-        pictures = Pictures(getattr(data, chosen), _preprocess(_on_device(clip, device), name))
-        common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(pictures))}
-        if isinstance(pictures.data, Captioned):
-            result.retrieval = evaluate_retrieval(clip, pictures, pictures.data.captions, **common)
+        image_set = ImageSet(getattr(data, chosen), _preprocess(_on_device(clip, device), name))
+        common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(image_set))}
+        if isinstance(image_set.data, Captioned):
+            result.retrieval = evaluate_retrieval(clip, image_set, image_set.data.captions, **common)
             result.skipped |= result.retrieval.skipped
         else:
             result.templates = _templates(templates or "", recipe)
-            result.scores = evaluate_zeroshot(clip, pictures, data.classes, result.templates.sentences, **common)
+            result.scores = evaluate_zeroshot(clip, image_set, data.classes, result.templates.sentences, **common)
             result.skipped |= result.scores.skipped
     else:
-        _check_features(data, chosen, features_only, few_shot)
+        _check_features(data, chosen, with_features, few_shot)
         network = _on_device(network.encoder, device)
-        pictures, train = (Pictures(part, _preprocess(network, name)) for part in (getattr(data, chosen), data.train))
-        order = _class_order(network, data, name, source, features_only, tell)
+        image_set = ImageSet(getattr(data, chosen), _preprocess(network, name))
+        order = _class_order(network, data, name, source, with_features, tell)
         if order is not None:
-            count = _counter(progress, f"{source}, {chosen}", len(pictures))
-            result.scores = evaluate_classifier(network, pictures, flip=flip, order=order, progress=count, **common)
+            count = _counter(progress, f"{source}, {chosen}", len(image_set))
+            result.scores = evaluate_classifier(network, image_set, flip=flip, order=order, progress=count, **common)
             result.skipped |= result.scores.skipped
-        if features_only or order is None:
-            common["progress"] = _counter(progress, "features", len(train) + len(pictures))
-            bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, pictures))
-            result.knn = knn_accuracy(bank, queries) if knn or not features_only else None
+        if with_features or order is None:
+            train = ImageSet(data.train, image_set.preprocess)
+            common["progress"] = _counter(progress, "features", len(train) + len(image_set))
+            bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, image_set))
+            result.knn = knn_accuracy(bank, queries) if knn or not with_features else None
             result.linear_probe = probe_accuracy(bank, queries) if probe else None
             if few_shot is not None:
-                result.few_shot = FewShot(
-                    few_shot, few_shot_accuracies(bank, queries, data.classes, few_shot, draws=draws)
-                )
+                accuracies = few_shot_accuracies(bank, queries, data.classes, few_shot, draws=draws)
+                result.few_shot = FewShot(few_shot, accuracies)
     check_skipped(result.skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
     return result
 
@@ -226,8 +227,6 @@ def recipe_of(checkpoint: str) -> Recipe | None:
 def _open_model(name: str, reducer: str | None, with_text: bool, note: Note) -> Network:
     """Loads the encoder alone, unless `with_text`: of a CLIP both towers."""
     if is_export(name):
-        if reducer is not None:
-            raise UsageError(f"{name} is an exported network: give --reducer to vitlab export, not here.")
         return open_export(name)
     if reducer is not None:
         reducer_of(reducer)  # before the model is read
@@ -237,8 +236,10 @@ def _open_model(name: str, reducer: str | None, with_text: bool, note: Note) -> 
     return model
 
 
-def _check_export(model: Exported, more: bool) -> None:
+def _check_export(model: Exported, reducer: str | None, more: bool) -> None:
     """`more`: something besides its classes is to be evaluated."""
+    if reducer is not None:
+        raise UsageError(f"{model.path} is an exported network: give --reducer to vitlab export, not here.")
     if Capability.CLASSIFY not in model.capabilities:
         raise UsageError(
             f"{model.path} was exported to give features and no classes: evaluate the checkpoint that it is made of."
@@ -285,7 +286,7 @@ def _on_device(model: Network, device: str | None) -> Network:
 
 def _preprocess(model: Network, name: str) -> Preprocess:
     if model.preprocess is None:
-        raise UsageError(f"{name}: the model has no preprocess, so it cannot read pictures.")
+        raise UsageError(f"{name}: the model has no preprocess, so it cannot read images.")
     return model.preprocess
 
 
@@ -303,8 +304,14 @@ def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int]
     return add
 
 
-def _check_features(data: Data, split: str, features_only: bool, few_shot: int | None) -> None:
-    if split == "train" and features_only:
+def _check_numbers(few_shot: int | None, draws: int, batch_size: int) -> None:
+    for option, value, least in (("few_shot", few_shot, 1), ("draws", draws, 2), ("batch_size", batch_size, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{option}={value} must be at least {least}.")
+
+
+def _check_features(data: Data, split: str, with_features: bool, few_shot: int | None) -> None:
+    if split == "train" and with_features:
         raise UsageError(
             "--knn, --probe and --few-shot learn from train, so they cannot be evaluated on it: use --split val or "
             "test."
@@ -315,7 +322,7 @@ def _check_features(data: Data, split: str, features_only: bool, few_shot: int |
 
 
 def _class_order(
-    model: Network, data: Data, name: str, source: str, features_only: bool, note: Note
+    model: Network, data: Data, name: str, source: str, with_features: bool, note: Note
 ) -> list[int] | None:
     """The model's output for each class of the data; None where it has none, so that only its features are scored."""
     classes, labels = data.classes, model.labels
@@ -330,7 +337,7 @@ def _class_order(
     if labels is not None:
         what = f"{name} knows other classes than {source} has: "
         what += differing(labels, classes, "the checkpoint", "the data")
-    if features_only:
+    if with_features:
         note(f"{what}. Only its features are evaluated.")
         return None
     remedy = "Rename the classes of the data if they mean the same"

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ImageError, UsageError
 from vitlab.images.read import Source

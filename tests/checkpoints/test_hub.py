@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vitlab
 from vitlab.checkpoints import convert
@@ -123,7 +124,7 @@ def story(hub, run, tmp_path_factory):
     vitlab.save(tiny(width=512, depth=1, mlp_ratio=4.0), root / "large")  # over 10 MB: huggingface_hub's chunk
     convert.write(tiny(), root / "bin", "hf")
     weights = root / "bin" / "model.safetensors"
-    torch.save(convert.load_file(weights), root / "bin" / "pytorch_model.bin")
+    torch.save(load_file(weights), root / "bin" / "pytorch_model.bin")
     weights.unlink()
     for folder in root.iterdir():
         hub.add(f"t/{folder.name}", folder)

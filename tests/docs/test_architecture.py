@@ -50,6 +50,7 @@ def test_public_functions_exist(text):
     (row,) = re.findall(r"^\| \[`__init__.py`\].*", text, re.MULTILINE)
     names = set(re.findall(r"`(\w+)`", row)) - {"__init__"}
     assert names <= set(dir(vitlab)) and len(names) > 10
+    assert all(callable(getattr(vitlab, name)) for name in names)
 
 
 def test_errors_are_those_of_the_module(text):

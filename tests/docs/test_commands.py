@@ -120,7 +120,9 @@ class Reader:
             for key in ("init_from", "init_image")
             if (source := getattr(recipe.model, key)) is not None
         }
-        words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
+        words = None  # a CLIP to start from has its own
+        if "init_from" not in start:
+            words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
         classes = [str(number) for number in range(10)]
         with nullcontext() if start else torch.device("meta"):
             model, _ = build_model(replace(recipe, model=replace(recipe.model, **start)), classes, 3, words)

@@ -15,8 +15,10 @@ from onnx import numpy_helper
 
 import vitlab
 import vitlab.cli.main
+from vitlab.errors import UsageError
 from vitlab.export import Comparison, ExportMismatchError, export_model, open_export, pipeline, verify
 from vitlab.export.fold import fold
+from vitlab.export.loader import open_network
 from vitlab.export.onnx import Session, external_data_path, set_metadata
 from vitlab.export.quantize import to_int8
 from vitlab.export.samples import preprocess_batch, sample_images
@@ -43,6 +45,24 @@ def test_preprocess_labels_and_provenance_travel_in_the_file(digits, shipped):
     assert about["card"]["name"] == digits.card.name
     assert b".py" not in shipped.read_bytes()  # no step tells which line of whose file it comes from
     assert about["config"] == json.loads(json.dumps(digits.config.to_dict()))
+
+
+def test_a_model_is_given_by_its_name(digits, shipped, tmp_path):
+    export_model("bundled:digits", tmp_path / "named.onnx", compare=Comparison(images=8))
+    exported = [open_network(path) for path in (tmp_path / "named.onnx", shipped)]
+    assert exported[0].metadata == exported[1].metadata and open_network(digits) is digits
+    with pytest.raises(UsageError, match="leave out heads"):
+        open_network(shipped, heads=4)
+    with pytest.raises(UsageError, match="16 x 16"):
+        open_network(shipped, image_size=16)
+
+
+def test_classifiers_give_no_features_and_read_no_text(shipped):
+    exported = open_export(shipped)
+    with pytest.raises(UsageError, match="no features"):
+        exported.features(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(UsageError, match="reads no text"):
+        exported.encode_text(torch.zeros(1, 8, dtype=torch.long))
 
 
 def test_predict_reads_what_travels(digits, shipped):

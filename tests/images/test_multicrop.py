@@ -229,7 +229,7 @@ def test_views_cut_from_a_file_are_those_cut_from_memory(channels):
         (dict(local_scale=[0.4, 0.1]), "local_scale.*low <= high"),
         (dict(blur=(1.0, 0.5)), "first global, second global, local"),
         (dict(solarize=(0, 2, 0)), "solarize.*0 .. 1"),
-        (dict(jitter=1.5), "jitter=1.5 must lie in 0 .. 1"),
+        (dict(jitter=1.5), "jitter=1.5 must be a number in 0 .. 1"),
         (dict(hue=0.7), "colour circle"),
         (dict(blur_sigma=(0.0, 1.0)), "blur_sigma"),
     ],

@@ -362,7 +362,7 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
         assert all(name in str(caught.value) for name in names) and "--to native" in str(caught.value)
     with pytest.raises(ValueError, match="--encoder"):
         convert.write(model, tmp_path / "out", "timm")
-    with pytest.raises(ValueError, match="is for a CLIP"):
+    with pytest.raises(ValueError, match="is not written as open_clip: use --to timm, hf, jax or native"):
         convert.write(vitlab.create("vit_digits"), tmp_path / "out", "open_clip")
     assert not (tmp_path / "out").exists()
 

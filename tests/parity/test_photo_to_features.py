@@ -260,7 +260,7 @@ def test_written_for_another_library_it_gives_the_same_numbers(dinov2, photos, t
     target = tmp_path / ("out.npz" if to == "jax" else "out")
     notes = convert.write(model, target, to)
     again, _ = load_with_report(target)
-    (row, *_) = convert.check("unused", target, model, changed=True)
+    (row, *_) = convert.compare("unused", target, model, changed=True)
     assert row.difference < TOLERANCE
     kept = to == "hf"
     assert again.config.image_size == ((518, 518) if kept else (224, 224))

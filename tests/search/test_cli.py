@@ -98,7 +98,7 @@ def test_pictures_by_words(clip, command, photos, tmp_path):
 def test_words_to_a_model_that_knows_none(command, checkpoint, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     said = command("search", tmp_path / "ix", "a dog", code=2).stderr
-    assert f"made with {checkpoint}, a model that knows pictures and no words" in said and "--image x.jpg" in said
+    assert f"made with {checkpoint}, a model that reads no text" in said and "--image x.jpg" in said
     with pytest.raises(ValueError, match=r"\(vit\) reads no text"):
         vitlab.embed_text(vitlab.load(checkpoint), "a dog")
 
@@ -160,8 +160,8 @@ def test_questions_that_are_none(command, checkpoint, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     (tmp_path / "bad.png").write_bytes(b"nothing")
     for args, words in (
-        ([], "ask in words or with a picture"),
-        (["a dog", "--image", "x.jpg"], "ask in words or with a picture"),
+        ([], "search by a text or by an image"),
+        (["a dog", "--image", "x.jpg"], "search by a text or by an image"),
         (["--image", tmp_path / "bad.png"], "bad.png: not a picture that can be read"),
         (["--image", tmp_path / "none.png"], "none.png: no such file"),
         (["--image", "digits#3", "--sheet", tmp_path / "x.txt"], "Name a .png, .svg or .pdf file"),

@@ -310,7 +310,7 @@ def test_another_folder_is_refused_unless_the_pictures_have_moved(photos, tmp_pa
             "not a database",
         ),
         (lambda here: shutil.rmtree(here / "photos"), "photos: no such folder"),
-        (lambda here: shutil.rmtree(here / "photos") or (here / "photos").mkdir(), "no pictures in it"),
+        (lambda here: shutil.rmtree(here / "photos") or (here / "photos").mkdir(), "no images in it"),
         (lambda here: shutil.rmtree(here / "photos") or (here / "photos").write_text("x"), "is a file"),
     ],
 )
@@ -326,7 +326,7 @@ def test_an_emptied_folder_does_not_empty_the_index(photos, tmp_path):
     before = held(tmp_path / "ix")
     shutil.rmtree(photos)
     photos.mkdir()
-    with pytest.raises(SearchError, match="no pictures in it; nothing was changed"):
+    with pytest.raises(SearchError, match="no images in it; nothing was changed"):
         update(tmp_path / "ix", photos, MODEL, Embed())
     assert held(tmp_path / "ix").keys() == before.keys()
 

@@ -19,9 +19,9 @@ from vitlab.text.tokenizer import Tokenizer
 URL = "http://127.0.0.1:8000"
 
 
-def small_model():
+def small_model(**options):
     torch.manual_seed(0)
-    model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4)
+    model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4, **options)
     model.head.weight.data.normal_(std=0.5)  # a new head gives every class the same chance
     model.labels = ["<b>fox</b>", "大熊猫", "dog", "plain"]
     return model
@@ -43,6 +43,12 @@ def served(**models) -> list[ServedModel]:
 def models():
     """Loaded once; the tests only ask them."""
     return {"small": small_model(), "clip": small_clip(), "mae": vitlab.create("mae_digits")}
+
+
+@pytest.fixture
+def shallow():
+    """The small classifier with one block, which is exported sooner."""
+    return small_model(depth=1)
 
 
 @pytest.fixture(scope="module")

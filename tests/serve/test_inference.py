@@ -15,6 +15,7 @@ from PIL import Image
 
 import vitlab
 from vitlab import explain
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.serve.app import create_app
 from vitlab.serve.image_io import prepare
 from vitlab.serve.model_pool import ServedModel, open_models
@@ -226,25 +227,41 @@ def test_a_large_picture_waits_in_a_small_size(models):
     assert found.original.size == (1600, 960) and found.geometry.original == (2400, 4000)
 
 
-def test_an_exported_file(picture, ask, models, tmp_path):
+def test_an_exported_file(picture, ask, shallow, tmp_path):
     """Served by the name of the file; it answers as the file does offline, and as the model it was made of."""
     from starlette.testclient import TestClient
 
     from vitlab.export import Comparison, export_model
 
-    export_model(models["small"], tmp_path / "small.onnx", compare=Comparison(images=8))
+    export_model(shallow, tmp_path / "small.onnx", compare=Comparison(images=8))
     served = open_models([str(tmp_path / "small.onnx")])
     assert [(one.name, one.verbs) for one in served] == [("small", ["predict"])]
     with TestClient(create_app(served), "http://127.0.0.1") as client:
         answer = ask(client, "/predict", picture(1)).json()
         check(answer, vitlab.predict(served[0].model, picture(1))[0])
-        offline = dict(vitlab.predict(models["small"], picture(1))[0].scores)
+        offline = dict(vitlab.predict(shallow, picture(1))[0].scores)
         assert all(abs(s["probability"] - offline[s["label"]]) < 1e-5 for s in answer["scores"])
         for path, words in (("/embed", "--features"), ("/explain", "")):
             found = ask(client, path, picture(1))
             assert found.status_code == 422 and words in found.json()["error"]
-        assert client.get("/models/small").json()["labels"] == models["small"].labels
+        assert client.get("/models/small").json()["labels"] == shallow.labels
         assert client.get("/models").json()[0]["parameters"] is None
         look = ask(client, "/page/look", picture(1)).json()["look"]  # the page shows what it can
         assert client.get("/page/models").json()[0]["offers"] == ["predict"]
         assert client.get(f"/page/look/{look}/predict").json()["scores"] == answer["scores"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(UsageError("no such thing"), 422), (CheckpointError("/secret/path is damaged"), 500), (ValueError("a bug"), 500)],
+)
+def test_only_errors_of_the_request_are_told(error, status, serving):
+    """What a client can mend is shown to it; what names the server's files, and bugs, go to the log."""
+
+    def fail():
+        raise error
+
+    client = serving()
+    client.app.add_api_route("/fail", fail)
+    answer = client.get("/fail")
+    assert answer.status_code == status and (str(error) in answer.text) == (status == 422)

@@ -12,7 +12,7 @@ from vitlab.cli.main import app
 from vitlab.export.timing import TimingOptions
 from vitlab.images.datasets import open_data
 from vitlab.study.tokens import ALL, default_ways, study_tokens
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.recipe import DataRecipe
 
@@ -36,7 +36,7 @@ def test_accuracy_is_that_of_evaluation(study):
     model = vitlab.load("bundled:digits")
     whole, keeping_all, merged, *_ = study.ways
     assert whole.name == ALL
-    assert whole.top1 == evaluate_classifier(model, Pictures(open_data("digits").test, model.preprocess)).top(1)
+    assert whole.top1 == evaluate_classifier(model, ImageSet(open_data("digits").test, model.preprocess)).top(1)
     assert (keeping_all.top1, keeping_all.agreement, keeping_all.tokens) == (whole.top1, 1.0, whole.tokens)
     assert merged.tokens == whole.tokens - 3 * len(model.blocks)
     assert 0.9 < merged.agreement < 1

@@ -38,7 +38,8 @@ def machine(slowness: float = 1.0, spent: float = 5.0):
 
     def measure(recipe: Recipe, patience: float = 0.0) -> Speed:
         a, B = recipe.augment, recipe.data.batch_size
-        effort = work(recipe.model) if recipe.model.init_from is None else 1e8
+        is_vit = recipe.model.init_from is None and config_of(recipe.model) is not None
+        effort = work(recipe.model) if is_vit else 1e8
         step = slowness * (2e-3 + 6e-11 * effort * B)
         return Speed(
             step=step,
@@ -195,6 +196,13 @@ def test_settings_win_and_are_measured():
     assert config_of(sized.model).image_size == (48, 48)
     with pytest.raises(ValueError, match="is not a multiple of"):
         choose(PHOTOS, 30, ["model.image_size=50", "model.patch_size=16"], machine())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny"])
+def test_a_model_of_another_family_that_is_named_is_taken_as_it_is(name):
+    recipe, reasons = choose(PHOTOS, 30, [f"model.name={name}"], machine())
+    assert recipe.model.name == name and recipe.optim.name == "adamw" and recipe.augment.crop == "resized"
+    assert f"picked model: {name} (" in reasons[1]
 
 
 def test_trained_weights_are_tuned_gently():

@@ -171,10 +171,10 @@ def single_pictures(root: Path, monkeypatch) -> Case:
 
 
 BAD: dict[str, tuple[Callable[..., Case], list[str]]] = {  # what is wrong -> found, expected, what to do
-    "empty folder": (no_pictures, ["data: the folder is empty", "Put the pictures of each class into a folder"]),
+    "empty folder": (no_pictures, ["data: the folder is empty", "Put the images of each class into a folder"]),
     "one class": (one_class, ["only one class, 'cat'", "needs two or more", "data/dog/2.jpg"]),
-    "class missing in val": (val_lacks_dog, ["val has no pictures of dog", "val/dog", "remove val"]),
-    "class missing in train": (zebra_in_test, ["class 'zebra' is not in", "Add pictures of it to train, or take"]),
+    "class missing in val": (val_lacks_dog, ["val has no images of dog", "val/dog", "remove val"]),
+    "class missing in train": (zebra_in_test, ["class 'zebra' is not in", "Add images of it to train, or take"]),
     "CSV label": (csv_label_beyond, ["list.csv, line 4: label 2 is outside the 2 classes", "(0..1). Correct one"]),
     "shard label": (shard_label_beyond, ["train-0.tar, 2.png: label 77 is outside", "classes.txt (0..1). Correct"]),
     "IDX label": (idx_label_77, ["labels-idx1-ubyte.gz: label 7 is 77, outside 0..9", "Fetch https://x.org/t10k"]),
@@ -184,7 +184,7 @@ BAD: dict[str, tuple[Callable[..., Case], list[str]]] = {  # what is wrong -> fo
     ),
     "CIFAR checksum": (cifar_checksum, ["wrong checksum of data_batch_4.bin: SHA-1 is", "expected", "Fetch https://x"]),
     "no data": (a_text_file, ["notes.txt: no kind of data known", "a folder of class folders"]),
-    "nothing for val": (single_pictures, ["each class has a single picture", "Add pictures, or a val split"]),
+    "nothing for val": (single_pictures, ["each class has a single image", "Add images, or a val split"]),
 }
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import vitlab
 from vitlab.images.datasets import open_data
 from vitlab.text.templates import LISTS, class_prompts, fill, read_templates
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
@@ -89,7 +89,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     found = json.loads(command("zeroshot", run / "best", "digits#3", "digits#7", "--labels", LABELS, "--json").stdout)
     weights = model.class_embeddings(class_prompts(list("0123456789"), read_templates("train")))
     with torch.no_grad():
-        pixels, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
+        pixels, _ = ImageSet(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
         chances = (model.scale * model.encode_image(pixels) @ weights.T).softmax(1)
     for row, expected in zip(found, chances, strict=True):
         values, order = expected.topk(5)
@@ -370,5 +370,5 @@ def test_the_recipe_of_a_run_tells_how_it_was_judged(learned):
     recipe = read_recipe(learned[0] / "recipe.toml")
     assert (CLIPOptions.of(recipe).templates, CLIPOptions.of(recipe).eval_templates) == ("train", "held_out")
     model = vitlab.load(learned[0] / "best")
-    other = evaluate_zeroshot(model, Pictures(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
+    other = evaluate_zeroshot(model, ImageSet(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
     assert other.top(1) > 0.85  # the bare name, too, is a sentence it has not seen

@@ -50,6 +50,8 @@ def test_a_clip_as_a_model_is_scored_by_its_encoder_or_by_text():
 def test_wrong_arguments_are_refused():
     with pytest.raises(UsageError, match="no split 'extra'"):
         evaluate("bundled:digits", "digits", split="extra")
+    with pytest.raises(UsageError, match="draws=1 must be at least 2"):
+        evaluate("bundled:digits", "digits", few_shot=1, draws=1)
     with pytest.raises(UsageError, match="learn from train"):
         evaluate("bundled:digits", "digits", split="train", knn=True)
     with pytest.raises(UsageError, match="a CLIP, but bundled:digits is of the family vit"):

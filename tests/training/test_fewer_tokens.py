@@ -17,7 +17,7 @@ from vitlab.images.samples import open_sample
 from vitlab.models.clip import same_captions
 from vitlab.models.deit import hard_loss
 from vitlab.reduce import reducer_of
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, fit
@@ -56,7 +56,7 @@ def test_a_run_is_a_plain_loop_with_the_reducer(text, tmp_path):
         torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=1e-5, msg=key)
     assert any((value - otherwise[key]).abs().max() > 1e-3 for key, value in found.items())
     best, test = vitlab.load(tmp_path / "run/best"), open_data("digits").test
-    images, _ = Pictures(test, best.preprocess).normalised(np.arange(len(test)))
+    images, _ = ImageSet(test, best.preprocess).normalised(np.arange(len(test)))
     with torch.no_grad():
         answers = best(images, reducer=reducer_of(text)).argmax(1).numpy()
     assert result["top1"] == pytest.approx((answers == test.labels).mean())
@@ -107,7 +107,7 @@ def test_a_clip_learns_and_is_judged_with_fewer_tokens(tmp_path):
     seen = job.model.encode_image(inputs["images"], reducer=reducer_of("tome:r=3"))
     read = job.model.encode_text(inputs["ids"])
     torch.testing.assert_close(loss, job.model.loss(seen, read, same_captions(inputs["kinds"])))
-    few = Pictures(job.data.val, job.model.preprocess)
+    few = ImageSet(job.data.val, job.model.preprocess)
     with_fewer = job.objective.evaluate(job.model, few).logits
     job.objective.reducer = None
     assert not torch.allclose(with_fewer, job.objective.evaluate(job.model, few).logits)
@@ -145,7 +145,7 @@ def test_eval_and_predict_with_fewer_tokens(command):
     model, val = vitlab.load("bundled:digits"), open_data("digits").val
     asked = ["eval", "bundled:digits", "digits", "--split", "val", "--knn", "--json"]
     plain, fewer = (json.loads(command(*asked, *more).stdout) for more in ([], ["--reducer", "tome:r=7"]))
-    right = evaluate_classifier(model, Pictures(val, model.preprocess), reducer=reducer_of("tome:r=7"))
+    right = evaluate_classifier(model, ImageSet(val, model.preprocess), reducer=reducer_of("tome:r=7"))
     assert fewer["loss"] == pytest.approx(right.loss(), rel=1e-5) != pytest.approx(plain["loss"], rel=1e-3)
     assert fewer["knn"] != plain["knn"]
     assert (plain["reducer"], fewer["reducer"]) == (None, "tome:r=7")

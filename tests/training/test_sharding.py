@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.job import TrainingJob
 from vitlab.training.loop import Silent, fit
@@ -65,7 +65,7 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
         assert results[0][key] == results[1][key], key
     assert results[1]["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
     best = vitlab.load(tmp_path / "two" / "best")
-    scores = evaluate_classifier(best, Pictures(open_data("digits").test, best.preprocess))
+    scores = evaluate_classifier(best, ImageSet(open_data("digits").test, best.preprocess))
     assert scores.top(1) == results[1]["top1"]
     assert scores.loss() == pytest.approx(results[1]["loss"], abs=1e-6)
     last, weights = vitlab.load(tmp_path / "two" / "last"), load_file(tmp_path / "two" / "last" / "weights.safetensors")

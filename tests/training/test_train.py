@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import vitlab
-from vitlab.errors import UsageError
+from vitlab.errors import TrainingError, UsageError
 from vitlab.training.loop import Silent, Stopped
+from vitlab.training.processes import pick_device, start
 from vitlab.training.recipe import Recipe, setting, with_settings, with_value
 from vitlab.training.train import train
 
@@ -52,3 +54,26 @@ def test_a_setting_is_what_is_typed():
 def test_changed_is_for_resumed_runs():
     with pytest.raises(UsageError, match="--changed is only valid with --resume"):
         train("digits", changed=True)
+
+
+def test_too_little_memory_is_no_bug(tmp_path, monkeypatch):
+    def loss(*args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr("vitlab.training.objectives.supervised.Supervised.loss", loss)
+    with pytest.raises(TrainingError, match=r"memory is too small .tried to allocate 9 GiB.*data\.batch_size"):
+        train("digits", {**SMALL, "run.dir": str(tmp_path / "run")})
+
+
+@pytest.mark.parametrize("device", ["vulkan", "meta", "no such"])
+def test_a_device_that_cannot_train_is_refused(device):
+    with pytest.raises(UsageError, match="is not known: use auto, cpu"):
+        pick_device(device)
+
+
+def test_processes_that_nobody_started_are_refused(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match=r"WORLD_SIZE=2, but .* Start them with torchrun"):
+        start("cpu")

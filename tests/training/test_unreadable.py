@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
-from vitlab.errors import TrainingError
+from vitlab.errors import DataError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 from vitlab.training.runlog import read_log
@@ -107,7 +107,7 @@ def test_too_many_stop_the_run_with_a_list_and_it_can_go_on(source, tmp_path, co
 
 
 def test_none_is_allowed(source, tmp_path):
-    with pytest.raises(TrainingError, match=r"data\.max_unreadable=0 allows:\n  .*cat"):
+    with pytest.raises(DataError, match=r"data\.max_unreadable=0 allows:\n  .*cat"):
         fit(recipe(source, "data.max_unreadable=0"), tmp_path / "run")
 
 

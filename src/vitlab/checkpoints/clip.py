@@ -27,8 +27,10 @@ from vitlab.checkpoints.keymap import (
     Source,
     State,
     Stated,
+    shape_of,
 )
 from vitlab.checkpoints.vit import infer_options
+from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
@@ -91,6 +93,25 @@ def _read_open_clip(source: Source) -> Stated:
     return _open_clip_stated(read_json(path), stated.tokenizer) if path.is_file() else stated
 
 
+TEXT_FIELDS: hf.Fields = {  # of transformers
+    "text.vocab": ("vocab_size", 49408),
+    "text.context": ("max_position_embeddings", 77),
+    "text.width": ("hidden_size", 512),
+    "text.depth": ("num_hidden_layers", 12),
+    "text.heads": ("num_attention_heads", 8),
+    "text.eps": ("layer_norm_eps", 1e-5),
+}
+IMAGE_FIELDS: hf.Fields = {
+    "image.image_size": ("image_size", 224),
+    "image.patch_size": ("patch_size", 32),
+    "image.channels": ("num_channels", 3),
+    "image.width": ("hidden_size", 768),
+    "image.depth": ("num_hidden_layers", 12),
+    "image.heads": ("num_attention_heads", 12),
+    "image.eps": ("layer_norm_eps", 1e-5),
+}
+
+
 def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     """transformers' config.json -> options by path; what it leaves out has its library's default."""
     schema.check(config, schema.HF, "config.json")
@@ -102,22 +123,10 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
-    return {
-        "image.image_size": vision.get("image_size", 224),
-        "image.patch_size": vision.get("patch_size", 32),
-        "image.width": vision.get("hidden_size", 768),
-        "image.depth": vision.get("num_hidden_layers", 12),
-        "image.heads": vision.get("num_attention_heads", 12),
-        "image.channels": vision.get("num_channels", 3),
+    options = {**hf.read_fields(text, TEXT_FIELDS), **hf.read_fields(vision, IMAGE_FIELDS)}
+    return options | {
         "image.activation": hf.activation_of(vision, "quick_gelu"),
-        "image.eps": vision.get("layer_norm_eps", 1e-5),
-        "text.vocab": vocab,
-        "text.context": text.get("max_position_embeddings", 77),
-        "text.width": text.get("hidden_size", 512),
-        "text.depth": text.get("num_hidden_layers", 12),
-        "text.heads": text.get("num_attention_heads", 8),
         "text.activation": hf.activation_of(text, "quick_gelu"),
-        "text.eps": text.get("layer_norm_eps", 1e-5),
         "text.end_id": end,
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else end,  # config.json's pad_token_id is not used
         "embed_dim": config.get("projection_dim", 512),
@@ -130,9 +139,22 @@ def _tower_config(config: Options, tower: str) -> Options:
     return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
 
 
+OPEN_CLIP_IMAGE: hf.Fields = {  # what open_clip_config.json leaves out, the weights show
+    "image.image_size": ("image_size", None),
+    "image.width": ("width", None),
+    "image.depth": ("layers", None),
+    "image.patch_size": ("patch_size", None),
+}
+OPEN_CLIP_TEXT: hf.Fields = {
+    "text.context": ("context_length", None),
+    "text.vocab": ("vocab_size", None),
+    "text.width": ("width", None),
+    "text.depth": ("layers", None),
+    "text.heads": ("heads", None),
+}
 READ = {
-    "vision_cfg": ("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio"),
-    "text_cfg": ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"),
+    "vision_cfg": ("head_width", "mlp_ratio", *(name for name, _ in OPEN_CLIP_IMAGE.values())),
+    "text_cfg": ("mlp_ratio", *(name for name, _ in OPEN_CLIP_TEXT.values())),
 }
 WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are not zero, false or nothing -> which values
     "pool_type": ("tok", "argmax"),
@@ -159,30 +181,22 @@ def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
             harmless = WITHOUT_EFFECT.get(name, ()) if name not in READ[part] else None
             if value and harmless is not None and value not in harmless:
                 raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
-    theirs = {
-        "image.image_size": vision.get("image_size"),
-        "image.width": vision.get("width"),
-        "image.depth": vision.get("layers"),
-        "image.patch_size": vision.get("patch_size"),
+    options = hf.read_fields(vision, OPEN_CLIP_IMAGE) | hf.read_fields(text, OPEN_CLIP_TEXT)
+    options |= {
         "image.heads": vision["width"] // vision.get("head_width", 64) if "width" in vision else None,
-        "text.context": text.get("context_length"),
-        "text.vocab": text.get("vocab_size"),
-        "text.width": text.get("width"),
-        "text.depth": text.get("layers"),
-        "text.heads": text.get("heads"),
         "embed_dim": model.get("embed_dim"),
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else None,
         "eps": 1e-5,  # another would stand in norm_kwargs
     }
     if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
-        theirs["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
+        options["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
     how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
     cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
     if (mode := cfg.get("resize_mode", "shortest")) not in how:
         raise CheckpointError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
     preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
     preprocess |= {"how": how[mode]} if preprocess else {}
-    options = {name: value for name, value in theirs.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     return Stated(options, preprocess, tokenizer=tokenizer)
 
 
@@ -271,19 +285,18 @@ def _by_path(options: Options, encoder: bool) -> Options:
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
     """Options are by path (image.heads, text.heads); activation and eps without one are both towers'."""
     tensors, dialect, given, stated = renamed.tensors, clues.dialect, clues.given, clues.stated.options
-    known = {**{name: given[name] for name in FACTS if name in given}, **stated}
+    facts = {**{name: given[name] for name in FACTS if name in given}, **stated}
     if "image.class_token" not in tensors:
         other = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
         raise CheckpointError(
             f"its image tower is no ViT of CLIP's kind ({other} is there): only those are known here."
         )
-    if "image_projection.weight" not in tensors:
-        raise CheckpointError("image_projection.weight is missing, so this is not a whole CLIP.")
-    activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
+    embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
+    activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
         raise CheckpointError(ASK)
-    eps = {tower: known.get(f"{tower}.eps", known.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
-    image = {name.removeprefix("image."): value for name, value in known.items() if name.startswith("image.")}
+    eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
+    image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
     if "image.image_size" in stated:
         image["size_is_stored"] = True
     else:
@@ -292,10 +305,10 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     vit = ViTConfig().with_options(
         **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
     )
-    text = _infer_text(renamed.part("text.").tensors, known)
+    text = _infer_text(tensors, facts)
     text |= {"activation": activation["text"], "eps": eps["text"]}
     loss = "sigmoid" if "bias" in tensors else "softmax"
-    config = CLIPConfig(vit, TextConfig(**text), tensors["image_projection.weight"].shape[0], loss)
+    config = CLIPConfig(vit, TextConfig(**text), embed_dim, loss)
     sizes = ("image_size", "patch_size", "width", "depth", "channels", "vocab", "context")
     paths = {f"{tower}.{name}" for tower in ("image", "text") for name in sizes} | {"embed_dim"}
     check_agreement(stated, {path: config.option(path) for path in paths & stated.keys()})
@@ -304,12 +317,11 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, unstated)
 
 
-def _infer_text(state: State, known: Options) -> Options:
-    for key in ("embed.weight", "positions", "blocks.0.mlp.fc1.weight"):
-        if getattr(state.get(key), "ndim", None) != 2:
-            raise CheckpointError(f"text.{key} is missing or damaged, so this is not a whole CLIP.")
-    vocab, width = state["embed.weight"].shape
-    heads = known.get("text.heads", TEXT_HEADS.get(width))
+def _infer_text(state: State, facts: Options) -> Options:
+    vocab, width = shape_of(state, "text.embed.weight", 2, "CLIP")
+    context, _ = shape_of(state, "text.positions", 2, "CLIP")
+    hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, "CLIP")
+    heads = facts.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
         raise CheckpointError(
@@ -317,90 +329,57 @@ def _infer_text(state: State, known: Options) -> Options:
             f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
         )
     return {
-        "context": state["positions"].shape[0],
+        "context": context,
         "vocab": vocab,
         "width": width,
-        "depth": len({key.split(".")[1] for key in state if key.startswith("blocks.")}),
+        "depth": len({key.split(".")[2] for key in state if key.startswith("text.blocks.")}),
         "heads": heads,
-        "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / width,
-        "end_id": known.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
-        "pad_id": known.get("text.pad_id", 0),
+        "mlp_ratio": hidden / width,
+        "end_id": facts.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
+        "pad_id": facts.get("text.pad_id", 0),
     }
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _check_writable(c: CLIPConfig, to: str) -> None:
+UNSUPPORTED = (
+    *("positions", "class_token", "pooling", "head_hidden", "head_dim", "norm", "final_norm"),
+    *("layer_scale", "qk_norm", "qkv_bias", "stem", "patch_norms", "mlp"),
+)
+
+
+def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> None:
     v = c.image
-    refuse = {
-        f"image.positions={v.positions.kind}": v.positions.kind != "learned",
+    image_tower = {
         f"prefix_positions={v.positions.prefix_positions}": v.positions.prefix_positions != "class",
-        "an image tower without class token": not v.tokens.class_token,
         "registers, a distillation or a mask token": bool(
             v.tokens.registers or v.tokens.distill_token or v.tokens.mask_token
         ),
-        f"pooling={v.head.pooling}": v.head.pooling != "class",
-        "head_hidden": bool(v.head.head_hidden),
-        "head_dim": v.head_dim is not None and v.head_dim * v.heads != v.width,
-        "norm=post": v.norm.kind == "post",
         "norm_pre=False": not v.norm.norm_pre,
-        "final_norm=no": v.final_norm == "no" and v.norm.kind == "pre",
-        "layer_scale": bool(v.residual.layer_scale),
-        "qk_norm": v.attention.qk_norm,
-        "qkv_bias=False": not v.attention.qkv_bias,
-        "stem=conv": v.stem.kind == "conv",
-        "patch_norms": v.stem.patch_norms,
         "patch_bias=True": v.stem.patch_bias and v.stem.kind == "patch",
-        "mlp=swiglu": v.mlp.kind == "swiglu",
     }
-    if to == "hf":
-        refuse |= {
-            "loss=sigmoid": c.loss == "sigmoid",
-            f"images of {v.image_size[0]}x{v.image_size[1]}, which are no square": v.image_size[0] != v.image_size[1],
-            "end_id=2": c.text.end_id == 2,
-        }
-    else:
-        both = {v.mlp.activation, c.text.activation}
-        refuse |= {
-            f"activation={' and '.join(sorted(both))}": both not in ({"gelu"}, {"quick_gelu"}),
-            f"eps={v.norm.eps:g}, text.eps={c.text.eps:g}": {v.norm.eps, c.text.eps} != {1e-5},
-            f"end_id={c.text.end_id}, which is not the largest": c.text.end_id != c.text.vocab - 1,
-        }
-    if reasons := [what for what, wrong in refuse.items() if wrong]:
-        library = {"hf": "transformers' CLIPModel", "open_clip": "open_clip's CLIP"}[to]
-        raise CheckpointError(f"{library} cannot express {', '.join(reasons)}. Use --to native.")
+    check_vit(library, v, UNSUPPORTED, image_tower | others)
 
 
 def _hf_files(model: Network) -> Options:
     """config.json, and the tokenizer's files where the model has one."""
     c, tokenizer = model.config, model.tokenizer
     text = {
+        **hf.write_fields(c, TEXT_FIELDS),
         "model_type": "clip_text_model",
-        "vocab_size": c.text.vocab,
-        "max_position_embeddings": c.text.context,
-        "hidden_size": c.text.width,
         "intermediate_size": round(c.text.width * c.text.mlp_ratio),
-        "num_hidden_layers": c.text.depth,
-        "num_attention_heads": c.text.heads,
         "hidden_act": hf.theirs_of_activation(c.text.activation),
-        "layer_norm_eps": c.text.eps,
         "projection_dim": c.embed_dim,
         "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
         "eos_token_id": c.text.end_id,
         "pad_token_id": c.text.end_id,
     }
     vision = {
+        **hf.write_fields(c, IMAGE_FIELDS),
         "model_type": "clip_vision_model",
-        "image_size": c.image.image_size[0],
-        "patch_size": c.image.patch_size,
-        "num_channels": c.image.channels,
-        "hidden_size": c.image.width,
         "intermediate_size": c.image.mlp_hidden,
-        "num_hidden_layers": c.image.depth,
-        "num_attention_heads": c.image.heads,
         "hidden_act": hf.theirs_of_activation(c.image.mlp.activation),
-        "layer_norm_eps": c.image.norm.eps,
         "projection_dim": c.embed_dim,
     }
     config = {
@@ -435,23 +414,11 @@ def _open_clip_files(model: Network) -> Options:
         "embed_dim": c.embed_dim,
         "quick_gelu": c.text.activation == "quick_gelu",
         "vision_cfg": {
-            "image_size": c.image.image_size[0]
-            if c.image.image_size[0] == c.image.image_size[1]
-            else list(c.image.image_size),
-            "layers": c.image.depth,
-            "width": c.image.width,
+            **hf.write_fields(c, OPEN_CLIP_IMAGE),
             "head_width": c.image.width // c.image.heads,
-            "patch_size": c.image.patch_size,
             "mlp_ratio": c.image.mlp_hidden / c.image.width,
         },
-        "text_cfg": {
-            "context_length": c.text.context,
-            "vocab_size": c.text.vocab,
-            "width": c.text.width,
-            "heads": c.text.heads,
-            "layers": c.text.depth,
-            "mlp_ratio": c.text.mlp_ratio,
-        },
+        "text_cfg": {**hf.write_fields(c, OPEN_CLIP_TEXT), "mlp_ratio": c.text.mlp_ratio},
     }
     if c.loss == "sigmoid":
         cfg |= {"init_logit_bias": -10.0}
@@ -470,7 +437,13 @@ def _open_clip_files(model: Network) -> Options:
 
 def _write_hf(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
-    _check_writable(c, "hf")
+    height, width = c.image_size
+    others = {
+        "loss=sigmoid": c.loss == "sigmoid",
+        f"images of {height}x{width}, which are no square": height != width,
+        "end_id=2": c.text.end_id == 2,
+    }
+    _check_writable("transformers' CLIPModel", c, others)
     tokenizer, files = model.tokenizer, _hf_files(model)
     notes: list[str] = []
     if tokenizer is None:
@@ -484,7 +457,13 @@ def _write_hf(model: Network, state: State) -> Written:
 
 def _write_open_clip(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
-    _check_writable(c, "open_clip")
+    activations, epsilons = {c.image.mlp.activation, c.text.activation}, {c.image.norm.eps, c.text.eps}
+    others = {
+        f"activation={' and '.join(sorted(activations))}": activations not in ({"gelu"}, {"quick_gelu"}),
+        f"eps={c.image.norm.eps:g}, text.eps={c.text.eps:g}": epsilons != {1e-5},
+        f"end_id={c.text.end_id}, which is not the largest": c.text.end_id != c.text.vocab - 1,
+    }
+    _check_writable("open_clip's CLIP", c, others)
     tensors = keymap.write("open_clip", OPEN_CLIP.rules, state, heads=c.image.heads)
     notes = ["open_clip has OpenAI's vocabulary only: give it numbers from vitlab's tokenizer."]
     own_vocabulary = model.tokenizer is None or model.tokenizer.vocab != OPENAI_VOCAB

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+from dataclasses import dataclass
 from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +20,67 @@ from vitlab.checkpoints.families import FAMILIES, family_of
 from vitlab.checkpoints.family import Written
 from vitlab.checkpoints.files import read_json, read_tensors, save_tensors
 from vitlab.checkpoints.keymap import Options, State
-from vitlab.checkpoints.load import load_with_report, locate
-from vitlab.errors import UsageError
-from vitlab.models.base import Network
+from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
+from vitlab.checkpoints.report import Report
+from vitlab.errors import CheckpointError, UsageError
+from vitlab.models.base import Capability, Network, unwrap
+from vitlab.text.tokenizer import Tokenizer
 
-TARGETS = ("native", *sorted({target for family in FAMILIES.values() for target in family.writers}))
+WRITERS = dict.fromkeys(target for family in reversed(FAMILIES.values()) for target in family.writers)
+TARGETS = ("native", *WRITERS)
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did: what became of every key, and how far the results are apart, if that was checked."""
+
+    report: Report
+    checks: list[Compared]
+
+
+def convert(
+    source: ModelOrName,
+    target: str | Path,
+    to: str = "native",
+    *,
+    check: bool = False,
+    force: bool = False,
+    tokenizer: str | Path | None = None,
+    **load_options: Any,
+) -> Conversion:
+    """Write a model, or the checkpoint of this name or path, in the layout of vitlab ("native") or another library.
+
+    `check` compares the numbers, also in the other library where it is installed; `force` overwrites the target;
+    `tokenizer` is added to a CLIP that has none; further options are `load`'s.
+    """
+    target = Path(target).expanduser()
+    if to not in TARGETS:
+        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already. Name another place, or pass --force to write over it.")
+    if isinstance(source, str | PathLike):
+        source = fspath(source)
+        model, report = load_with_report(source, **load_options)
+    else:
+        model = unwrap(source)
+        report = Report(model.family, "native")
+    if tokenizer is not None:
+        _add_tokenizer(model, Path(tokenizer))
+    elif Capability.TEXT in model.capabilities and model.tokenizer is None:
+        report.notes.append("it came without its tokenizer; --tokenizer FILE adds one, so that it can read text.")
+    report.notes += write(model, target, to)
+    changed = any(row.status in ("new", "resized") for row in report.rows)
+    checkpoint = source if isinstance(source, str) else None
+    return Conversion(report, compare(checkpoint, target, model, changed=changed) if check else [])
+
+
+def _add_tokenizer(model: Network, path: Path) -> None:
+    """With the model's context length and padding."""
+    if Capability.TEXT not in model.capabilities:
+        raise UsageError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
+    c = model.config.text
+    model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
 
 
 def write(model: Network, target: str | Path, to: str) -> list[str]:
@@ -65,20 +122,20 @@ def _at_input_size(model: Network, state: State) -> tuple[Network, State]:
     return again, state
 
 
-def check(source: str | Path, target: str | Path, model: Network, *, changed: bool) -> list[Compared]:
+def compare(source: str | Path | None, target: str | Path, model: Network, *, changed: bool) -> list[Compared]:
     """The result read back by us, and source and result run by the library they belong to, where it is installed.
 
-    `changed`: head or size are no longer the source's, so its numbers cannot be compared.
+    `changed`: head or size are no longer the source's, so its numbers cannot be compared. None: there is no source.
     """
     images = torch.randn(2, model.config.channels, *model.input_size, generator=torch.Generator().manual_seed(0))
     options = _bare_options(model) if Path(target).is_file() else {}
     with torch.inference_mode():
         again, _ = load_with_report(target, **options)
         rows = [_compared(f"{target} read back by vitlab", _answer(model.eval(), images), _answer(again, images))]
-        place = locate(source)
+        place = locate(source) if source is not None else None
         if changed:
             rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
-        elif _foreign_folder(place):
+        elif place is not None and _foreign_folder(place):
             rows.append(_by_library(str(source), place, images, model))
         if _foreign_folder(Path(target)):
             rows.append(_by_library(str(target), Path(target), images, model))
@@ -172,7 +229,7 @@ def _write_folder(written: Written, target: Path) -> None:
         native.write_whole(target, save)
         return
     if target.exists() and not target.is_dir():
-        raise UsageError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
+        raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         name: values if isinstance(values, str) else json.dumps(values, indent=2, ensure_ascii=False) + "\n"

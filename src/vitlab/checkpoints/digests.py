@@ -1,4 +1,4 @@
-"""SHA-256 digests: what is loaded is what was saved.
+"""Digests: what is loaded is what was saved (SHA-256), and whether two models are the same one.
 
 model.json and state.json list the digest of every file beside them ("digests") and end with one of their own values
 ("seal"). `sha256sum weights.safetensors` prints the same number. Files without them, of earlier versions, load.
@@ -12,8 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitlab.checkpoints.schema import is_object
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 
 DIGESTS, SEAL = "digests", "seal"
 
@@ -66,3 +69,19 @@ def check_seal(values: dict[str, Any], path: Path) -> None:
 def _digest_of(values: dict[str, Any]) -> str:
     """White space and the order of keys do not count."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(model: Network) -> str:
+    """Equal for models that give the same results: their network, preprocess, tokenizer and weights are the same."""
+    preprocess, tokenizer = model.preprocess, model.tokenizer
+    settings = [
+        model.family,
+        model.config.to_dict(),
+        None if preprocess is None else preprocess.to_dict(),
+        None if tokenizer is None else tokenizer.to_json(),
+    ]
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+    return digest.hexdigest()

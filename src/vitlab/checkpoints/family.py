@@ -92,9 +92,9 @@ class Family:
     check_output: Callable[[Any], Tensor] = lambda output: output  # the part of an output that is compared
 
     def check_options(self, options: Options) -> None:
-        """A misspelt option is told the nearest name before anything else goes wrong."""
-        known = option_paths(self.config)
-        self.config().with_options(**{k: v for k, v in options.items() if k not in (*known, "grid", "classes")})
+        """Refuse a misspelt option, with the nearest name, before anything else goes wrong."""
+        names = (*option_paths(self.config), "grid", "classes")
+        self.config().with_options(**{name: value for name, value in options.items() if name not in names})
 
 
 @dataclass

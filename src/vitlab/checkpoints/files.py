@@ -42,8 +42,8 @@ def naming(path: object) -> Generator[None]:
     try:
         yield
     except VitlabError as error:
-        named = isinstance(error, CheckpointError) and str(path) in str(error)
-        raise (error if named else CheckpointError(f"{path}: {error}")) from None
+        has_name = isinstance(error, CheckpointError) and str(path) in str(error)
+        raise (error if has_name else CheckpointError(f"{path}: {error}")) from None
 
 
 def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({error}). It may be cut off: fetch it again."
+            f"{path}: not a complete safetensors file ({error}). It may be cut off: fetch it again."
         ) from None
 
 
@@ -227,7 +227,9 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path}: holds pickled Python objects, and opening those could run foreign code. {SAVE_ARRAYS}"
             ) from None
-        raise CheckpointError(f"{path}: not a whole .npz file ({error}). It may be cut off: fetch it again.") from None
+        raise CheckpointError(
+            f"{path}: not a complete .npz file ({error}). It may be cut off: fetch it again."
+        ) from None
     return {key: _from_numpy(array, f"{path}: {key}") for key, array in arrays.items()}
 
 
@@ -256,7 +258,7 @@ def _read_pickle(path: Path) -> Any:
         useful = isinstance(error, (RuntimeError, OSError)) and why and "weights_only" not in why
         why = f" ({why})" if useful else ""
         raise CheckpointError(
-            f"{path}: not a whole PyTorch file{why}. It may be cut off: fetch it again, or save anew: {SAVE_TENSORS}."
+            f"{path}: not a complete PyTorch file{why}. It may be cut off: fetch it again, or save it: {SAVE_TENSORS}."
         ) from None
 
 

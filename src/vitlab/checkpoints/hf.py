@@ -15,11 +15,31 @@ from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
+from vitlab.models.config import Config
 from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
+
+Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json, and their default
+
+
+def read_fields(config: Options, fields: Fields) -> Options:
+    """config.json -> options; what it leaves out has the library's own default."""
+    values = {ours: config.get(theirs, default) for ours, (theirs, default) in fields.items()}
+    return {ours: tuple(value) if schema.is_sequence(value) else value for ours, value in values.items()}
+
+
+def write_fields(c: Config, fields: Fields) -> Options:
+    """A config -> what config.json says; a square image size is one number there."""
+    values = {theirs: c.option(ours) for ours, (theirs, _) in fields.items()}
+    values = {name: list(value) if schema.is_sequence(value) else value for name, value in values.items()}
+    if "image_size" in values and len(set(values["image_size"])) == 1:
+        values["image_size"] = values["image_size"][0]
+    return values
+
 
 COMMON = (
     Rule("class_token", "{p}embeddings.cls_token"),
@@ -101,33 +121,33 @@ MODEL_TYPES: dict[str, ModelType] = {
     "dinov2_with_registers": ModelType("Bit"),
 }
 VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
+FIELDS: Fields = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 16),
+    "channels": ("num_channels", 3),
+    "width": ("hidden_size", 768),
+    "depth": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "qkv_bias": ("qkv_bias", True),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def options_from(config: Options) -> Options:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    known = MODEL_TYPES | VIT_MAE
-    if kind not in known:
-        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(known)}.")
+    if kind not in (readable := MODEL_TYPES | VIT_MAE):
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(readable)}.")
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):
         raise CheckpointError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
-    options: Options = {
-        "image_size": config.get("image_size", 224),
-        "patch_size": config.get("patch_size", 16),
-        "channels": config.get("num_channels", 3),
-        "width": config.get("hidden_size", 768),
-        "depth": config.get("num_hidden_layers", 12),
-        "qkv_bias": config.get("qkv_bias", True),
-        "heads": config.get("num_attention_heads", 12),
-        "activation": activation_of(config),
-        "eps": config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
-        "dropout": config.get("hidden_dropout_prob", 0.0),
-        "attention_dropout": config.get("attention_probs_dropout_prob", 0.0),
-        "stochastic_depth": config.get("drop_path_rate", 0.0),
-    }
+    options = read_fields(config, FIELDS)
+    options["activation"] = activation_of(config)
+    options["eps"] = config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12)
+    options["stochastic_depth"] = config.get("drop_path_rate", 0.0)
     if config.get("layerscale_value"):
         options["layer_scale"] = float(config["layerscale_value"])
     if kind == "dinov2_with_registers":
@@ -309,29 +329,19 @@ def architecture(c: ViTConfig) -> str:
     kind = "dinov2_with_registers" if c.tokens.registers else "dinov2" if dino else "vit"
     kind = "deit" if c.tokens.distill_token else kind
     pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "class"
-    refuse = {
-        f"positions={c.positions.kind}": c.positions.kind != "learned",
+    names = ("positions", "class_token", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem")
+    others = {
         f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none"
         or (c.positions.prefix_positions == "all" and bool(c.tokens.registers)),
-        "a network without class token": not c.tokens.class_token,
         "registers without layer_scale": bool(c.tokens.registers) and not dino,
         "distill_token with registers or layer_scale": c.tokens.distill_token and bool(c.tokens.registers or dino),
         f"pooling={c.head.pooling} (only {pooling})": c.head.pooling != pooling,
         "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind != "vit")),
-        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
-        "norm=post": c.norm.kind == "post",
-        "norm_pre": c.norm.norm_pre,
-        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
-        "qk_norm": c.attention.qk_norm,
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "patch_bias=False": not c.stem.patch_bias,
         "mlp=swiglu outside DINOv2": c.mlp.kind == "swiglu" and not kind.startswith("dinov2"),
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
-    if reasons := [what for what, wrong in refuse.items() if wrong]:
-        raise CheckpointError(f"transformers' {kind} cannot express {', '.join(reasons)}. Use --to native.")
+    check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
     return kind
 
 
@@ -357,21 +367,12 @@ def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
 def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
     """config.json."""
     kind = architecture(c)
-    square = c.image_size[0] == c.image_size[1]
     config: Options = {
+        **write_fields(c, FIELDS),
         "architectures": [CLASSES[kind][0 if c.classes else 1]],
         "model_type": kind,
-        "hidden_size": c.width,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
         "hidden_act": theirs_of_activation(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
-        "image_size": c.image_size[0] if square else list(c.image_size),
-        "patch_size": c.patch_size,
-        "num_channels": c.channels,
-        "qkv_bias": c.attention.qkv_bias,
-        "hidden_dropout_prob": c.drop.dropout,
-        "attention_probs_dropout_prob": c.drop.attention_dropout,
         "dtype": "float32",
     }
     if kind.startswith("dinov2"):

@@ -114,6 +114,15 @@ class Dialect:
     taken_as: str = "taken as usual there"  # where the assumed values come from
 
 
+def shape_of(state: State, key: str, axes: int, network: str = "network") -> tuple[int, ...]:
+    """The shape of a tensor that must be there, with so many axes."""
+    if key not in state:
+        raise CheckpointError(f"{key} is missing, so this is not a complete {network}.")
+    if state[key].ndim != axes:
+        raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
+    return tuple(state[key].shape)
+
+
 def expand(rule: Rule, prefix: str) -> list[Rule]:
     """`*` -> weight and bias, `{p}` -> the prefix."""
     suffixes = ("weight", "bias") if rule.ours.endswith("*") else ("",)

@@ -181,11 +181,11 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
         else:
             fresh.append(key)
             origin = theirs if value is not None else ()
-            report.rows.append(Row("new", key, origin, tuple(like.shape), "as asked: untrained"))
+            report.rows.append(Row("new", key, origin, tuple(like.shape), "requested: untrained"))
     left = weights.tensors.keys() - wanted.keys()
     for key in left:
         shape = tuple(weights.tensors[key].shape)
-        report.rows.append(Row("unused", None, weights.origin[key], shape, "left out, as asked"))
+        report.rows.append(Row("unused", None, weights.origin[key], shape, "left out: not in the requested network"))
     for key, why in weights.unused.items():
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
     if stored.wraps_encoder and (fresh or left):  # half a pre-training network is of no use to anyone
@@ -193,7 +193,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
             f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
             f"{sorted([*fresh, *left])[0]}. Loading can change image_size; vitlab.create makes another network."
         )
-    if fresh:  # asked for and not in the file: initialised as in a new model, of one block where that is enough
+    if fresh:  # requested and not in the file: initialised as in a new model, of one block where that is enough
         one_block = _has_option(config, "depth") and not any(key.startswith("blocks.") for key in fresh)
         with torch.device("cpu"):
             new = registry.build(weights.family, config.with_options(depth=1) if one_block else config).state_dict()

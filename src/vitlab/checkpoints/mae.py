@@ -20,7 +20,6 @@ from vitlab.models.vit_config import ViTConfig
 
 HEADS = {512: 16}  # the published decoder's width; others must be passed
 USUAL: Options = {"mask_ratio": 0.75, "norm_pix": False}  # what bare weights do not state
-DECODER = ("decoder.width", "decoder.depth", "decoder.heads")
 
 HF_LAYERS = (
     "decoder.decoder_layers.{i}.",  # version 4, which is written; version 5 in memory
@@ -56,16 +55,18 @@ def _encoder_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(Rule(f"encoder.{rule.ours}", rule.theirs, rule.codec) for rule in rules)
 
 
+FIELDS: hf.Fields = {
+    "mask_ratio": ("mask_ratio", 0.75),
+    "norm_pix": ("norm_pix_loss", False),
+    "decoder.width": ("decoder_hidden_size", 512),
+    "decoder.depth": ("decoder_num_hidden_layers", 8),
+    "decoder.heads": ("decoder_num_attention_heads", 16),
+}
+
+
 def _hf_options(config: Options) -> Options:
     """config.json: the options of any ViT, and MAE-specific ones."""
-    return {
-        **hf.options_from(config),
-        "mask_ratio": config.get("mask_ratio", 0.75),
-        "norm_pix": config.get("norm_pix_loss", False),
-        "decoder.width": config.get("decoder_hidden_size", 512),
-        "decoder.depth": config.get("decoder_num_hidden_layers", 8),
-        "decoder.heads": config.get("decoder_num_attention_heads", 16),
-    }
+    return hf.options_from(config) | hf.read_fields(config, FIELDS)
 
 
 HF = replace(
@@ -81,7 +82,7 @@ FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*_encoder_rules(timm.RULES), *FA
 
 
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
-    own = {name: value for name, value in clues.stated.options.items() if name in (*USUAL, *DECODER)}
+    own = {name: value for name, value in clues.stated.options.items() if name in FIELDS}
     shared = {name: value for name, value in clues.stated.options.items() if name not in own}
     encoder_clues = replace(clues, stated=replace(clues.stated, options=shared))
     encoder = vit.infer_config(renamed.part("encoder."), encoder_clues)
@@ -95,19 +96,18 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, assumed, notes=tuple(vit.resize_notes(encoder, encoder_clues)))
 
 
-def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
-    """The config of an encoder and a decoder; `known`: what the caller or config.json states."""
+def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
+    """The config of an encoder and a decoder; `facts`: what the caller or config.json states."""
     for key, axes in {"embed.weight": 2, "blocks.0.mlp.fc1.weight": 2, "positions.table": 3}.items():
-        if getattr(decoder.get(f"decoder.{key}"), "ndim", None) != axes:
-            raise CheckpointError(f"decoder.{key} is missing or damaged, so this is not a whole masked autoencoder.")
+        keymap.shape_of(decoder, f"decoder.{key}", axes, "masked autoencoder")
     width = decoder["decoder.embed.weight"].shape[0]
     depth = len({key.split(".")[2] for key in decoder if key.startswith("decoder.blocks.")})
-    group: Options = known["decoder"] if isinstance(known.get("decoder"), dict) else {}
+    group: Options = facts["decoder"] if isinstance(facts.get("decoder"), dict) else {}
     stated: Options = {"width": width, "depth": depth, **group}
-    stated |= {path.removeprefix("decoder."): known[path] for path in DECODER if path in known}
+    stated |= {path.removeprefix("decoder."): facts[path] for path in FIELDS if path in facts}
     if (stated["width"], stated["depth"]) != (width, depth):
         raise CheckpointError(
-            f"a decoder of width {stated['width']} and depth {stated['depth']} was asked for, but the weights have "
+            f"a decoder of width {stated['width']} and depth {stated['depth']} is requested, but the weights have "
             f"width {width} and depth {depth}: they do not belong together."
         )
     heads = stated.get("heads", HEADS.get(width))
@@ -127,7 +127,7 @@ def _infer_config(c: ViTConfig, decoder: State, known: Options) -> MAEConfig:
         attention_dropout=c.drop.attention_dropout,
         positions=c.positions.kind,  # type: ignore[arg-type]  # checked at birth
         decoder=DecoderOptions(width, depth, heads, hidden / width, "learned"),
-        **{name: known.get(name, usual) for name, usual in USUAL.items()},
+        **{name: facts.get(name, usual) for name, usual in USUAL.items()},
     )
     if config.encoder != c:
         raise CheckpointError(
@@ -156,12 +156,8 @@ def _write(model: Network, state: State) -> Written:
         **hf.config_for(c.encoder.with_options(positions="learned"), None),
         "architectures": ["ViTMAEForPreTraining"],
         "model_type": "vit_mae",
-        "decoder_hidden_size": c.decoder.width,
-        "decoder_num_hidden_layers": c.decoder.depth,
-        "decoder_num_attention_heads": c.decoder.heads,
+        **hf.write_fields(c, FIELDS),
         "decoder_intermediate_size": c.decoder_stack.mlp_hidden,
-        "mask_ratio": c.mask_ratio,
-        "norm_pix_loss": c.norm_pix,
     }
     return hf.folder(
         keymap.write("transformers", WRITTEN, state, prefix="vit.", heads=c.heads), config, model.preprocess

@@ -34,12 +34,16 @@ FORMAT = 1
 WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 
-def save(model: nn.Module, folder: str | Path) -> Path:
-    """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
+def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
+    """Write a checkpoint folder. Files appear under their names only when they are complete and will load."""
+    if isinstance(model, str | os.PathLike):
+        from vitlab.checkpoints.load import load  # which reads what is written here
+
+        model = load(os.fspath(model))
     folder, network = Path(folder).expanduser(), unwrap(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
-    state = _whole_state(network, folder)
+    state = _complete_state(network, folder)
     _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
@@ -71,7 +75,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
     return folder
 
 
-def _whole_state(model: Network, folder: Path) -> dict[str, Tensor]:
+def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
     wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()

@@ -96,7 +96,7 @@ def common_options(
 def _infer_options(renamed: Renamed, stated: Options) -> Options:
     options = common_options(renamed, stated)
     options["patch_size"] = P = options.pop("kernel")
-    places = staged.shape(renamed.tensors, "embeds.0.positions.table", 3)[1]
+    places = keymap.shape_of(renamed.tensors, "embeds.0.positions.table", 3)[1]
     if "image_size" in stated:
         size = stated["image_size"]
         high, wide = (size, size) if isinstance(size, int) else size
@@ -125,23 +125,35 @@ def _infer_options_v2(renamed: Renamed, stated: Options) -> Options:
     return options
 
 
-def _hf_options(config: Options, reductions: str) -> Options:
-    """What both config.json have; what they leave out has transformers' own default."""
-    eps = config.get("layer_norm_eps", 1e-6)
-    return {
-        "image_size": config.get("image_size", 224),
-        "channels": config.get("num_channels", 3),
-        "depths": tuple(config.get("depths", (2, 2, 2, 2))),
-        "heads": tuple(config.get("num_attention_heads", (1, 2, 5, 8))),
-        "reductions": tuple(config.get(reductions, (8, 4, 2, 1))),
-        "mlp_ratios": tuple(config.get("mlp_ratios", (8, 8, 4, 4))),
-        "qkv_bias": config.get("qkv_bias", True),
-        "activation": hf.activation_of(config),
-        **dict.fromkeys(("eps", "merge_eps", "reduction_eps"), eps),
-        "dropout": float(config.get("hidden_dropout_prob", 0.0)),
-        "attention_dropout": float(config.get("attention_probs_dropout_prob", 0.0)),
-        "stochastic_depth": float(config.get("drop_path_rate", 0.0)),
-    }
+FIELDS: hf.Fields = {  # of both
+    "image_size": ("image_size", 224),
+    "channels": ("num_channels", 3),
+    "depths": ("depths", (2, 2, 2, 2)),
+    "heads": ("num_attention_heads", (1, 2, 5, 8)),
+    "mlp_ratios": ("mlp_ratios", (8, 8, 4, 4)),
+    "qkv_bias": ("qkv_bias", True),
+    "eps": ("layer_norm_eps", 1e-6),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "stochastic_depth": ("drop_path_rate", 0.0),
+}
+FIELDS_V1: hf.Fields = {
+    **FIELDS,
+    "widths": ("hidden_sizes", (64, 128, 320, 512)),
+    "reductions": ("sequence_reduction_ratios", (8, 4, 2, 1)),
+}
+FIELDS_V2: hf.Fields = {
+    **FIELDS,
+    "widths": ("hidden_sizes", (32, 64, 160, 256)),
+    "reductions": ("sr_ratios", (8, 4, 2, 1)),
+    "linear": ("linear_attention", False),
+}
+
+
+def _hf_options(config: Options, fields: hf.Fields, patch_size: int) -> Options:
+    options = hf.read_fields(config, fields)
+    options |= dict.fromkeys(("merge_eps", "reduction_eps"), options["eps"])
+    return {**options, "patch_size": patch_size, "activation": hf.activation_of(config)}
 
 
 def _hf_options_v1(config: Options) -> Options:
@@ -151,8 +163,7 @@ def _hf_options_v1(config: Options) -> Options:
         raise CheckpointError(
             f"config.json has patch_sizes {patches} and strides {strides}: known are equal ones, 2 after the first."
         )
-    widths = tuple(config.get("hidden_sizes", (64, 128, 320, 512)))
-    return {**_hf_options(config, "sequence_reduction_ratios"), "patch_size": strides[0], "widths": widths}
+    return _hf_options(config, FIELDS_V1, strides[0])
 
 
 def _hf_options_v2(config: Options) -> Options:
@@ -163,11 +174,10 @@ def _hf_options_v2(config: Options) -> Options:
             f"config.json has patch_sizes {patches} and strides {strides}: known are patches of 2S - 1 by strides of "
             "S, 2 after the first."
         )
-    widths, size = tuple(config.get("hidden_sizes", (32, 64, 160, 256))), config.get("image_size", 224)
-    if schema.is_object(size):
-        size = (size["height"], size["width"])
-    options = {**_hf_options(config, "sr_ratios"), "patch_size": strides[0], "widths": widths}
-    return {**options, "image_size": size, "linear": config.get("linear_attention", False)}
+    options = _hf_options(config, FIELDS_V2, strides[0])
+    if schema.is_object(size := options["image_size"]):
+        options["image_size"] = (size["height"], size["width"])
+    return options
 
 
 def _timm_options_v2(config: Options) -> Options:
@@ -228,30 +238,16 @@ def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
             f"image_size={c.image_size} and patch_size={c.patch_size}."
         )
     name = "PvtV2" if second else "Pvt"
-    own: Options = {
-        "patch_sizes": [merge.kernel for merge in c.merges],
-        "strides": [merge.stride for merge in c.merges],
-        "sr_ratios" if second else "sequence_reduction_ratios": list(c.reductions),
-        **({"linear_attention": c.linear} if isinstance(c, PVTv2Config) else {"num_labels": c.classes}),
-    }
     config: Options = {
+        **hf.write_fields(c, FIELDS_V2 if second else FIELDS_V1),
         "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],
         "model_type": kind,
-        "image_size": c.image_size[0] if square else list(c.image_size),
-        "num_channels": c.channels,
         "num_encoder_blocks": len(c.depths),
-        "depths": list(c.depths),
-        "hidden_sizes": list(c.widths),
-        "num_attention_heads": list(c.heads),
-        "mlp_ratios": list(c.mlp_ratios),
-        **own,
-        "qkv_bias": c.qkv_bias,
+        "patch_sizes": [merge.kernel for merge in c.merges],
+        "strides": [merge.stride for merge in c.merges],
         "hidden_act": hf.theirs_of_activation(c.activation),
-        "layer_norm_eps": c.eps,
-        "hidden_dropout_prob": c.dropout,
-        "attention_probs_dropout_prob": c.attention_dropout,
-        "drop_path_rate": c.stochastic_depth,
         "dtype": "float32",
+        **({} if second else {"num_labels": c.classes}),
     }
     return config | hf.named_classes(c.classes, labels)
 

@@ -10,8 +10,8 @@ import torch
 
 from vitlab.checkpoints import hf, keymap, schema, timm
 from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, Written, check_agreement
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated
-from vitlab.checkpoints.staged import STAGES, depths_of, shape
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
+from vitlab.checkpoints.staged import STAGES, depths_of
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.resnet import ResNetConfig
@@ -51,13 +51,13 @@ KNOWN = re.compile(r"resnet(18|34|50|101|152)")  # timm: those that differ in de
 def _infer_options(renamed: Renamed) -> Options:
     """Options for ResNetConfig from tensors under our names; the counters that old files lack are set to 0."""
     state = renamed.tensors
-    stem = shape(state, "stem.conv.weight", 4)
+    stem = shape_of(state, "stem.conv.weight", 4)
     depths, widths = depths_of(state), list[int]()
     kind = "bottleneck" if "stages.0.0.convs.2.conv.weight" in state else "basic"
     last = {"basic": 1, "bottleneck": 2}[kind]
     for stage in range(len(depths)):
-        widths.append(shape(state, f"stages.{stage}.0.convs.{last}.conv.weight", 4)[0])
-        inside = shape(state, f"stages.{stage}.0.convs.1.conv.weight", 4)[:2]
+        widths.append(shape_of(state, f"stages.{stage}.0.convs.{last}.conv.weight", 4)[0])
+        inside = shape_of(state, f"stages.{stage}.0.convs.1.conv.weight", 4)[:2]
         expected = (widths[-1] // 4,) * 2 if kind == "bottleneck" else (widths[-1],) * 2
         if inside != expected:
             raise CheckpointError(
@@ -70,7 +70,7 @@ def _infer_options(renamed: Renamed) -> Options:
         state.setdefault(key.replace("running_mean", "num_batches_tracked"), torch.tensor(0))
     return {
         "channels": stem[1],
-        "classes": shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        "classes": shape_of(state, "head.weight", 2)[0] if "head.weight" in state else 0,
         "stem": "imagenet" if stem[2] == 7 else "small",
         "stem_width": stem[0],
         "block": kind,
@@ -90,6 +90,15 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     return Reading(config, {"stride_in": config.stride_in} if unstated else {}, usual)
 
 
+FIELDS: hf.Fields = {
+    "channels": ("num_channels", 3),
+    "stem_width": ("embedding_size", 64),
+    "widths": ("hidden_sizes", (256, 512, 1024, 2048)),
+    "depths": ("depths", (3, 4, 6, 3)),
+    "block": ("layer_type", "bottleneck"),
+}
+
+
 def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
@@ -99,15 +108,8 @@ def _hf_options(config: Options) -> Options:
         raise CheckpointError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
     if config.get("downsample_in_first_stage", False):
         raise CheckpointError("config.json has downsample_in_first_stage, which is not known here.")
-    return {
-        "channels": config.get("num_channels", 3),
-        "stem": "imagenet",
-        "stem_width": config.get("embedding_size", 64),
-        "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
-        "depths": tuple(config.get("depths", (3, 4, 6, 3))),
-        "block": config.get("layer_type", "bottleneck"),
-        "stride_in": "1x1" if config.get("downsample_in_bottleneck", False) else "3x3",
-    }
+    stride_in = "1x1" if config.get("downsample_in_bottleneck", False) else "3x3"
+    return {**hf.read_fields(config, FIELDS), "stem": "imagenet", "stride_in": stride_in}
 
 
 def _read_timm(source: Source) -> Stated | None:
@@ -121,11 +123,8 @@ def _read_timm(source: Source) -> Stated | None:
         )
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
-    cfg = config.get("pretrained_cfg", {})
-    size = {"size": tuple(cfg["input_size"][1:])} if len(cfg.get("input_size", ())) == 3 else {}
-    colours = {key: IMAGENET[key] for key in ("mean", "std", "how")}
-    preprocess = {**colours, "interpolation": "bilinear", **size, **timm.preprocess_from(cfg)}
-    return Stated({"stride_in": "3x3"}, preprocess)
+    usual = {**{name: IMAGENET[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
+    return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
 
 
 MODEL_TYPES = {"resnet": ModelType("ConvNext")}
@@ -164,13 +163,9 @@ def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
     if c.stem != "imagenet":
         raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
     config: Options = {
+        **hf.write_fields(c, FIELDS),
         "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
         "model_type": "resnet",
-        "num_channels": c.channels,
-        "embedding_size": c.stem_width,
-        "hidden_sizes": list(c.widths),
-        "depths": list(c.depths),
-        "layer_type": c.block,
         "hidden_act": "relu",
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": c.stride_in == "1x1",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from vitlab.checkpoints import schema, timm
 from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, check_agreement
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated, shape_of
 from vitlab.errors import CheckpointError
 from vitlab.models.config import Config
 
@@ -45,12 +45,10 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
     def read(source: Source) -> Stated | None:
         if (config := timm.read_config(source)) is None:
             return None
-        cfg, values = config.get("pretrained_cfg", {}), options(config)
-        if len(cfg.get("input_size", ())) == 3:
-            values.setdefault("image_size", tuple(cfg["input_size"][1:]))
-        size = {"size": values["image_size"]} if "image_size" in values else {}
-        colours = {key: IMAGENET[key] for key in ("mean", "std", "how", "interpolation")}
-        return Stated(values, {**colours, **size, **timm.preprocess_from(cfg)})
+        preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
+        size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
+        usual = {name: IMAGENET[name] for name in ("mean", "std", "how", "interpolation")}
+        return Stated({**size, **options(config)}, {**usual, **preprocess})
 
     return read
 
@@ -65,36 +63,28 @@ def depths_of(state: State) -> tuple[int, ...]:
             raise CheckpointError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
         depths.append(len(blocks))
     if not depths:
-        raise CheckpointError("there are no blocks in it, so this is not a whole network.")
+        raise CheckpointError("there are no blocks in it, so this is not a complete network.")
     return tuple(depths)
-
-
-def shape(state: State, key: str, axes: int) -> tuple[int, ...]:
-    if key not in state:
-        raise CheckpointError(f"{key} is missing, so this is not a whole network.")
-    if state[key].ndim != axes:
-        raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
-    return tuple(state[key].shape)
 
 
 def common_options(state: State) -> Options:
     """Options that all of them show."""
-    _, channels, kernel, _ = shape(state, "embeds.0.proj.weight", 4)
+    _, channels, kernel, _ = shape_of(state, "embeds.0.proj.weight", 4)
     return {
         "channels": channels,
-        "classes": shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        "classes": shape_of(state, "head.weight", 2)[0] if "head.weight" in state else 0,
         "depths": depths_of(state),
         "kernel": kernel,
     }
 
 
 def widths_of(state: State, depths: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(shape(state, f"stages.{stage}.0.norm1.weight", 1)[0] for stage in range(len(depths)))
+    return tuple(shape_of(state, f"stages.{stage}.0.norm1.weight", 1)[0] for stage in range(len(depths)))
 
 
 def mlp_ratio(state: State, stage: int, width: int) -> float:
     """So that int(width * ratio) is the number of hidden channels."""
-    hidden = shape(state, f"stages.{stage}.0.mlp.fc1.weight", 2)[0]
+    hidden = shape_of(state, f"stages.{stage}.0.mlp.fc1.weight", 2)[0]
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
 

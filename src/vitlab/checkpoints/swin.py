@@ -72,7 +72,7 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     widths = staged.widths_of(state, options["depths"])
     if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
         raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
-    tables = [staged.shape(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
+    tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
     rows = {rows for rows, _ in tables}
     side = math.isqrt(min(rows))
     if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
@@ -90,27 +90,29 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     return options
 
 
+FIELDS: hf.Fields = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 4),
+    "channels": ("num_channels", 3),
+    "width": ("embed_dim", 96),
+    "depths": ("depths", (2, 2, 6, 2)),
+    "heads": ("num_heads", (3, 6, 12, 24)),
+    "window": ("window_size", 7),
+    "mlp_ratio": ("mlp_ratio", 4.0),
+    "qkv_bias": ("qkv_bias", True),
+    "eps": ("layer_norm_eps", 1e-5),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "stochastic_depth": ("drop_path_rate", 0.1),
+}
+
+
 def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     staged.check_type(config, "swin")
     if config.get("use_absolute_embeddings", False):
         raise CheckpointError("config.json has use_absolute_embeddings, which is not known here.")
-    return {
-        "image_size": config.get("image_size", 224),
-        "patch_size": config.get("patch_size", 4),
-        "channels": config.get("num_channels", 3),
-        "width": config.get("embed_dim", 96),
-        "depths": tuple(config.get("depths", (2, 2, 6, 2))),
-        "heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
-        "window": config.get("window_size", 7),
-        "mlp_ratio": float(config.get("mlp_ratio", 4.0)),
-        "qkv_bias": config.get("qkv_bias", True),
-        "activation": hf.activation_of(config),
-        "eps": config.get("layer_norm_eps", 1e-5),
-        "dropout": float(config.get("hidden_dropout_prob", 0.0)),
-        "attention_dropout": float(config.get("attention_probs_dropout_prob", 0.0)),
-        "stochastic_depth": float(config.get("drop_path_rate", 0.1)),
-    }
+    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
 
 
 def _timm_options(config: Options) -> Options:
@@ -181,24 +183,11 @@ def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
     """config.json for transformers."""
     if c.merge_eps != 1e-5:
         raise CheckpointError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
-    square = c.image_size[0] == c.image_size[1]
     config: Options = {
+        **hf.write_fields(c, FIELDS),
         "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
         "model_type": "swin",
-        "image_size": c.image_size[0] if square else list(c.image_size),
-        "patch_size": c.patch_size,
-        "num_channels": c.channels,
-        "embed_dim": c.width,
-        "depths": list(c.depths),
-        "num_heads": list(c.heads),
-        "window_size": c.window,
-        "mlp_ratio": c.mlp_ratio,
-        "qkv_bias": c.qkv_bias,
         "hidden_act": hf.theirs_of_activation(c.activation),
-        "layer_norm_eps": c.eps,
-        "hidden_dropout_prob": c.dropout,
-        "attention_probs_dropout_prob": c.attention_dropout,
-        "drop_path_rate": c.stochastic_depth,
         "use_absolute_embeddings": False,
         "dtype": "float32",
     }

@@ -9,6 +9,7 @@ from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import Writer, Written
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
@@ -59,8 +60,12 @@ WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm
 OWN_RULE = ("final_norm", "global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
-def check_config(config: Options) -> Options:
-    """The config.json of a timm hub folder, once all that is read of it is of the right kind."""
+def read_config(source: Source) -> Options | None:
+    """The config.json of a timm hub folder, its values checked; None: there is none, or it is another library's."""
+    path = source.path / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    if "architecture" not in config:
+        return None
     schema.check(config, schema.TIMM, "config.json")
     schema.check(config.get("model_args", {}), schema.TIMM_ARGUMENTS, "config.json's model_args")
     schema.check(config.get("pretrained_cfg", {}), schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
@@ -68,25 +73,12 @@ def check_config(config: Options) -> Options:
     return config
 
 
-def read_config(source: Source) -> Options | None:
-    """The config.json of a timm hub folder; None: there is none, or it is another library's."""
-    path = source.path / "config.json"
-    config = read_json(path) if path.is_file() else {}
-    return check_config(config) if "architecture" in config else None
-
-
 def _read_stated(source: Source) -> Stated | None:
     if (config := read_config(source)) is None:
         return None
-    options, preprocess = options_from(config, source.state)
-    return Stated(options, preprocess, size_note="timm needs dynamic_img_size=True for that")
-
-
-def options_from(config: Options, state: State) -> tuple[Options, Options]:
-    """A timm hub folder's config.json -> options for our config, and preprocess values."""
+    state, name = source.state, config["architecture"]
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
     cfg = config.get("pretrained_cfg", {})
-    name = str(config.get("architecture", ""))
     options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
     if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
         options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
@@ -108,13 +100,14 @@ def options_from(config: Options, state: State) -> tuple[Options, Options]:
     pooled = args.get("global_pool", config.get("global_pool", "token"))
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
-    known = {*ARGUMENTS, *OWN_RULE}
-    wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
+    wrong |= {
+        k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
+    }
     if wrong:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
-    return options, preprocess_from(cfg)
+    return Stated(options, preprocess_from(cfg), size_note="timm needs dynamic_img_size=True for that")
 
 
 def preprocess_from(cfg: Options) -> Options:
@@ -157,27 +150,20 @@ DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def check_writable(c: ViTConfig) -> None:
+def _check_writable(c: ViTConfig) -> None:
     """timm's VisionTransformer must be able to be this network."""
-    refuse = {
+    others = {
         f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "norm=post": c.norm.kind == "post",
         "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling == "mean_norm",
-        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
-        "mlp=swiglu": c.mlp.kind == "swiglu",
-        "head_hidden": bool(c.head.head_hidden),
-        "mask_token": c.tokens.mask_token,
         "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
         "a patch bias with norm_pre, or none without": c.norm.norm_pre == c.stem.patch_bias,
         "registers without positions beside a class token with one": bool(
             c.tokens.registers and c.positions.prefix_positions == "class"
         ),
     }
-    if reasons := [what for what, wrong in refuse.items() if wrong]:
-        raise CheckpointError(f"timm's ViT cannot express {', '.join(reasons)}. Use --to native.")
+    names = ("stem", "patch_norms", "norm", "head_dim", "mlp", "head_hidden", "mask_token")
+    check_vit("timm's ViT", c, names, others)
 
 
 def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
@@ -239,7 +225,7 @@ def eps_note(library: str, c: ViTConfig) -> list[str]:
 
 def _write(model: Network, state: State) -> Written:
     c: ViTConfig = model.config
-    check_writable(c)
+    _check_writable(c)
     bare = (
         [] if HEADS.get(c.width) == c.heads else [f"a bare file does not say its heads: load it with heads={c.heads}."]
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.checkpoints.schema import is_object, is_sequence
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
@@ -23,6 +23,10 @@ from vitlab.layers.positions import sincos_2d
 from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
 
+ENCODER_ALONE = (
+    "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, but it "
+    "cannot reconstruct images."
+)
 TOLERANCE = 1e-5  # of a stored table from sin-cos positions, which others compute in float32
 
 
@@ -30,8 +34,8 @@ def infer_config(renamed: Renamed, clues: Clues) -> ViTConfig:
     """The config of tensors under our names."""
     dialect, stated = clues.dialect, clues.stated.options
     certain = {**dialect.options, **clues.hints, **stated}
-    known = {**clues.given, **certain, "size_is_stored": "image_size" in stated}
-    inferred = infer_options(renamed.tensors, known)
+    facts = {**clues.given, **certain, "size_is_stored": "image_size" in stated}
+    inferred = infer_options(renamed.tensors, facts)
     if inferred["pooling"] in ("class", "mean"):  # the weights are the same for both
         inferred["pooling"] = stated.get("pooling", inferred["pooling"])
     check_agreement(stated, inferred)
@@ -82,24 +86,21 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     config = infer_config(renamed, clues)
     notes = resize_notes(config, clues)
     assumed = assumed_options(config, clues)
-    if not config.classes and leave_out_sincos(
-        renamed, "positions.table", config.grid
-    ):  # a classifier's may be trained
+    features = not config.classes  # a classifier's table is kept: it may have been trained
+    if features and leave_out_sincos(renamed, "positions.table", config.grid):
         config = config.with_options(positions="sincos")
-    encoder_alone = clues.stated.model_type == "vit_mae" or (not config.classes and config.positions.kind == "sincos")
-    if encoder_alone and hf.NO_DECODER not in renamed.unused.values():
-        notes.insert(
-            0,
-            "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, "
-            "but it cannot reconstruct images.",
-        )
+    from_mae = clues.stated.model_type == "vit_mae" or (features and config.positions.kind == "sincos")
+    if from_mae and hf.NO_DECODER not in renamed.unused.values():
+        notes = [ENCODER_ALONE, *notes]
     return Reading(config, assumed, notes=tuple(notes))
 
 
-def infer_options(state: State, known: Options) -> Options:
-    """Options for ViTConfig from tensors under our names. `known`: what the caller or the file's config states."""
-    _check_shapes(state)
-    _check_known(known)
+def infer_options(state: State, facts: Options) -> Options:
+    """Options for ViTConfig from tensors under our names. `facts`: what the caller or the file's config states."""
+    for key, (axes, needed) in AXES.items():
+        if needed or key in state:
+            shape_of(state, key, axes, "ViT")
+    _check_facts(facts)
     width, channels, patch_size, _ = state["patch_embed.proj.weight"].shape
     numbers = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
     depth = len(numbers)
@@ -112,7 +113,7 @@ def infer_options(state: State, known: Options) -> Options:
         "patch_size": patch_size,
         "depth": depth,
         "classes": classes,
-        "patch_bias": _patch_bias(state, known),
+        "patch_bias": _patch_bias(state, facts),
         "patch_norms": "patch_embed.norm_in.weight" in state,
         "class_token": "class_token" in state,
         "distill_token": "distill_token" in state,
@@ -126,16 +127,16 @@ def infer_options(state: State, known: Options) -> Options:
     if options["distill_token"] and (("head_distill.weight" in state) != bool(classes) or options["head_hidden"]):
         raise CheckpointError(
             "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
-            "(transformers' DeiTForImageClassification, DeiTModel), is not known."
+            "(transformers' DeiTForImageClassification, DeiTModel), is not facts."
         )
     if "blocks.0.scale1.gamma" in state:
-        options["layer_scale"] = known.get("layer_scale") or 1e-5
-    options |= _mlp(state, width) | _heads(state, width, known) | _pooling(state, width)
-    options["final_norm"] = _final_norm(state, options["pooling"], known)
-    return options | _grid(state, options, known)
+        options["layer_scale"] = facts.get("layer_scale") or 1e-5
+    options |= _mlp(state, width) | _heads(state, width, facts) | _pooling(state, width)
+    options["final_norm"] = _final_norm(state, options["pooling"], facts)
+    return options | _grid(state, options, facts)
 
 
-AXES = {  # of the tensors that tell the sizes; True: they must be there
+AXES = {  # of the tensors that show the sizes; True: they must be there
     "patch_embed.proj.weight": (4, True),
     "blocks.0.attention.qkv.weight": (2, True),
     "blocks.0.mlp.fc1.weight": (2, True),
@@ -147,20 +148,12 @@ AXES = {  # of the tensors that tell the sizes; True: they must be there
 }
 
 
-def _check_shapes(state: State) -> None:
-    for key, (axes, needed) in AXES.items():
-        if key not in state and needed:
-            raise CheckpointError(f"{key} is missing, so this is not a whole ViT.")
-        if key in state and state[key].ndim != axes:
-            raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
-
-
-def _check_known(known: Options) -> None:
-    heads = known.get("heads", 1)
+def _check_facts(facts: Options) -> None:
+    heads = facts.get("heads", 1)
     if not isinstance(heads, int) or heads < 1:
         raise CheckpointError(f"heads={heads!r} must be a whole number of at least 1.")
     for name in ("image_size", "grid"):
-        value = known.get(name, (1, 1))
+        value = facts.get(name, (1, 1))
         pair: object = [value] if isinstance(value, int) and name == "image_size" else value
         if not is_sequence(pair) or not 1 <= len(pair) <= 2 or not all(isinstance(n, int) for n in pair):
             raise CheckpointError(f"{name}={value!r} must be (height, width) in whole numbers.")
@@ -176,17 +169,17 @@ def _mlp(state: State, width: int) -> Options:
     raise CheckpointError(f"an MLP of {hidden} hidden channels at width {width} is neither plain nor a known SwiGLU.")
 
 
-def _patch_bias(state: State, known: Options) -> bool:
+def _patch_bias(state: State, facts: Options) -> bool:
     """Only networks with a norm before the blocks do without; elsewhere a missing bias is a missing tensor."""
     has = "patch_embed.proj.bias" in state
-    if not has and "norm_pre.weight" not in state and known.get("patch_bias", True):
+    if not has and "norm_pre.weight" not in state and facts.get("patch_bias", True):
         raise CheckpointError("patch_embed.proj.bias is missing. If the network has none, pass patch_bias=False.")
     return has
 
 
-def _heads(state: State, width: int, known: Options) -> Options:
+def _heads(state: State, width: int, facts: Options) -> Options:
     inner = state["blocks.0.attention.qkv.weight"].shape[0] // 3
-    heads = known.get("heads")
+    heads = facts.get("heads")
     if heads is None and "blocks.0.attention.q_norm.weight" in state:
         heads = inner // state["blocks.0.attention.q_norm.weight"].shape[0]
     if heads is None and inner == width:
@@ -210,31 +203,31 @@ def _pooling(state: State, width: int) -> Options:
     return {"pooling": "class" if "class_token" in state else "mean"}
 
 
-def _final_norm(state: State, pooling: str, known: Options) -> str:
+def _final_norm(state: State, pooling: str, facts: Options) -> str:
     """A norm after the blocks shows in the weights; where one is usual, its absence must be stated."""
-    final_norm = known.get("final_norm", known.get("norm.final_norm", "auto"))
+    final_norm = facts.get("final_norm", facts.get("norm.final_norm", "auto"))
     if final_norm != "auto":
         return final_norm
-    norm = known.get("norm", known.get("norm.kind", "pre"))
+    norm = facts.get("norm", facts.get("norm.kind", "pre"))
     kind = norm.get("kind", "pre") if is_object(norm) else norm
     usual = kind != "post" and pooling != "mean_norm"
     return "yes" if "norm.weight" in state and not usual else "auto"
 
 
-def _grid(state: State, options: Options, known: Options) -> Options:
+def _grid(state: State, options: Options, facts: Options) -> Options:
     """The stored grid, and which prefix tokens have a position. Grids are compared, not counts: 196 = 14x14 = 7x28."""
     if "positions.table" not in state:
-        if known.get("positions", "learned") == "learned":
+        if facts.get("positions", "learned") == "learned":
             raise CheckpointError(
                 "positions.table is missing. If the network has no position table, pass positions='none'."
             )
-        return {"positions": known["positions"], "image_size": known.get("image_size", 224)}
+        return {"positions": facts["positions"], "image_size": facts.get("image_size", 224)}
     count = state["positions.table"].shape[1]
     special = options["class_token"] + options["distill_token"]
     prefixes = {"class": special, "none": 0, "all": special + options["registers"]}
-    if known.get("prefix_positions") in prefixes:
-        prefixes = {known["prefix_positions"]: prefixes[known["prefix_positions"]]}
-    stored, possible = _stated_grid(known, options["patch_size"])
+    if facts.get("prefix_positions") in prefixes:
+        prefixes = {facts["prefix_positions"]: prefixes[facts["prefix_positions"]]}
+    stored, possible = _stated_grid(facts, options["patch_size"])
     for grid in (g for g in (stored, possible) if g is not None):
         for which, n in prefixes.items():
             if count - n == grid[0] * grid[1]:
@@ -249,15 +242,15 @@ def _grid(state: State, options: Options, known: Options) -> Options:
     raise CheckpointError(_ask_for_grid(count, prefixes[first], squares, options["patch_size"]))
 
 
-def _stated_grid(known: Options, P: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
+def _stated_grid(facts: Options, P: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """The grid that is the stored one, and one that may be: an image size that is passed can also mean a resize."""
-    size = known.get("image_size")
+    size = facts.get("image_size")
     size = (size, size) if isinstance(size, int) else size
     possible = None if size is None else (-(-size[0] // P), -(-size[1] // P))
-    if known.get("size_is_stored"):
+    if facts.get("size_is_stored"):
         return possible, None
-    if known.get("grid") is not None:
-        return tuple(known["grid"]), None
+    if facts.get("grid") is not None:
+        return tuple(facts["grid"]), None
     if (
         possible is not None
         and possible[0] != possible[1]

@@ -48,10 +48,6 @@ def console(markup: bool = False) -> Console:
     return PrintableConsole(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
 
 
-def out(markup: bool = True) -> Any:
-    return console(markup)
-
-
 def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()) -> Table:
     """A table without rows; `right`: titles of right-aligned columns, which never wrap."""
     from rich.table import Table

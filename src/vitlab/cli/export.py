@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 class ExportOptions:
     int8: Annotated[
         str | None,
-        choice(
-            "dynamic", "static", name="--int8", help="Quantize: smaller, often faster; static calibrates on --data."
-        ),
+        choice("dynamic", "static", name="--int8", help="Quantize: smaller, faster; static calibrates on --data."),
     ] = None
     dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False
     reducer: Annotated[

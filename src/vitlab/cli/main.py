@@ -23,7 +23,7 @@ from vitlab.cli import (
     train,
 )
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
-from vitlab.cli.explain.app import app as explain
+from vitlab.cli.explain import app as explain
 from vitlab.cli.help import prepare
 from vitlab.cli.options import expand
 from vitlab.cli.study import app as study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,37 @@ from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 
+@dataclass(frozen=True)
+class AccessOptions:
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses.")] = "127.0.0.1"
+    token: Annotated[
+        str | None, typer.Option(envvar="VITLAB_TOKEN", help="Token that clients must send (Authorization: Bearer).")
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="Another host name of this server (repeatable)."),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="ORIGIN", help="Site whose pages may send requests (repeatable)."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    max_batch: Annotated[int, typer.Option(help="Largest batch of images.", min=1)] = 8
+    max_wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more images.", min=0)] = 5.0
+    queue: Annotated[
+        int, typer.Option(help="Queue length per model; further requests are refused with Retry-After (503).", min=1)
+    ] = 64
+    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=0.001)] = 30.0
+    max_upload_mb: Annotated[float, typer.Option(help="Largest request.", min=0.001)] = 20.0
+    max_megapixels: Annotated[float, typer.Option(help="Largest image.", min=0.001)] = 50.0
+
+
 def serve(
+    access: AccessOptions,
+    limits: LimitOptions,
     models: Annotated[
         list[str] | None,
         checkpoint_argument("CHECKPOINT|EXPORT", "Models, or NAME=CHECKPOINT. Default: the bundled models."),
@@ -22,27 +53,7 @@ def serve(
     index: Annotated[
         Path | None, typer.Option("--index", metavar="INDEX", help="Image index to search, made by vitlab index.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None, typer.Option(envvar="VITLAB_TOKEN", help="Token that clients must send (Authorization: Bearer).")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Another host name of this server (repeatable)."),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option("--allow-origin", metavar="ORIGIN", help="Site whose pages may send requests (repeatable)."),
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch of images.", min=1)] = 8,
-    max_wait_ms: Annotated[float, typer.Option(help="How long a batch waits for more images.", min=0)] = 5.0,
-    queue: Annotated[
-        int, typer.Option(help="Queue length per model; further requests are refused with Retry-After (503).", min=1)
-    ] = 64,
-    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=0.001)] = 30.0,
-    max_upload_mb: Annotated[float, typer.Option(help="Largest request.", min=0.001)] = 20.0,
-    max_megapixels: Annotated[float, typer.Option(help="Largest image.", min=0.001)] = 50.0,
     runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Training runs to show on the page at /.")] = Path(
         "runs"
     ),
@@ -59,16 +70,16 @@ def serve(
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
     settings = Settings(
-        host=host,
-        token=token,
-        hosts=tuple(allow_host or ()),
-        origins=tuple(allow_origin or ()),
-        max_batch=max_batch,
-        max_wait=max_wait_ms / 1e3,
-        queue=queue,
-        timeout=timeout,
-        max_upload=round(max_upload_mb * 1e6),
-        max_pixels=round(max_megapixels * 1e6),
+        host=access.host,
+        token=access.token,
+        hosts=tuple(access.allow_host or ()),
+        origins=tuple(access.allow_origin or ()),
+        max_batch=limits.max_batch,
+        max_wait=limits.max_wait_ms / 1e3,
+        queue=limits.queue,
+        timeout=limits.timeout,
+        max_upload=round(limits.max_upload_mb * 1e6),
+        max_pixels=round(limits.max_megapixels * 1e6),
         runs=str(runs),
     )
     with open_server(models or [], index, port=port, settings=settings, threads=threads) as server:

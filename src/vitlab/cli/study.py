@@ -5,13 +5,25 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitlab.cli.console import console, print_json_text, print_plain, say, say_notes
-from vitlab.cli.options import ROUNDS, Checkpoint, Data, Format, Json, Recipe, SourcePath, TimedBatch, folder_option
+from vitlab.cli.options import (
+    ROUNDS,
+    Checkpoint,
+    Data,
+    Format,
+    Json,
+    Recipe,
+    SourcePath,
+    TimedBatch,
+    expand,
+    folder_option,
+)
 from vitlab.cli.progress import counting, following_downloads
 from vitlab.cli.runs import TITLES, check_format
 from vitlab.cli.train import ProgressBar, StderrLines
@@ -52,25 +64,38 @@ def configs(
     _run(lambda command, show: study_configs(name, recipe, changes, dir, command=command, show=show), json, format)
 
 
-@app.command()
-def ssl(
-    source: Data,
-    methods: Annotated[str, typer.Option("--methods", metavar="A,B", help="Methods to compare.")] = "mae,dino",
-    path: SourcePath = None,
-    per_class: Annotated[int | None, typer.Option("--per-class", min=1, help="Number of labels per class.")] = None,
+@dataclass(frozen=True)
+class LabelOptions:
+    """Labels to learn from."""
+
+    path: SourcePath = None
+    per_class: Annotated[int | None, typer.Option("--per-class", min=1, help="Number of labels per class.")] = None
     fraction: Annotated[
         float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Share of the labels. Default: 0.1.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class PretrainOptions:
     pretrain: Annotated[
         list[str] | None, typer.Option("--pretrain", metavar="KEY=VALUE", help="Change the pre-training recipes.")
-    ] = None,
+    ] = None
     few: Annotated[
         list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change the recipes for the few labels.")
-    ] = None,
+    ] = None
     pretrained: Annotated[
         list[str] | None,
         typer.Option("--pretrained", metavar="METHOD=CHECKPOINT", help="Evaluate this encoder; do not pre-train one."),
-    ] = None,
+    ] = None
+
+
+@app.command()
+@expand
+def ssl(
+    source: Data,
+    labels: LabelOptions,
+    recipes: PretrainOptions,
+    methods: Annotated[str, typer.Option("--methods", metavar="A,B", help="Methods to compare.")] = "mae,dino",
     dir: Annotated[Path | None, folder_option("studies/ssl-<data>")] = None,
     json: Json = False,
 ) -> None:
@@ -83,9 +108,8 @@ def ssl(
     from vitlab.study.ssl import study_ssl
     from vitlab.training.recipe import DataRecipe
 
-    data = DataRecipe(source, path, per_class=per_class, fraction=fraction)
-    recipes = dict(pretrain=pretrain, few=few, pretrained=pretrained)
-    _run(lambda cmd, show: study_ssl(data, methods.split(","), **recipes, folder=dir, command=cmd, show=show), json)
+    data, names = DataRecipe(source, **vars(labels)), methods.split(",")
+    _run(lambda cmd, show: study_ssl(data, names, **vars(recipes), folder=dir, command=cmd, show=show), json)
 
 
 @app.command()

@@ -240,7 +240,7 @@ def _relevance_in_stages(model: Hierarchy, images: Tensor, target: Target) -> Te
         if stages.layers[number].stage < layer.stage:
             row = stages.descend(row[:, layer.prefix :], layer.stage)
         layer = stages.layers[number]
-        A, pick = trace.whole("attention", number)
+        A, pick = trace.on_path("attention", number)
         below = [trace["tokens", number - 1]] if number else []
         slope_A, *slopes = torch.autograd.grad(above, [A, *below], slope)
         Abar = layer.windowed(pick((wide(slope_A) * wide(A.detach())).clamp(min=0))).mean(

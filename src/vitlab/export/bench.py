@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from os import fspath
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.checkpoints.load import as_network, is_checkpoint
+from vitlab.checkpoints.load import ModelOrName, as_network, is_checkpoint
 from vitlab.errors import UsageError
 from vitlab.export.program import first_line
 from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
@@ -96,7 +96,7 @@ class Bench:
 
 
 def run_bench(
-    model: Network | str | Path,
+    model: ModelOrName,
     *,
     batch: int = 8,
     rounds: int = 15,
@@ -131,9 +131,9 @@ def run_bench(
     return Bench(batch, len(images), rows, fastest(rows, compare.agreement), compare.agreement, missing + notes)
 
 
-def open_or_create(model: Network | str | Path, **options: Any) -> Network:
+def open_or_create(model: ModelOrName, **options: Any) -> Network:
     """A model as it is; a checkpoint is loaded; of any other name a new, untrained model is made."""
-    if isinstance(model, Network) or is_checkpoint(model):
+    if isinstance(model, nn.Module) or is_checkpoint(fspath(model)):
         return as_network(model, **options)
     warnings.warn(f"{model} is a new, untrained model: its times are right, its agreement says little.", stacklevel=2)
     return create(str(model), **options).eval()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ExportError, UsageError
 from vitlab.export.metadata import KEY, ExportMetadata, OutputKind
 from vitlab.export.onnx import Session, external_data_path
@@ -28,7 +29,7 @@ SUFFIXES = (".onnx", ".pt2")
 CAPABILITY = {"logits": Capability.CLASSIFY, "features": Capability.EMBED, "text": Capability.TEXT}
 
 
-def is_export(source: str | Path) -> bool:
+def is_export(source: str | PathLike[str]) -> bool:
     """Whether this is an existing file with the suffix of an export."""
     path = Path(source).expanduser()
     return path.suffix.lower() in SUFFIXES and path.is_file()
@@ -97,7 +98,7 @@ class Exported(InferenceNetwork):
             raise UsageError(f"{self.path}: height and width must be multiples of {stride}, not {h} x {w}.")
 
 
-def open_export(source: str | Path) -> Exported:
+def open_export(source: str | PathLike[str]) -> Exported:
     path = Path(source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path}: an exported file ends in {' or '.join(SUFFIXES)}.")
@@ -111,12 +112,12 @@ def open_export(source: str | Path) -> Exported:
     return Exported(run, metadata, path).eval()
 
 
-def open_network(model: Network | str | Path, **load_options: Any) -> Network:
+def open_network(model: ModelOrName, **load_options: Any) -> Network:
     """A model as it is; the name of a checkpoint or of an exported file is opened.
 
     `load_options` as in vitlab.load. Of an exported file only image_size can change.
     """
-    if isinstance(model, Network) or not is_export(model):
+    if isinstance(model, nn.Module) or not is_export(model):
         return as_network(model, **load_options)
     exported, size = open_export(model), load_options.pop("image_size", None)
     if load_options:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vitlab.checkpoints import schema
-from vitlab.checkpoints.fingerprint import fingerprint
+from vitlab.checkpoints.digests import fingerprint
 from vitlab.errors import ExportError, VitlabError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Literal
 
 from PIL import Image
 from torch import Tensor
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ExportError, UsageError
 from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
 from vitlab.export.loader import InferenceNetwork
@@ -53,7 +52,7 @@ class Optimized(InferenceNetwork):
 
 
 def optimize(
-    model: Network | str | Path,
+    model: ModelOrName,
     example: Tensor | Source | Sequence[Source],
     goal: Goal = "exact",
     *,

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from vitlab.checkpoints.load import as_network
+from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ExportError, UsageError
 from vitlab.export.fold import fold
 from vitlab.export.loader import SUFFIXES, open_export
@@ -21,7 +21,6 @@ from vitlab.export.quantize import MODES, to_int8
 from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import Comparison, Verification, verify
 from vitlab.export.wrapper import ExportWrapper, dynamic_size_range, example_input, output_kind
-from vitlab.models.base import Network
 
 CALIBRATION = 64  # images
 NO_CALIBRATION = (
@@ -39,7 +38,7 @@ class ExportMismatchError(ExportError):
 
 
 def export_model(
-    model: Network | str | Path,
+    model: ModelOrName,
     path: str | Path,
     *,
     gives: OutputKind | None = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -58,24 +58,39 @@ class AugmentOptions:
         ):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
-        for name, low in (("padding", 1), ("randaugment", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise UsageError(f"{name}={value!r} must be a whole number, at least {low}.")
-        for name, high in (("magnitude", 10), ("magnitude_std", 10), ("jitter", 1), ("erasing", 1)):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 <= value <= high):  # also refuses nan
-                raise UsageError(f"{name}={value!r} must be a number in 0 .. {high}.")
-        for name, high in (("scale", 1.0), ("ratio", 1e6)):
-            pair = getattr(self, name)
-            numbers = isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_number, pair))
-            if not (numbers and 0 < pair[0] <= pair[1] <= high):
-                limit = " and at most 1" if name == "scale" else ""
-                raise UsageError(f"{name}={pair!r} must be (low, high) with low <= high, both above 0{limit}.")
+        check_counts(self, padding=1, randaugment=0)
+        check_shares(self, magnitude=10, magnitude_std=10, jitter=1, erasing=1)
+        check_ranges(self, scale=1.0, ratio=1e6)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_counts(options: object, **lowest: int) -> None:
+    """Whole numbers, each at least this."""
+    for name, low in lowest.items():
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise UsageError(f"{name}={value!r} must be a whole number, at least {low}.")
+
+
+def check_shares(options: object, **highest: float) -> None:
+    """Numbers, or tuples of them, each from 0 to this."""
+    for name, high in highest.items():
+        value = getattr(options, name)
+        if not all(_is_number(v) and 0 <= v <= high for v in (value if isinstance(value, tuple) else (value,))):
+            raise UsageError(f"{name}={value!r} must be a number in 0 .. {high}.")  # also refuses nan
+
+
+def check_ranges(options: object, **highest: float) -> None:
+    """Pairs (low, high) above 0, up to this."""
+    for name, most in highest.items():
+        pair = getattr(options, name)
+        numbers = isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_number, pair))
+        if not (numbers and 0 < pair[0] <= pair[1] <= most):
+            limit = " and at most 1" if most == 1 else ""
+            raise UsageError(f"{name}={pair!r} must be (low, high) with low <= high, both above 0{limit}.")
 
 
 class Augment:

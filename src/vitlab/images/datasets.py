@@ -53,8 +53,8 @@ __all__ = [
 
 ACCEPTED = (
     f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV of paths and labels; "
-    'tar shards ("shards/train-{000000..000009}.tar"); or pictures with captions: a folder or tar with captions.csv, '
-    "or a .txt beside each picture."
+    'tar shards ("shards/train-{000000..000009}.tar"); or images with captions: a folder or tar with captions.csv, '
+    "or a .txt beside each image."
 )
 
 
@@ -97,8 +97,6 @@ def open_data(
     _check_numbers(val_fraction, per_class, fraction)
     allow = Allow(cut=allow_cut, outside=allow_outside)
     name, splits = open_splits(source, path=path, captions=captions, download=download, allow=allow)
-    if isinstance(splits.train, Captioned):
-        return _finish_captioned(name, splits, seed, val_fraction, per_class, fraction)
     return _finish(name, splits, seed, val_fraction, per_class, fraction)
 
 
@@ -109,15 +107,12 @@ def open_splits(
     names = {_normalised_name(name): name for name in SOURCES}
     name = names.get(_normalised_name(source), source) if not _looks_like_path(source) else source
     if name in SOURCES:
-        return name, _open_named(name, None if path is None else Path(path).expanduser(), download)
+        file, _, function = SOURCES[name].partition(".")
+        open_source = getattr(import_module(f"vitlab.images.sources.{file}"), function)
+        return name, open_source(name, None if path is None else Path(path).expanduser(), download)
     if path is not None:
         raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
     return name, _open_path(source, captions, allow)
-
-
-def _open_named(name: str, path: Path | None, download: bool) -> Splits:
-    file, _, function = SOURCES[name].partition(".")
-    return getattr(import_module(f"vitlab.images.sources.{file}"), function)(name, path, download)
 
 
 def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
@@ -133,9 +128,7 @@ def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             indexed = any(stored_index(path, kind) for kind in (False, True))  # then it is not scanned
             return (None if indexed else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
-        what = (
-            "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
-        )
+        what = "one image; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
         raise DataError(f"{source}: {what}. {ACCEPTED}")
     if re.search(r"[*?{\[]|::", source):
         return open_shards(source, captions, allow)
@@ -166,20 +159,25 @@ def _finish(
 ) -> Data:
     """Split off val if there is none, note missing classes, and keep few labels if set."""
     classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
-    if (present := np.unique(train.labels)).size < 2:
-        only = f", {classes[present[0]]!r}" if present.size else ""
-        raise DataError(
-            f"{name}: train has only one class{only}; a classifier needs two or more. Add pictures of another."
-        )
-    _check_classes(name, splits)
+    captioned, single = isinstance(train, Captioned), "each class has a single image, so none is left for val"
+    if captioned and per_class is not None:
+        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
+    if not captioned:
+        _check_classes(name, splits)
     if val is None:
-        kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
-        if not len(split_off):
-            raise DataError(
-                f"{name}: each class has a single picture, so none is left for val. Add pictures, or a val split."
-            )
+        if captioned:  # at random: there are no classes to balance
+            order, held = permutation(len(train), seed, SPLIT), max(1, round(len(train) * val_fraction))
+            kept, split_off = np.sort(order[held:]), np.sort(order[:held])
+            single = f"{len(train)} images are too few to keep some for val"
+        else:
+            kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
+        if not len(kept) or not len(split_off):
+            raise DataError(f"{name}: {single}. Add images, or a val split.")
         train, val = subset(train, kept), subset(train, split_off)
-    if per_class is not None or fraction is not None:
+    if captioned and fraction is not None:
+        few = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
+        train = subset(train, np.sort(few))
+    elif per_class is not None or fraction is not None:
         train = subset(train, few_labels(train.labels, classes, seed, per_class=per_class, fraction=fraction))
     for split, dataset in (("train", train), ("val", val), ("test", splits.test)):
         if dataset is not None:
@@ -187,39 +185,25 @@ def _finish(
     return Data(name, classes, train, val, splits.test, notes)
 
 
-def _finish_captioned(
-    name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
-) -> Data:
-    """As `_finish` for data without classes: images are picked at random."""
-    train, val, n = splits.train, splits.val, len(splits.train)
-    if per_class is not None:
-        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
-    if val is None:
-        order = permutation(n, seed, SPLIT)
-        held = max(1, round(n * val_fraction))
-        if held >= n:
-            raise DataError(f"{name}: {n} pictures are too few to keep some for val. Add pictures, or a val split.")
-        train, val = subset(train, np.sort(order[held:])), subset(train, np.sort(order[:held]))
-    if fraction is not None:
-        kept = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
-        train = subset(train, np.sort(kept))
-    return Data(name, [], train, val, splits.test, list(splits.notes))
-
-
 def _check_classes(name: str, splits: Splits) -> None:
-    """val and test may have no class that train lacks; val, which selects the best model, needs every class."""
+    """train needs two; val and test may have none that train lacks; val, which selects the best model, needs all."""
     learned = set(np.unique(splits.train.labels))
+    if len(learned) < 2:
+        only = "".join(f", {splits.classes[label]!r}" for label in learned)
+        raise DataError(
+            f"{name}: train has only one class{only}; a classifier needs two or more. Add images of another."
+        )
     for split, dataset in (("val", splits.val), ("test", splits.test)):
         present = learned if dataset is None else set(np.unique(dataset.labels))
         if unknown := present - learned:
             raise DataError(
-                f"{name}: {split} has pictures of {_first_names(splits.classes, unknown)}, which train has not. "
-                f"Add pictures of that to train, or take it out of {split}."
+                f"{name}: {split} has images of {_first_names(splits.classes, unknown)}, which train has not. "
+                f"Add images of that to train, or take it out of {split}."
             )
         if split == "val" and (missing := learned - present):
             raise DataError(
-                f"{name}: val has no pictures of {_first_names(splits.classes, missing)}, which train has: accuracy on "
-                f"val would say nothing of it. Add pictures to val (in a folder: val/{splits.classes[min(missing)]}), "
+                f"{name}: val has no images of {_first_names(splits.classes, missing)}, which train has: accuracy on "
+                f"val would say nothing of it. Add images to val (in a folder: val/{splits.classes[min(missing)]}), "
                 "or remove val: part of train is then split off."
             )
 
@@ -229,7 +213,7 @@ def _missing_classes(split: str, dataset: Dataset) -> list[str]:
     if not len(missing):
         return []
     names = _first_names(dataset.classes, missing)
-    return [f"{split} has no pictures of {len(missing)} of the {len(dataset.classes)} classes: {names}."]
+    return [f"{split} has no images of {len(missing)} of the {len(dataset.classes)} classes: {names}."]
 
 
 def _first_names(classes: list[str], numbers: Iterable[int]) -> str:

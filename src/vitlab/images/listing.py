@@ -88,5 +88,5 @@ def open_items(source: str, *, path: str | None = None, allow_cut: bool = False,
         if dataset is not None and len(dataset)
     ]
     if not parts:
-        raise DataError(f"{source}: no pictures in it.")
+        raise DataError(f"{source}: no images in it.")
     return Items(name, parts, notes=splits.notes)

@@ -20,7 +20,15 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
-from vitlab.images.augment import BOX_DRAWS, Augment, AugmentOptions, crop_boxes
+from vitlab.images.augment import (
+    BOX_DRAWS,
+    Augment,
+    AugmentOptions,
+    check_counts,
+    check_ranges,
+    check_shares,
+    crop_boxes,
+)
 from vitlab.images.preprocess import RESAMPLING
 from vitlab.images.randomness import uniform
 
@@ -51,22 +59,12 @@ class MultiCropOptions:
     def __post_init__(self) -> None:
         for name in ("global_scale", "local_scale", "ratio", "blur", "blur_sigma", "solarize"):  # TOML gives lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name, low in (("local_views", 0), ("local_size", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise UsageError(f"{name}={value!r} must be a whole number, at least {low}.")
-        for name in ("global_scale", "local_scale", "ratio", "blur_sigma"):
-            pair, high = getattr(self, name), 1.0 if name.endswith("scale") else 1e6
-            if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= high:
-                limit = " and at most 1" if high == 1 else ""
-                raise UsageError(f"{name}={pair} must be (low, high) with low <= high, both above 0{limit}.")
+        check_counts(self, local_views=0, local_size=1)
+        check_ranges(self, global_scale=1.0, local_scale=1.0, ratio=1e6, blur_sigma=1e6)
         for name in ("blur", "solarize"):
             if len(getattr(self, name)) != 3:
                 raise UsageError(f"{name}={getattr(self, name)} must be three: first global, second global, local.")
-        shares = {n: (getattr(self, n),) for n in ("flip", "jitter", "brightness", "contrast", "saturation", "grey")}
-        for name, values in {**shares, "blur": self.blur, "solarize": self.solarize}.items():
-            if not all(0 <= value <= 1 for value in values):
-                raise UsageError(f"{name}={getattr(self, name)} must lie in 0 .. 1.")
+        check_shares(self, flip=1, jitter=1, brightness=1, contrast=1, saturation=1, grey=1, blur=1, solarize=1)
         if not 0 <= self.hue <= 0.5:
             raise UsageError(f"hue={self.hue} must lie in 0 .. 0.5: half of the colour circle either way.")
 

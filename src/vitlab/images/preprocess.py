@@ -55,17 +55,21 @@ def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float], scale
     return x.sub_(mean_std[0]).div_(mean_std[1])
 
 
-def _side(value: Any) -> bool:
+def _side(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE
 
 
-def _sides(value: Any) -> bool:
+def _sides(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_side, value))
 
 
-def _numbers(values: Any) -> bool:
-    valid = isinstance(values, tuple) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
-    return valid and all(abs(n) < 1e30 for n in values)  # no NaN, no infinity, nothing that float32 cannot hold
+def _numbers(values: object) -> bool:
+    """No NaN, no infinity, nothing that float32 cannot hold."""
+
+    def valid(n: object) -> bool:
+        return isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 1e30
+
+    return isinstance(values, tuple) and all(map(valid, values))
 
 
 @dataclass(frozen=True)

@@ -124,21 +124,21 @@ class ConvStem(nn.Module):
         return x.flatten(2).transpose(1, 2).contiguous()  # (B, N, D); once here, or every LayerNorm would copy it
 
 
-def check_images(images: Tensor, channels: int, like: Tensor | None = None) -> None:
-    """Refuse what is not a batch of normalised images, in words; `like` is a weight that reads them."""
+def check_images(images: object, channels: int, like: Tensor | None = None) -> None:
+    """Refuse what is not a batch of normalised images; `like` is a weight that reads them."""
     if not isinstance(images, Tensor):
         raise UsageError(
             f"images must be a tensor (batch, {channels}, height, width), not a {type(images).__name__}. "
             "Use model.preprocess(image)[None], or torch.from_numpy(array)."
         )
     if images.ndim != 4 or images.shape[1] != channels:
-        found = " x ".join(str(n) for n in images.shape)
+        shape = " x ".join(str(n) for n in images.shape)
         hint = " Add the batch dimension: images[None]." if images.ndim == 3 else ""
         if images.ndim == 4 and images.shape[-1] == channels:
             hint = " Put channels first: images.permute(0, 3, 1, 2)."
         elif images.ndim == 4:
             hint = f" Build the model with channels={images.shape[1]}, or convert the images."
-        raise UsageError(f"images must be (batch, {channels}, height, width) but are ({found}).{hint}")
+        raise UsageError(f"images must be (batch, {channels}, height, width) but are ({shape}).{hint}")
     if not images.is_floating_point():
         raise UsageError(
             f"images must be floating point and normalised but are {images.dtype}. Use model.preprocess(image)."

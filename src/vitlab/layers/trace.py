@@ -1,11 +1,11 @@
-"""Trace: what a forward pass writes down when asked.
+"""Trace: records intermediate values of a forward pass.
 
     trace = Trace("attention", layers=[-1])
     logits = model(images, trace=trace)
     trace["attention", -1]                     # (B, h, N, N)
 
-The output always comes from the fused kernel; the weights are computed beside it, for the asked layers only, so asking
-never changes a bit of the logits. Only gradients of attention take the explicit path. Models call `mark`; no hooks.
+The output always comes from the fused kernel; the weights are computed beside it, for the requested layers only, so
+a trace never changes a bit of the logits. Only gradients of attention take the explicit path. Models call `mark`.
 """
 
 from __future__ import annotations
@@ -68,67 +68,67 @@ class Trace:
         if not kinds:
             raise UsageError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
         self.kinds = kinds
-        self.asked_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
+        self.requested_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
         self.gradients, self.reduce = gradients, reduce
         self.layout: TokenLayout | None = None
         self.places: tuple[Any, ...] = ()  # of networks in stages: where each layer's queries and keys stand
         self.layers: tuple[int, ...] = ()
         self._kept: dict[tuple[str, int | None], Tensor] = {}
-        self._whole: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
+        self._on_path: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
-        """A model calls this first: check what is asked for against what it can give, forget the last pass."""
+        """A model calls this first: check the request against what it can give, and forget the last pass."""
         check_offered(self.kinds, offers)
-        layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
+        layers = range(depth) if isinstance(self.requested_layers, str) else self.requested_layers
         for layer in layers:
             if not -depth <= layer < depth:
                 raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
         self.layers = tuple(layer % depth for layer in layers)
         self.layout, self.places, self._depth = layout, places, depth
         self._kept.clear()
-        self._whole.clear()
+        self._on_path.clear()
 
     def at(self, layer: int) -> LayerTrace | None:
-        """The view that one block gets; None where this layer is not asked for, so that it runs as if untraced."""
+        """The view that one block gets; None where this layer is not requested, so that it runs as if untraced."""
         return LayerTrace(self, layer) if layer in self.layers else None
 
     def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Pick | None = None) -> None:
-        """Keep a value if it is asked for; `pick` takes the asked part of it (heads, the class token's row)."""
+        """Keep a value if it is requested; `pick` takes a part of it (heads, the class token's row)."""
         if not self.wants(kind):
             return
         if not self.gradients:
             value = value.detach()
         elif value.requires_grad:
             value.retain_grad()
-            self._whole[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
+            self._on_path[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
         part = value if pick is None else pick(value)
         kept = part if self.reduce is None else self.reduce(part, layer)
         if kept is not None:
-            self._kept[kind, layer] = kept if self.gradients else _alone(kept)
+            self._kept[kind, layer] = kept if self.gradients else _compact(kept)
 
     def gradient(self, kind: str, layer: int | None = None) -> Tensor:
         """After backward(): the gradient of what `trace[kind, layer]` shows."""
-        whole, pick = self.whole(kind, layer)
-        if whole.grad is None:
+        value, pick = self.on_path(kind, layer)
+        if value.grad is None:
             raise UsageError("there is no gradient yet: call backward() on something the model returned.")
-        return pick(whole.grad)
+        return pick(value.grad)
 
-    def whole(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
-        """The tensor that lies on the way to the output, for torch.autograd.grad, and what makes of it, or of its
-        gradient, the part that `trace[kind, layer]` shows.
+    def on_path(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
+        """The tensor on the path to the output, for torch.autograd.grad, and the function that takes from it, or from
+        its gradient, the part that `trace[kind, layer]` shows.
         """
         layer = self._resolve(layer)
-        if (kind, layer) not in self._whole:
+        if (kind, layer) not in self._on_path:
             raise UsageError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
-        whole, pick = self._whole[kind, layer]
-        return whole, pick or (lambda value: value)
+        value, pick = self._on_path[kind, layer]
+        return value, pick or (lambda value: value)
 
     def wants(self, kind: str) -> bool:
         return kind in self.kinds
 
     def pick_heads(self, value: Tensor) -> Tensor:
-        """(B, h, ...) -> the asked heads of it."""
+        """(B, h, ...) -> the requested heads."""
         if isinstance(self.heads, str):
             return value
         for head in self.heads:
@@ -174,7 +174,7 @@ def check_offered(kinds: Iterable[str], offers: Iterable[str]) -> None:
             raise UsageError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
 
 
-def _alone(value: Tensor) -> Tensor:
+def _compact(value: Tensor) -> Tensor:
     """A small part of a large tensor would keep all of it in memory."""
     return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
 
@@ -215,8 +215,8 @@ class LayerTrace:
     @property
     def needs_explicit(self) -> bool:
         """A gradient of the attention weights exists only where they are written out."""
-        asked = self.trace is not None and self.trace.gradients
-        return asked and (self.wants("attention") or self.wants("class_attention"))
+        gradients = self.trace is not None and self.trace.gradients
+        return gradients and (self.wants("attention") or self.wants("class_attention"))
 
     def wants(self, kind: str) -> bool:
         return kind in self.needs or (self.trace is not None and self.trace.wants(kind))
@@ -228,7 +228,7 @@ class LayerTrace:
             self.trace.mark(kind, value, self.layer)
 
     def mark_heads(self, kind: str, value: Tensor, row: int | None = None) -> None:
-        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the asked ones.
+        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the requested ones.
 
         Of windows, (B * windows, h, ...) becomes (B, h, windows, ...).
         """
@@ -239,7 +239,7 @@ class LayerTrace:
             heads, windows = self.trace.pick_heads, self.windows
 
             def pick(value: Tensor) -> Tensor:
-                value = value if windows is None else value.unflatten(0, (-1, windows)).transpose(1, 2)
+                value = value if windows is None else torch.unflatten(value, 0, (-1, windows)).transpose(1, 2)
                 return heads(value) if row is None else heads(value)[:, :, row]
 
             self.trace.mark(kind, value, self.layer, pick)

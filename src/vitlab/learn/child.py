@@ -109,7 +109,7 @@ def _class(module: ModuleType, name: str) -> type[nn.Module]:
     return learner_class
 
 
-def _build(learner_class: type[nn.Module], arguments: list[Any], signature: str, file: Path) -> nn.Module:
+def _build(learner_class: type[nn.Module], arguments: list[object], signature: str, file: Path) -> nn.Module:
     arguments = [tuple(a) if isinstance(a, list) else a for a in arguments]
     try:
         inspect.signature(learner_class).bind(*arguments)

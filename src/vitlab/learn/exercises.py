@@ -110,7 +110,7 @@ class ExerciseCase:
         self._run(note, {})
         return steps
 
-    def _run(self, note: variants.Note, options: dict[str, Any]) -> Tensor:
+    def _run(self, note: variants.Note, options: dict[str, object]) -> Tensor:
         variant = self.exercise.variant(**options)
         return self.exercise.function(self.weights, self.x, self.sizes, variant, note)
 

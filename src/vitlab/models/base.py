@@ -7,7 +7,7 @@ if Capability.TEXT in model.capabilities: ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.models.config import Config
 
 if TYPE_CHECKING:
     from vitlab.images.preprocess import Preprocess
@@ -45,7 +46,7 @@ class Card:
     name: str | None = None
     source: str | None = None
     licence: str | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Network(nn.Module):
@@ -166,7 +167,7 @@ class Network(nn.Module):
 class WrapsEncoder(Network):
     """Base class of models that wrap an encoder (MAE, DINO, CLIP): image features are the encoder's."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Config):
         super().__init__()
         self.config = config
 
@@ -189,7 +190,7 @@ class WrapsEncoder(Network):
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Generator[None]:
     """No dropout, running statistics; afterwards every module is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]  # some may be frozen
     model.eval()
@@ -201,7 +202,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
     """Inference: evaluation mode without gradients."""
     with evaluation_mode(model), torch.inference_mode():
         yield

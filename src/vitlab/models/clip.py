@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
+from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
@@ -135,8 +134,7 @@ def _variant(size: str, patch_size: int, text: tuple[int, int, int], embed_dim: 
 def _small(text: tuple[int, int, int], embed_dim: int, context: int, vocab: int, **image: Any) -> CLIPConfig:
     """For a tokenizer of your own. Exact GELU, as everything trained since OpenAI's release."""
     width, depth, heads = text
-    words = dict(context=context, vocab=vocab, end_id=vocab - 1, pad_id=vocab - 1, mlp_ratio=2.0)
-    tower = TextConfig(width=width, depth=depth, heads=heads, **words)  # type: ignore[arg-type]
+    tower = TextConfig(context, vocab, width, depth, heads, mlp_ratio=2.0, end_id=vocab - 1, pad_id=vocab - 1)
     return CLIPConfig(clip_vit(mlp_ratio=2.0, **image), tower, embed_dim).with_options(activation="gelu")
 
 
@@ -175,11 +173,10 @@ class TextTransformer(nn.Module):
         z = mark(trace, "embed", self.embed(ids))  # (B, N, D)
         z = mark(trace, "positions", z + self.positions[:N])
         later = torch.full((N, N), -math.inf, dtype=z.dtype, device=z.device).triu(1)[None, None]  # no token sees it
+        recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
-            if self.config.gradient_checkpointing and self.training and trace is None:
-                z = checkpoint(block, z, None, later, use_reentrant=False)
-            else:
-                z = block(z, None, later, trace.at(layer) if trace is not None else None)  # (B, N, D)
+            at = trace.at(layer) if trace is not None else None
+            z = run(block, z, None, later, at, recompute=recompute)  # (B, N, D)
         z = mark(trace, "norm", self.norm(z))
         end = (ids == self.config.end_id).int().argmax(dim=1)  # (B,), the first
         return mark(trace, "end", z[torch.arange(ids.shape[0], device=z.device), end])  # (B, D)
@@ -330,7 +327,8 @@ def sigmoid_loss(
 
 def same_captions(ids: Tensor) -> Tensor:
     """Token numbers (B, N) -> (B, B): which texts are equal."""
-    _, group = torch.unique(ids, dim=0, return_inverse=True)  # (B,)
+    # torch gives `unique` no types
+    group = cast(Tensor, torch.unique(ids, dim=0, return_inverse=True)[1])  # pyright: ignore[reportUnknownMemberType]
     return group[:, None] == group[None]
 
 
@@ -341,42 +339,6 @@ def _others(same: Tensor) -> Tensor:
 def _wide(x: Tensor) -> Tensor:
     """Softmax and sums in float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# ---- many processes
-
-
-def gather(features: Tensor) -> Tensor:
-    """The features (B, ...) of all processes, in their order, with gradients; in one process, its own.
-
-    The loss over what is gathered is the whole batch's in every process, and the mean of the gradients over processes,
-    which DistributedDataParallel takes, is the whole batch's too. Processes may have different numbers of rows.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return features
-    return _Gather.apply(features)  # type: ignore[return-value]
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, features: Tensor) -> Tensor:
-        count = torch.tensor([len(features)], device=features.device)
-        counts = [torch.zeros_like(count) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(counts, count)
-        ctx.counts = [int(n) for n in counts]
-        most = max(ctx.counts)
-        padded = F.pad(features, (0, 0) * (features.ndim - 1) + (0, most - len(features))).contiguous()
-        parts = [torch.empty_like(padded) for _ in counts]
-        distributed.all_gather(parts, padded)
-        return torch.cat([part[:n] for part, n in zip(parts, ctx.counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        """Every process's loss reads these features, so all their gradients are added up."""
-        slope = slopes[0].contiguous()
-        distributed.all_reduce(slope)
-        rank = distributed.get_rank()
-        return slope.split(ctx.counts)[rank]
 
 
 # ---- checks and initial values

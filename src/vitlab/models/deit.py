@@ -7,20 +7,21 @@ class token's head is the answer at inference. The losses teach a student by lab
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
+from vitlab.models.base import Network
 from vitlab.models.entry import CROP, Entry, Paper
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SIZES, ViTConfig
 
 CONFIGS = {size: ViTConfig(**SIZES[size][2]) for size in ("tiny", "small", "base")}
-MODELS = {f"deit_{size}_patch16": config for size, config in CONFIGS.items()}
-MODELS |= {f"deit_{size}_distilled_patch16": c.with_options(distill_token=True) for size, c in CONFIGS.items()}
+MODELS = {
+    **{f"deit_{size}_patch16": config for size, config in CONFIGS.items()},
+    **{f"deit_{size}_distilled_patch16": config.with_options(distill_token=True) for size, config in CONFIGS.items()},
+}
 PAPER = Paper(
     *("vit", ViTConfig, VisionTransformer),
     [Entry(name, "vit", config, CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],
@@ -30,17 +31,18 @@ Heads = tuple[Tensor, Tensor]  # logits of the class token and of the distillati
 
 
 class TwoHeads(nn.Module):
-    """A student as it is trained: both heads apart. One that has a single head learns everything by that one."""
+    """A student as it is trained: the logits of both heads. A single head takes the place of both."""
 
-    def __init__(self, student: Any):
+    def __init__(self, student: Network):
         super().__init__()
         self.student = student
 
     def forward(self, images: Tensor, *, reducer: Reducer | None = None) -> Heads:
-        if getattr(self.student, "head_distill", None) is None:
-            logits = self.student(images, reducer=reducer)  # (B, K)
-            return logits, logits
-        return self.student.forward_heads(self.student.forward_features(images, reducer=reducer))
+        student = self.student
+        if isinstance(student, VisionTransformer) and student.head_distill is not None:
+            return student.forward_heads(student.forward_features(images, reducer=reducer))
+        logits = student(images, reducer=reducer)  # (B, K)
+        return logits, logits
 
 
 def soft_loss(

@@ -9,16 +9,15 @@ from vitlab.models.entry import CROP, Entry, Paper, ParsedName
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
-GIANT: dict[str, Any] = dict(width=1536, depth=40, heads=24)  # its MLP is a SwiGLU
 SIZES: dict[str, dict[str, Any]] = {
     "small": VARIANTS["S"],
     "base": VARIANTS["B"],
     "large": VARIANTS["L"],
-    "giant": {**GIANT, "mlp": "swiglu"},
+    "giant": dict(width=1536, depth=40, heads=24, mlp="swiglu"),
 }
 
 
-def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
+def _encoder(registers: int, **options: Any) -> ViTConfig:
     rule = "bicubic_antialias" if registers else "bicubic_offset"  # as each release resizes its positions
     return ViTConfig().with_options(
         **options,
@@ -32,8 +31,10 @@ def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
     )
 
 
-MODELS = {f"dinov2_{size}": _encoder(options, 0) for size, options in SIZES.items()}
-MODELS |= {f"dinov2_{size}_registers": _encoder(options, 4) for size, options in SIZES.items()}
+MODELS = {
+    **{f"dinov2_{size}": _encoder(0, **options) for size, options in SIZES.items()},
+    **{f"dinov2_{size}_registers": _encoder(4, **options) for size, options in SIZES.items()},
+}
 
 
 def parse_name(name: str) -> ParsedName | None:

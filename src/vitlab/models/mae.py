@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.errors import UsageError
-from vitlab.layers.block import BLOCK_KINDS, Activation, Block
+from vitlab.layers.block import BLOCK_KINDS, Activation, Block, run
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
@@ -72,7 +71,7 @@ class MAEConfig(Config):
         _ = self.encoder  # checks what belongs to the encoder
         try:
             _ = self.decoder_stack
-        except ValueError as error:
+        except UsageError as error:
             raise UsageError(f"decoder: {error}") from None
 
     @property
@@ -161,11 +160,10 @@ class Decoder(nn.Module):
         patches = hidden.scatter(1, keep[..., None].expand(-1, -1, x.shape[-1]), x[:, 1:])  # each in its place
         x = mark(trace, "masked", torch.cat([x[:, :1], patches], dim=1))  # (B, 1 + N, D')
         x = mark(trace, "positions", x + self.positions(layout.grid, like=x))
+        recompute = self.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
-            if self.gradient_checkpointing and self.training and trace is None:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x, trace=trace.at(layer) if trace is not None else None)  # (B, 1 + N, D')
+            at = trace.at(layer) if trace is not None else None
+            x = run(block, x, None, None, at, recompute=recompute)  # (B, 1 + N, D')
         x = mark(trace, "norm", self.norm(x))
         return mark(trace, "pixels", self.pixels(x[:, 1:]))  # (B, N, P*P*C)
 
@@ -233,9 +231,9 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
     B, N = patches.shape[:2]
     visible = int(N * (1 - mask_ratio))
     if not 0 < visible < N:
-        found = "leaves none visible" if visible < 1 else "hides none"
+        problem = "leaves none visible" if visible < 1 else "hides none"
         raise UsageError(
-            f"mask_ratio={mask_ratio:g} of {N} patches {found}: use a share between 0 and 1 that leaves at least one "
+            f"mask_ratio={mask_ratio:g} of {N} patches {problem}: use a share between 0 and 1 that leaves at least one "
             "of each, or larger images."
         )
     if noise is None:
@@ -251,12 +249,12 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
 def pixels_of(images: Tensor, patch_size: int) -> Tensor:
     """(B, C, H, W) -> (B, N, P*P*C): row, column, then channel, the order in which released weights paint them."""
     x = patchify(images, patch_size)  # (B, N, C*P*P)
-    return x.unflatten(-1, (images.shape[1], -1)).transpose(-2, -1).flatten(-2)
+    return torch.unflatten(x, -1, (images.shape[1], -1)).transpose(-2, -1).flatten(-2)
 
 
 def images_of(pixels: Tensor, patch_size: int, grid: tuple[int, int]) -> Tensor:
     """The inverse of `pixels_of`."""
-    x = pixels.unflatten(-1, (patch_size**2, -1)).transpose(-2, -1).flatten(-2)  # (B, N, C*P*P)
+    x = torch.unflatten(pixels, -1, (patch_size**2, -1)).transpose(-2, -1).flatten(-2)  # (B, N, C*P*P)
     return unpatchify(x, patch_size, grid)
 
 

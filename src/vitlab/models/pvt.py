@@ -194,7 +194,7 @@ def pvt_block(c: PVTConfig, stage: int, stochastic_depth: float) -> GridBlock:
 
 
 def pvt_stages(c: PVTConfig) -> nn.ModuleList:
-    rates = depth_rates(c)
+    rates = depth_rates(c.depths, c.stochastic_depth)
     return nn.ModuleList(
         nn.ModuleList(pvt_block(c, stage, next(rates)) for _ in range(depth)) for stage, depth in enumerate(c.depths)
     )

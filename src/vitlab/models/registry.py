@@ -10,6 +10,7 @@ from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.models.base import Network
+from vitlab.models.config import Config
 from vitlab.models.entry import Entry
 from vitlab.models.index import PAPERS
 
@@ -51,6 +52,6 @@ def build_config(name: str, **options: Any) -> tuple[Entry, Any]:
     return entry, entry.config.with_options(**{**carried, **options})
 
 
-def build(family: str, config: Any) -> Network:
+def build(family: str, config: Config) -> Network:
     """A freshly initialised model of this config, on torch's current default device."""
     return FAMILIES[family][1](config)

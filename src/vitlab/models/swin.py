@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -84,10 +85,10 @@ class SwinConfig(StagedConfig):
     def windows(self, grid: Grid, shifted: bool) -> Windows:
         """Sec. 3.2: windows of M x M; shifted ones by half of it, unless the whole map is in view."""
         M = self.window
-        whole = [side <= M for side in grid]
+        one_window = [side <= M for side in grid]
         if self.shift_axes == "together":
-            whole = [any(whole)] * 2
-        shift = [0 if all_seen or not shifted else M // 2 for all_seen in whole]
+            one_window = [any(one_window)] * 2
+        shift = [0 if single or not shifted else M // 2 for single in one_window]
         return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]))
 
 
@@ -132,7 +133,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, z: Tensor, grid: Grid) -> Tensor:  # (B, N, C)
-        x = z.unflatten(1, grid)
+        x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         B, rows, columns, C = x.shape
@@ -151,7 +152,7 @@ class Swin(Hierarchy):
         c, widths = config, config.widths
         self.embeds = nn.ModuleList([SwinEmbed(c), *(PatchMerging(width, c.merge_eps) for width in widths[:-1])])
         self.dropout = nn.Dropout(c.dropout)
-        rates = depth_rates(c)
+        rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
             nn.ModuleList(swin_block(c, width, heads, next(rates)) for _ in range(depth))
             for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)

@@ -102,7 +102,7 @@ class Twins(Hierarchy):
         c = config
         self.block_kinds = tuple(dict.fromkeys((*(BLOCK_KINDS if c.windowed else ()), *REDUCED_KINDS, "positions")))
         self.embeds = conv_embeds(c)
-        rates = depth_rates(c)
+        rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
             nn.ModuleList(twins_block(c, stage, number, next(rates)) for number in range(depth))
             for stage, depth in enumerate(c.depths)

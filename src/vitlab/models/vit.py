@@ -8,21 +8,20 @@ Run `vitlab inspect vit_base` to see every step with its shape, parameters and M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
+from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU, run
 from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
 from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
+from vitlab.layers.reduced import to_map
 from vitlab.layers.reducer import Reducer, Reducing
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network
@@ -150,16 +149,15 @@ class VisionTransformer(Network):
             trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
         z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
-        checkpointed = self.config.gradient_checkpointing and self.training and trace is None
-        call = partial(checkpoint, use_reentrant=False) if checkpointed else _direct
+        recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             relative = block.attention.relative
             bias = None if relative is None or index is None else relative(index, layout.grid)  # (1, h, N, N)
             if reducing is not None:
-                z = reducing.run(block, z, layer, at, call)  # (B, M, D), M <= N
+                z = reducing.run(block, z, layer, at, recompute)  # (B, M, D), M <= N
             else:
-                z = call(block, z, rope, bias, at)  # (B, N, D), eqs. 2-3
+                z = run(block, z, rope, bias, at, recompute=recompute)  # (B, N, D), eqs. 2-3
         z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
         return z, reducing.sizes if reducing is not None else None
 
@@ -196,7 +194,9 @@ class VisionTransformer(Network):
             )
         return Reducing(reducer, depth=len(self.blocks), prefix=len(self.config.prefix), offers=self.traceable)
 
-    def _positions_inside(self, layout: TokenLayout, kept: Tensor | None, z: Tensor):
+    def _positions_inside(
+        self, layout: TokenLayout, kept: Tensor | None, z: Tensor
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
         """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""
         c, prefix = self.config, len(layout.prefix)
         if c.positions.kind == "relative":
@@ -207,7 +207,7 @@ class VisionTransformer(Network):
             return None, None
         rope = rotary_2d(layout.grid, c.head_dim or c.width // c.heads, c.positions.rotary_base, prefix, z.device)
         if kept is not None:
-            rope = tuple(part[kept][:, None] for part in rope)  # (B, 1, N, d/2)
+            rope = rope[0][kept][:, None], rope[1][kept][:, None]  # (B, 1, N, d/2) each
         return rope, None
 
     def forward_head(
@@ -244,14 +244,13 @@ class VisionTransformer(Network):
         """Tokens after the given blocks, through the final norm unless norm=False; `maps`: (B, D, H/P, W/P)."""
         trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
         self.forward_features(images, trace=trace)
-        found = [trace["tokens", layer] for layer in layers]
+        tokens = [trace["tokens", layer] for layer in layers]
         if norm and self.norm is not None:
-            found = [self.norm(z) for z in found]
-        if maps:
-            rows, columns = self.layout(*images.shape[-2:]).grid
-            prefix = len(self.config.prefix)
-            found = [z[:, prefix:].transpose(1, 2).unflatten(-1, (rows, columns)) for z in found]
-        return found
+            tokens = [self.norm(z) for z in tokens]
+        if not maps:
+            return tokens
+        layout = self.layout(*images.shape[-2:])
+        return [to_map(z[:, len(layout.prefix) :], layout.grid) for z in tokens]
 
     def reset_classifier(self, classes: int) -> None:
         """A new, untrained head for another number of classes (0: none); everything else stays."""
@@ -292,10 +291,6 @@ def build_block(c: ViTConfig, layer: int) -> Block:
 
 def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
-
-
-def _direct(work: Callable[..., Any], *inputs: Any) -> Any:
-    return work(*inputs)
 
 
 def _head(width: int, classes: int) -> nn.Module:

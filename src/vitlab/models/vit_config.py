@@ -7,7 +7,7 @@ with the next valid value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
@@ -114,8 +114,8 @@ class ViTConfig(Config):
         super().__post_init__()
         check_vit(self)
 
-    def fixed_with(self, other: Self) -> tuple[str, ...]:
-        same_pooling = self.head.pooling == other.head.pooling  # another may bring its own norm
+    def fixed_with(self, other: Config) -> tuple[str, ...]:
+        same_pooling = self.head.pooling == other.option("pooling")  # another may bring its own norm
         registers = self.positions.prefix_positions == "all"  # which then have positions
         return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
 

@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import CheckpointError, ImageError, UsageError
 from vitlab.export.loader import open_network
-from vitlab.images.listing import open_items
+from vitlab.images.listing import Items, open_items
 from vitlab.images.read import read_image
 from vitlab.images.samples import is_sample, open_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.base import Network, features_of
 from vitlab.search.database import MadeBy
 from vitlab.search.graph import Progress
-from vitlab.search.index import Counts, ProcessGroup, check, update
+from vitlab.search.index import Counts, check, update
 from vitlab.search.query import Hit, Index, open_database
-from vitlab.search.table import ImageList, TableSummary, write_table
-from vitlab.training.processes import pick_device
+from vitlab.search.table import TableSummary, write_table
+from vitlab.training.processes import Processes, pick_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,12 +44,12 @@ OTHER_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")
 def index_folder(
     folder: str | Path,
     index: str | Path,
-    model: Network | str | Path | None = None,
+    model: ModelOrName | None = None,
     *,
     batch_size: int = 64,
     moved: bool = False,
     device: str | torch.device = "auto",
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> Counts:
     """Make an index of the images of a folder, or update it.
@@ -100,7 +102,7 @@ class SearchResult:
 
     @property
     def _line(self) -> str:
-        return f"{len(self.hits)} of {self.images:,} pictures in {self.folder}, by {self.model}"
+        return f"{len(self.hits)} of {self.images:,} images in {self.folder}, by {self.model}"
 
     def _drawn(self) -> list[SearchHit]:
         from vitlab.explain import draw
@@ -122,20 +124,19 @@ def search_index(
     *,
     image: str | Path | Image.Image | None = None,
     top: int = 10,
-    model: Network | str | Path | None = None,
+    model: ModelOrName | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """`image` may be a sample of a data source, "digits#3". `model`: None loads the model that made the index."""
     if (text is None) == (image is None):
-        raise UsageError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
+        raise UsageError('search by a text or by an image: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
     if text is not None and not text.strip():
-        raise UsageError('the question is empty: vitlab search INDEX "a dog on a beach".')
+        raise UsageError('the text is empty: vitlab search INDEX "a dog on a beach".')
     with Index(index, progress) as opened:
         if text is not None and not opened.made_by.get("reads_text", True):
             raise UsageError(
-                f"{opened.path}: was made with {opened.made_by['checkpoint']}, a model that knows pictures and no "
-                "words. Ask with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER "
-                "--model CLIP"
+                f"{opened.path}: was made with {opened.made_by['checkpoint']}, a model that reads no text. Search by "
+                "image, --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
             )
         try:
             encoder, made_by = open_encoder(model if model is not None else opened.made_by["checkpoint"])
@@ -151,13 +152,13 @@ def search_index(
 
 
 def embed_dataset(
-    source: str | Path | ImageList,
+    source: str | Path | Items,
     out: str | Path,
-    model: Network | str | Path = DEFAULT_MODEL,
+    model: ModelOrName = DEFAULT_MODEL,
     *,
     batch_size: int = 64,
     device: str | torch.device = "auto",
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> TableSummary:
     """Embed all images of a data source into a Parquet table.
@@ -177,19 +178,20 @@ def check_table_name(path: Path) -> None:
         raise UsageError(f"{path}: the table is written as Parquet: name it {path.with_suffix('.parquet')}.")
 
 
-def open_encoder(model: Network | str | Path, device: str | torch.device | None = None) -> tuple[Network, MadeBy]:
+def open_encoder(model: ModelOrName, device: str | torch.device | None = None) -> tuple[Network, MadeBy]:
     """The network that embeds images, and how an index identifies it.
 
     A model that wraps an encoder (MAE, DINO) gives its encoder, a CLIP itself. An exported file must give features.
     """
-    if isinstance(model, Network):
-        name = (model.card.name if model.card is not None else None) or model.family
+    network = open_network(model)
+    if isinstance(model, nn.Module):
+        name = (network.card.name if network.card is not None else None) or network.family
     else:
         path = Path(model).expanduser()
         name = str(path.absolute()) if path.exists() else str(model)
-    encoder = encoder_of(open_network(model))
+    encoder = encoder_of(network)
     features_of(encoder)  # raises where an exported file gives none
-    if device is not None and not isinstance(model, Network):
+    if device is not None and not isinstance(model, nn.Module):
         encoder = encoder.to(pick_device(device) if isinstance(device, str) else device)
     made_by: MadeBy = {
         "checkpoint": name,

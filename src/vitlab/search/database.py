@@ -20,6 +20,7 @@ import numpy as np
 from vitlab.errors import SearchError
 from vitlab.parsing import parse_json
 from vitlab.printable import one_line
+from vitlab.search.files import identity
 
 FORMAT = 1
 FILE = "pictures.sqlite"
@@ -50,28 +51,18 @@ class WriteError(SearchError):
 
 def damaged_error(file: Path, why: object) -> SearchError:
     """The error for a damaged database. It cannot be restored from anything else."""
-    folder = file.parent
+    folder, why = file.parent, one_line(str(why)[:200])
     if file.match(PART):
-        return SearchError(
-            f"{file}: is damaged ({one_line(str(why)[:200])}). A killed process has left it. Remove this file: "
-            "its images are embedded again."
-        )
-    return SearchError(
-        f"{file}: the index is damaged ({one_line(str(why)[:200])}). Delete {folder} and index again: "
-        f"vitlab index FOLDER -o {folder} --model CHECKPOINT"
-    )
+        remedy = "A killed process has left it. Remove this file: its images are embedded again."
+        return SearchError(f"{file}: is damaged ({why}). {remedy}")
+    remedy = f"Delete {folder} and index again: vitlab index FOLDER -o {folder} --model CHECKPOINT"
+    return SearchError(f"{file}: the index is damaged ({why}). {remedy}")
 
 
 def read_error(file: Path, error: sqlite3.Error) -> SearchError:
     """Only what SQLite calls damage is damage; a lock, a full disk or a missing permission passes."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    wrong = (
-        "no such table",
-        "no such column",
-        "unsupported file format",
-        "Could not decode",
-    )  # have no code of their own
-    if str(error).startswith(wrong) or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # none: Python cannot decode a text
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):  # ERROR: a table is missing
         return damaged_error(file, error)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return SearchError(f"{file}: another process is writing it. Try again when it is done.")
@@ -143,10 +134,8 @@ class ImageDatabase:
             raise
 
     def _check_pages(self) -> None:
-        """Run SQLite's quick_check, once while inode, size and time of the file stay the same."""
-        status = self.file.stat()
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if _checked.get(self.file) != stamp:
+        """Run SQLite's quick_check, once while the file stays the same."""
+        if _checked.get(self.file) != (stamp := identity(self.file)):
             if (rows := self._all("PRAGMA quick_check(1)")) != [("ok",)]:
                 raise damaged_error(self.file, rows[0][0] if rows else "nothing can be read")
             _checked[self.file] = stamp

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitlab.errors import SearchError
 from vitlab.search.database import ImageDatabase
-from vitlab.search.files import digest
+from vitlab.search.files import digest, identity
 
 FILE = "vectors.usearch"
 EXACT = 20_000  # up to this many vectors, all are compared: exact, and takes milliseconds
@@ -46,17 +46,13 @@ class DamagedGraphError(SearchError):
 
 
 def is_intact(database: ImageDatabase, file: Path) -> bool:
-    """Whether the file has the digest in the database. An older index has none and is not checked.
-
-    The digest is cached while inode, size and time of the file stay the same.
-    """
+    """Whether the file has the digest in the database, cached while it stays the same. An older index has none."""
     if not file.is_file():
         may_be_lost = not database.has_checks and len(database) > 0  # an older index stored no digest of its graph
         return "graph" not in database.about and not may_be_lost
     if "graph" not in database.about:
         return True
-    status = file.stat()
-    stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+    stamp = identity(file)
     if (cached := _digests.get(file)) is None or cached[0] != stamp:
         cached = _digests[file] = (stamp, digest(file).hex())
     if cached[1] not in database.about["graph"]:

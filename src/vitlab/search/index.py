@@ -12,46 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
-from vitlab.errors import SearchError
+from vitlab.errors import SearchError, UsageError
+from vitlab.inference import Embedding
 from vitlab.search import graph
 from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, MadeBy, damaged_error
 from vitlab.search.files import Stamp, digest, scan
 from vitlab.search.graph import Progress
+from vitlab.training.processes import Processes
 
-T = TypeVar("T")
-
-
-class EmbeddingResult(Protocol):
-    """Result of `vitlab.embed` for one image."""
-
-    vector: np.ndarray | None
-    error: str | None
-
-
-class ProcessGroup(Protocol):
-    """The interface of vitlab.training.processes that is needed here."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-    def wait(self) -> None: ...
-    def gather(self, value: T) -> list[T]: ...
-
-
-@dataclass(frozen=True)
-class SingleProcess:
-    rank: int = 0
-    world: int = 1
-
-    def wait(self) -> None: ...
-
-    def gather(self, value: T) -> list[T]:
-        return [value]
+Embed = Callable[[list[Any]], Sequence[Embedding]]  # as vitlab.embed, of paths or pixels
 
 
 @dataclass
@@ -74,11 +47,11 @@ def update(
     index: str | Path,
     folder: str | Path,
     made_by: MadeBy,
-    embed: Callable[[list[Path]], Sequence[EmbeddingResult]],
+    embed: Embed,
     *,
     batch_size: int = 64,
     moved: bool = False,
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> Counts:
     """Make an index, or update it.
@@ -86,11 +59,11 @@ def update(
     `moved`: the images of the index are in another folder now.
     """
     if batch_size < 1:
-        raise SearchError(f"batch_size={batch_size} must be at least 1.")
-    group, index, folder = together or SingleProcess(), Path(index).expanduser(), Path(folder).expanduser().resolve()
+        raise UsageError(f"batch_size={batch_size} must be at least 1.")
+    group, index, folder = together or Processes(), Path(index).expanduser(), Path(folder).expanduser().resolve()
     stamps = scan(folder)
     if not stamps:
-        raise SearchError(f"{folder}: no pictures in it; nothing was changed.")
+        raise SearchError(f"{folder}: no images in it; nothing was changed.")
     check(index, made_by, folder, moved)
     group.wait()  # until all processes have checked the index
     if group.rank == 0:
@@ -138,8 +111,8 @@ def check(index: Path, made_by: MadeBy, folder: Path | None = None, moved: bool 
         )
     if folder is not None and about["folder"] != str(folder) and not moved:
         raise SearchError(
-            f"{index}: is of the pictures in {about['folder']}, not in {folder}. Make a second index with -o OTHER; or "
-            "add --moved, if these are the same pictures in a new place."
+            f"{index}: is of the images in {about['folder']}, not in {folder}. Make a second index with -o OTHER; or "
+            "add --moved, if these are the same images in a new place."
         )
 
 
@@ -160,19 +133,18 @@ def _embed_new(
     part: ImageDatabase,
     folder: Path,
     stamps: dict[str, Stamp],
-    embed: Callable[[list[Path]], Sequence[EmbeddingResult]],
+    embed: Embed,
     batch_size: int,
     progress: Progress | None,
 ) -> Counts:
     """Embed new and changed images and write them to `part` batch by batch."""
     states = database.file_states()
-    todo = [path for path, stamp in stamps.items() if not _is_unchanged(states.get(path), stamp)]
+    indexed = {path: Stamp(state.size, state.mtime) for path, state in states.items() if state.hash is not None}
+    todo = [path for path, stamp in stamps.items() if indexed.get(path) != stamp]
     counts = Counts(unchanged=len(stamps) - len(todo))
     for first in range(0, len(todo), batch_size):
         entries = [ImageRecord(path, *stamps[path]) for path in todo[first : first + batch_size]]
-        fresh = [
-            entry for entry in entries if not _reuse_known(entry, states.get(entry.path), database, folder, counts)
-        ]
+        fresh = [entry for entry in entries if not _reuse(entry, states.get(entry.path), database, folder, counts)]
         if fresh:
             results = embed([folder / entry.path for entry in fresh])
             for entry, result in zip(fresh, results, strict=True):
@@ -188,13 +160,7 @@ def _embed_new(
     return counts
 
 
-def _is_unchanged(before: FileState | None, stamp: Stamp) -> bool:
-    return before is not None and (before.size, before.mtime) == stamp and before.hash is not None
-
-
-def _reuse_known(
-    entry: ImageRecord, before: FileState | None, database: ImageDatabase, folder: Path, counts: Counts
-) -> bool:
+def _reuse(entry: ImageRecord, before: FileState | None, database: ImageDatabase, folder: Path, counts: Counts) -> bool:
     """Fill in the record from a known image with the same contents. True if it needs no embedding. Updates `counts`."""
     try:
         entry.hash = digest(folder / entry.path)

@@ -9,7 +9,7 @@ from shlex import quote
 
 import numpy as np
 
-from vitlab.errors import SearchError
+from vitlab.errors import SearchError, UsageError
 from vitlab.search import graph
 from vitlab.search.database import FILE, ImageDatabase, MadeBy, WriteError, damaged_error
 from vitlab.search.graph import DamagedGraphError, Graph, Progress, is_intact, update_graph
@@ -100,11 +100,11 @@ class Index:
     def search(self, vector: np.ndarray, top: int = 10) -> list[Hit]:
         """The `top` images with the highest cosine similarity to a vector (E,), best first."""
         if top < 1:
-            raise SearchError(f"top={top} must be at least 1.")
+            raise UsageError(f"top={top} must be at least 1.")
         vector = np.asarray(vector, dtype=np.float32)
         length = float(np.linalg.norm(vector))
         if vector.ndim != 1 or not np.isfinite(length) or length == 0:
-            raise SearchError(f"expected one vector of finite numbers, not all zero; found the shape {vector.shape}.")
+            raise UsageError(f"expected one vector of finite numbers, not all zero; found the shape {vector.shape}.")
         if self.graph is not None:
             self._check_width(vector, self.graph.width)
         vector = vector / length
@@ -123,7 +123,7 @@ class Index:
         hits = [Hit(self.folder / path, scores[number], number) for number, path in paths.items()]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
-    def picture(self, number: int) -> Path | None:
+    def image_path(self, number: int) -> Path | None:
         """Path of the image in a row; None if the row is missing, or the path is outside the folder."""
         path = self.database.paths(np.array([number], dtype=np.int64)).get(number)
         if path is None or _escapes_folder(path):

@@ -9,32 +9,34 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypedDict
 
 import numpy as np
 
-from vitlab.errors import ImageError, SearchError
+from vitlab.errors import ImageError, SearchError, UsageError
+from vitlab.images.listing import Items
 from vitlab.parsing import parse_json
+from vitlab.printable import valid_utf8
 from vitlab.search.database import MadeBy
 from vitlab.search.graph import Progress
-from vitlab.search.index import EmbeddingResult, ProcessGroup, SingleProcess
+from vitlab.search.index import Embed
+from vitlab.training.processes import Processes
 
 CHUNK = 512  # images
 KEY = b"vitlab"  # of the table's metadata
 
 
-class ImageList(Protocol):
-    """The interface of a list by vitlab.images.listing."""
+class TableAbout(TypedDict):
+    """What a table was made of, written into its metadata."""
 
-    @property
-    def name(self) -> str: ...
-    def __len__(self) -> int: ...
-    def about(self, number: int) -> tuple[str, str | None, str | None]: ...  # path, split, label
-    def source(self, number: int) -> Any: ...
-    def digest(self) -> str: ...
+    data: str
+    pictures: int
+    names: str  # digest of the images' names
+    made_by: MadeBy
+    chunk: int
 
 
 @dataclass
@@ -50,21 +52,21 @@ class TableSummary:
 
 def write_table(
     out: str | Path,
-    items: ImageList,
+    items: Items,
     made_by: MadeBy,
-    embed: Callable[[list[Any]], Sequence[EmbeddingResult]],
+    embed: Embed,
     *,
     batch_size: int = 64,
     chunk: int = CHUNK,
-    together: ProcessGroup | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
 ) -> TableSummary:
     """An existing table of the same images and model is kept."""
     _arrow()
     if batch_size < 1 or chunk < 1:
-        raise SearchError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
-    group, out = together or SingleProcess(), Path(out).expanduser()
-    about = {"data": items.name, "pictures": len(items), "names": items.digest(), "made_by": made_by, "chunk": chunk}
+        raise UsageError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
+    group, out = together or Processes(), Path(out).expanduser()
+    about = TableAbout(data=items.name, pictures=len(items), names=items.digest(), made_by=made_by, chunk=chunk)
     parts = out.with_name(f"{out.name}.parts")
     exists = out.exists()
     group.wait()  # until all processes have checked
@@ -77,7 +79,7 @@ def write_table(
         _prepare(parts, about)
     group.wait()
     _check_same(parts, _read_unfinished(parts), about)
-    numbers = [k for k in range(-(-len(items) // chunk)) if k % group.world == group.rank]
+    numbers = range(group.rank, -(-len(items) // chunk), group.world)
     done = _fill(parts, items, numbers, about, embed, batch_size, progress)
     name = "whole.parquet" if group.world == 1 else f"part-{group.rank:05d}-of-{group.world:05d}.parquet"
     _join(parts / "joined" / name, [_chunk_file(parts, k) for k in numbers])
@@ -86,12 +88,10 @@ def write_table(
         (parts / "joined" / name if group.world == 1 else parts / "joined").rename(out)
         shutil.rmtree(parts)
     group.wait()
-    summary = _summary(out, items.name, made_by)
-    summary.embedded = embedded
-    return summary
+    return replace(_summary(out, items.name, made_by), embedded=embedded)
 
 
-def _prepare(parts: Path, about: Mapping[str, object]) -> None:
+def _prepare(parts: Path, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     parts.mkdir(parents=True, exist_ok=True)
@@ -112,14 +112,15 @@ def _read_unfinished(parts: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def _check_same(place: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_same(place: Path, old: Mapping[str, object], new: TableAbout) -> None:
     def refuse(why: str) -> SearchError:
         return SearchError(f"{place}: {why}. Name another place with -o, or delete it.")
 
-    if not isinstance(old.get("made_by"), dict) or not {"data", "names", "chunk"} <= old.keys():
+    made_by = old.get("made_by")
+    if not isinstance(made_by, dict) or not {"data", "names", "chunk"} <= old.keys():
         raise refuse("is damaged: it does not name its images and its model")
-    if old["made_by"].get("fingerprint") != new["made_by"]["fingerprint"]:
-        raise refuse(f"was made with another model, {old['made_by'].get('checkpoint')}")
+    if made_by.get("fingerprint") != new["made_by"]["fingerprint"]:
+        raise refuse(f"was made with another model, {made_by.get('checkpoint')}")
     if (old["data"], old["names"]) != (new["data"], new["names"]):
         same = old["data"] == new["data"]
         raise refuse(f"is of {old['data']}" + (", whose images have changed since" if same else ""))
@@ -129,10 +130,10 @@ def _check_same(place: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
 
 def _fill(
     parts: Path,
-    items: ImageList,
+    items: Items,
     numbers: Iterable[int],
-    about: dict[str, Any],
-    embed: Callable[[list[Any]], Sequence[EmbeddingResult]],
+    about: TableAbout,
+    embed: Embed,
     batch_size: int,
     progress: Progress | None,
 ) -> int:
@@ -154,32 +155,29 @@ def _fill(
     return done
 
 
-def _rows(
-    items: ImageList, numbers: range, embed: Callable[[list[Any]], Sequence[EmbeddingResult]]
-) -> list[dict[str, Any]]:
+def _rows(items: Items, numbers: range, embed: Embed) -> list[dict[str, Any]]:
     rows, sources, read = [], [], []
     for number in numbers:
-        path, split, label = (None if text is None else _valid_utf8(text) for text in items.about(number))
+        path, split, label = (None if text is None else valid_utf8(text) for text in items.about(number))
         rows.append({"number": number, "path": path, "split": split, "label": label, "embedding": None, "error": None})
         try:
             sources.append(items.source(number))
             read.append(rows[-1])
         except ImageError as error:  # an image inside a shard
-            rows[-1]["error"] = _valid_utf8(str(error))
+            rows[-1]["error"] = valid_utf8(str(error))
     for row, source, result in zip(read, sources, embed(sources) if sources else [], strict=True):
         row["embedding"] = result.vector
-        row["error"] = None if result.error is None else _valid_utf8(result.error.removeprefix(f"{source}: "))
+        row["error"] = None if result.error is None else valid_utf8(result.error.removeprefix(f"{source}: "))
     return rows
 
 
-def _write(file: Path, rows: list[dict[str, Any]], width: int, about: Mapping[str, object]) -> None:
+def _write(file: Path, rows: Sequence[Mapping[str, object]], width: int, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     pa, pq = _arrow()
-    fields = [pa.field("number", pa.int64()), pa.field("path", pa.string())]
-    fields += [pa.field("split", pa.string()), pa.field("label", pa.string())]
-    fields += [pa.field("embedding", pa.list_(pa.float32(), width)), pa.field("error", pa.string())]
-    schema = pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
+    kinds = dict(number=pa.int64(), path=pa.string(), split=pa.string(), label=pa.string())
+    kinds |= dict(embedding=pa.list_(pa.float32(), width), error=pa.string())
+    schema = pa.schema(list(kinds.items()), metadata={KEY: json.dumps(about).encode()})
     table = pa.Table.from_pylist(rows, schema)
     write_whole(file, lambda path: pq.write_table(table, path))
 
@@ -224,11 +222,6 @@ def _files(out: Path) -> list[Path]:
 
 def _chunk_file(parts: Path, number: int) -> Path:
     return parts / f"chunk-{number:08d}.parquet"
-
-
-def _valid_utf8(text: str) -> str:
-    """Paths need not be UTF-8, but tables must be."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from vitlab.errors import ImageError, SearchError
+from vitlab.errors import ImageError, SearchError, TokenizerError, UsageError, VitlabError
 from vitlab.images.read import NotAPictureError, TooLargeError
 from vitlab.printable import one_line
 from vitlab.serve.settings import FORMAT_NAMES
@@ -76,6 +76,15 @@ def handle_errors(app: FastAPI) -> None:
         }
         text, remedy = messages.get(error.status_code, (str(error.detail), "GET /docs lists all requests."))
         return error_response(RequestError(error.status_code, text, remedy, error.headers))
+
+    @app.exception_handler(ImageError)
+    async def on_image_error(request: Request, error: ImageError) -> JSONResponse:
+        return error_response(image_error(error))
+
+    @app.exception_handler(UsageError)
+    @app.exception_handler(TokenizerError)
+    async def on_unsupported(request: Request, error: VitlabError) -> JSONResponse:
+        return error_response(RequestError(422, str(error), "GET /models lists what each model can do."))
 
     @app.exception_handler(SearchError)
     async def on_search_error(request: Request, error: SearchError) -> JSONResponse:

@@ -80,31 +80,18 @@ class Guard:
         host = hosts[0] if len(hosts) == 1 else ", ".join(hosts)
         name = host_name(host)
         if name is None or not self.settings.answers_to(name):
-            return RequestError(
-                400,
-                f"this server does not answer to the Host {host[:200]!r}.",
-                "Use the address it was started with, or start it with --allow-host NAME.",
-            )
-        if not scope.get("raw_path", b"/").startswith(
-            b"/"
-        ):  # http://evil.example/ would name another host than the Host header
-            return RequestError(
-                400, "the request's target is not a path.", "Send a path, such as GET /health HTTP/1.1."
-            )
+            error = f"this server does not answer to the Host {host[:200]!r}."
+            return RequestError(400, error, "Use the address it was started with, or start it with --allow-host NAME.")
+        if not scope.get("raw_path", b"/").startswith(b"/"):  # a URL may name another host than the Host header
+            remedy = "Send a path, such as GET /health HTTP/1.1."
+            return RequestError(400, "the request's target is not a path.", remedy)
         if (origin := self._foreign_origin(headers, host)) is not None:
-            return RequestError(
-                403,
-                f"pages of {origin[:200]!r} may not send requests to this server.",
-                "Use a page of this server, or start it with --allow-origin ORIGIN.",
-            )
+            error = f"pages of {origin[:200]!r} may not send requests to this server."
+            return RequestError(403, error, "Use a page of this server, or start it with --allow-origin ORIGIN.")
         protected = scope["path"] not in PUBLIC_PATHS and not scope["path"].startswith(PUBLIC_FILES)
         if self.settings.token is not None and protected and not self._has_token(headers):
-            return RequestError(
-                401,
-                "the token is missing or wrong.",
-                "Send the header Authorization: Bearer TOKEN, with the server's --token.",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            remedy = "Send the header Authorization: Bearer TOKEN, with the server's --token."
+            return RequestError(401, "the token is missing or wrong.", remedy, {"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.settings.max_upload:
             return self._too_large()

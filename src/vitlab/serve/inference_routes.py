@@ -12,9 +12,9 @@ from PIL import Image
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from vitlab.errors import UsageError, VitlabError
+from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import ask
-from vitlab.explain.inputs import ImageBatch
+from vitlab.explain.inputs import ImageBatch, token_model
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
 from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
@@ -176,10 +176,7 @@ async def explain(
     async def answer(job: InferenceJob) -> dict[str, Any] | Response:
         texts = _texts(job)
         image = await job.image(keep_original=format == "png")
-        try:
-            content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
-        except VitlabError as error:  # the library's reason why this model cannot
-            raise RequestError(422, str(error), "GET /models lists what each model can do.") from None
+        content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
     return await respond(request, "explain", model, answer, ("text",))
@@ -189,7 +186,7 @@ def _explain(
     served: ServedModel, image: PreparedImage, method: str | None, target: str | None, texts: list[str]
 ) -> dict[str, Any] | bytes:
     """The explanation as JSON; drawn as PNG if the image's original was kept."""
-    model = ask(served.model, texts) if texts else served.encoder
+    model = token_model(ask(served.model, texts) if texts else served.encoder)
     method = method or ("relevance" if model.config.classes else "attention")
     like = next(model.parameters())
     originals = None if image.original is None else [image.original]

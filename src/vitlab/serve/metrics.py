@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,23 +19,17 @@ class Metrics:
 
     def __init__(self, pool: ModelPool):
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "vitlab_requests", "Requests answered.", ["path", "status"], registry=registry
-        )  # Prometheus adds _total
-        self.seconds = Histogram(
-            "vitlab_request_seconds", "From a request's first line to its response.", ["path"],
-            buckets=SECONDS, registry=registry,
-        )  # fmt: skip
-        self.batch_sizes = Histogram(
-            "vitlab_batch_pictures", "Images in a batch.", ["model", "verb"], buckets=SIZES, registry=registry
-        )
-        self.batch_seconds = Histogram(
-            "vitlab_batch_seconds", "Time of a batch in the model.", ["model", "verb"],
-            buckets=SECONDS, registry=registry,
-        )  # fmt: skip
-        in_progress = Gauge("vitlab_queue_requests", "Accepted and not answered.", ["model"], registry=registry)
-        capacity = Gauge("vitlab_queue_limit", "Requests that may be accepted.", ["model"], registry=registry)
-        ready = Gauge("vitlab_ready", "1 if the server accepts requests.", registry=registry)
+        gauge, histogram = partial(Gauge, registry=registry), partial(Histogram, registry=registry)
+        answered = "Requests answered."  # Prometheus adds _total to the name
+        self.requests = Counter("vitlab_requests", answered, ["path", "status"], registry=registry)
+        about = "From a request's first line to its response."
+        self.seconds = histogram("vitlab_request_seconds", about, ["path"], buckets=SECONDS)
+        labels = ["model", "verb"]
+        self.batch_sizes = histogram("vitlab_batch_pictures", "Images in a batch.", labels, buckets=SIZES)
+        self.batch_seconds = histogram("vitlab_batch_seconds", "Time of a batch in the model.", labels, buckets=SECONDS)
+        in_progress = gauge("vitlab_queue_requests", "Accepted and not answered.", ["model"])
+        capacity = gauge("vitlab_queue_limit", "Requests that may be accepted.", ["model"])
+        ready = gauge("vitlab_ready", "1 if the server accepts requests.")
         ready.set_function(lambda: float(pool.ready))
         for served in pool.models.values():
             in_progress.labels(served.name).set_function(lambda served=served: served.in_progress)

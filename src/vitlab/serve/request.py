@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -115,7 +115,7 @@ async def respond(
     request: Request,
     verb: str | None,
     model: str | None,
-    answer: Callable[[InferenceJob], Awaitable[dict[str, Any] | Response]],
+    answer: Callable[[InferenceJob], Awaitable[Mapping[str, object] | Response]],
     field_names: Iterable[str] = (),
     *,
     image_required: bool = True,

@@ -11,6 +11,7 @@ import numpy as np
 
 from vitlab.errors import CheckpointError, SearchError
 from vitlab.export.loader import open_network
+from vitlab.printable import valid_utf8
 from vitlab.search import Hit, Index, check
 from vitlab.search.database import MadeBy
 from vitlab.serve.model_pool import ServedModel, unique_name
@@ -41,11 +42,11 @@ class SearchIndex:
         check(self.path, self.made_by)
         with Index(self.path, rebuild=False) as index:
             hits = index.search(vector, top)
-            return [(hit, _as_utf8(hit.path.relative_to(index.folder).as_posix())) for hit in hits], len(index)
+            return [(hit, valid_utf8(hit.path.relative_to(index.folder).as_posix())) for hit in hits], len(index)
 
     def image_path(self, number: int) -> Path | None:
         with Index(self.path, rebuild=False) as index:
-            return index.picture(number)
+            return index.image_path(number)
 
 
 def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
@@ -70,8 +71,3 @@ def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
             raise SearchError(f"{problem} and has changed since: their embeddings cannot be compared. {remedy}")
         models.append(served)
     return SearchIndex(path, served.name, made_by, notes)
-
-
-def _as_utf8(text: str) -> str:
-    """File names need not be UTF-8, but JSON must be."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -38,7 +38,7 @@ FORM = form_schema(
 )
 
 
-class SearchHit(BaseModel):
+class ScoredImage(BaseModel):
     number: int = Field(description="Its row in the index: GET /search/pictures/NUMBER shows the image.")
     name: str = Field(description="Its path relative to the indexed folder.")
     score: float = Field(description="Cosine similarity; 1 is the same direction.")
@@ -46,7 +46,7 @@ class SearchHit(BaseModel):
 
 class SearchResponse(ModelResponse):
     pictures: int = Field(description="Number of images in the index.")
-    hits: list[SearchHit] = Field(description="The nearest first.")
+    hits: list[ScoredImage] = Field(description="The nearest first.")
 
 
 @router.post("/search", response_model=SearchResponse, responses=ERRORS, openapi_extra=FORM)

@@ -58,8 +58,8 @@ class Settings:
         for name in self.hosts:
             match = HOST.fullmatch(f"[{name}]" if is_address(name) and ":" in name else name)
             if match is None or name not in (match["name"], match["ipv6"]):
-                plain = "without scheme, port, path or *"
-                raise UsageError(f"host {name!r} must be a name or an address, such as vit.example.org: {plain}.")
+                example = "such as vit.example.org: without scheme, port, path or *"
+                raise UsageError(f"host {name!r} must be a name or an address, {example}.")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
                 raise UsageError(f"origin {origin!r} must be like https://pages.example.org, without a path.")

@@ -15,21 +15,32 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vitlab.factory import create
 from vitlab.study.model_spec import ModelSpec
 
 
 def peak_memory(models: dict[str, tuple[ModelSpec, int]], batch: int) -> dict[str, int]:
     """Bytes for each model and image size; those after a killed process are missing."""
-    lines = json.dumps([[name, *spec, size, batch] for name, (spec, size) in models.items()])
+    task = json.dumps({"models": models, "batch": batch})
     command = [sys.executable, "-m", "vitlab.study.memory"]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False)
     return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+def forward_bytes(name: str, options: dict[str, object], size: int, batch: int) -> int:
+    """Peak bytes of a forward pass; caches that are filled once are not counted."""
+    model = create(name, **{**options, "image_size": size}).eval()
+    images = torch.randn(batch, model.config.channels, size, size)
+    with torch.inference_mode():
+        model(images)
+        return peak_bytes(lambda: model(images))
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
     """Peak bytes allocated during a call, beyond those before it."""
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     recorded: Any = profiler.profiler
@@ -41,20 +52,9 @@ def peak_bytes(call: Callable[[], object]) -> int:
     return peak
 
 
-def main() -> None:
-    import torch
-
-    from vitlab.factory import create
-
-    for label, name, options, size, batch in json.loads(sys.stdin.read()):
-        model = create(name, **{**options, "image_size": size}).eval()
-        images = torch.randn(batch, model.config.channels, size, size)
-        with torch.inference_mode():
-            model(images)  # caches that are filled once are not counted
-            peak = peak_bytes(lambda model=model, images=images: model(images))
+if __name__ == "__main__":
+    task = json.loads(sys.stdin.read())
+    for label, ((name, options), size) in task["models"].items():
+        peak = forward_bytes(name, options, size, task["batch"])
         sys.stdout.write(json.dumps([label, peak]) + "\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

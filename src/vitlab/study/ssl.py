@@ -33,7 +33,7 @@ from vitlab.study.encoders import Encoder, read_encoders, recipe_encoder
 from vitlab.study.grid import GridCell, file_safe
 from vitlab.study.runner import Outcome, check_cells, run_cells
 from vitlab.study.study import OTHER_FOLDER, Row, Study, read_study_json, write_json, write_study_json
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import Features, features, knn_accuracy, probe_accuracy
 from vitlab.training.job import data_of
 from vitlab.training.loop import Show, Silent
@@ -258,7 +258,7 @@ def _frozen(folder: Path, method: str, checkpoint: str, data: Data, show: Show) 
 
     def compute() -> tuple[Features, Features]:
         model, _ = load_with_report(checkpoint, encoder=True)
-        train, test = (Pictures(split, model.preprocess) for split in (data.train, data.test or data.val))
+        train, test = (ImageSet(split, model.preprocess) for split in (data.train, data.test or data.val))
         return features(model, train), features(model, test)
 
     return _evaluate_once(folder / f"{method}-frozen.json", method, compute, show)
@@ -270,13 +270,13 @@ def _pixel_baseline(folder: Path, data: Data, size: tuple[int, int], show: Show)
     preprocess = Preprocess.from_dict({"size": size, "mean": half, "std": half})
 
     def compute() -> tuple[Features, Features]:
-        return _pixels(Pictures(data.train, preprocess)), _pixels(Pictures(data.test or data.val, preprocess))
+        return _pixels(ImageSet(data.train, preprocess)), _pixels(ImageSet(data.test or data.val, preprocess))
 
     knn, probe = _evaluate_once(folder / "pixels-frozen.json", "pixels", compute, show)
     return Method("pixels", knn=knn, probe=probe)
 
 
-def _pixels(pictures: Pictures) -> Features:
+def _pixels(pictures: ImageSet) -> Features:
     vectors: list[Tensor] = []
     labels: list[Tensor] = []
     for part in np.array_split(np.arange(len(pictures)), -(-len(pictures) // 1024)):

@@ -1,6 +1,6 @@
 """Base class of all studies: a folder with study.json, results.csv, table.md and plot.png.
 
-A new study is one file with a subclass of Study, and its command in cli/study_app.py. A folder belongs to one study,
+A new study is one file with a subclass of Study, and its command in cli/study.py. A folder belongs to one study,
 which study.json describes and a later command may resume.
 """
 

@@ -30,7 +30,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
 from vitlab.study.grid import file_safe
 from vitlab.study.study import Row, Study, write_study_json
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluating, forward_all
 from vitlab.training.labels import class_order
 from vitlab.training.recipe import DataRecipe
@@ -157,17 +157,17 @@ def default_ways(model: VisionTransformer) -> list[str]:
     return ways + [f"random:like={way}" for way in ways]
 
 
-def _test_images(model: VisionTransformer, data: Data, images: int | None) -> Pictures:
+def _test_images(model: VisionTransformer, data: Data, images: int | None) -> ImageSet:
     chosen = data.test or data.val
     if images is not None and images < len(chosen):
         chosen = subset(chosen, np.linspace(0, len(chosen) - 1, images).astype(int))  # spread over the split
     assert model.preprocess is not None, "a loaded checkpoint has one"
-    return Pictures(chosen, model.preprocess)
+    return ImageSet(chosen, model.preprocess)
 
 
 def _evaluate(
     model: VisionTransformer,
-    pictures: Pictures,
+    pictures: ImageSet,
     reducers: dict[str, Reducer | None],
     order: list[int],
     watch: Watch | None,
@@ -185,7 +185,7 @@ def _evaluate(
     return results
 
 
-def _tokens_left(model: VisionTransformer, pictures: Pictures, reducer: Reducer | None) -> int:
+def _tokens_left(model: VisionTransformer, pictures: ImageSet, reducer: Reducer | None) -> int:
     trace = Trace("tokens", layers=[-1])
     with evaluating(model):
         model(pictures.normalised(np.arange(1))[0], trace=trace, reducer=reducer)

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from vitlab.errors import ImageError, TrainingError
-from vitlab.images.datasets import Data
+from vitlab.errors import ImageError, TrainingError, UsageError
+from vitlab.images.datasets import Data, Dataset
 from vitlab.training import processes
 from vitlab.training.candidates import (
     LEVELS,
@@ -41,7 +41,7 @@ from vitlab.training.job import open_once
 from vitlab.training.loop import Show, Silent
 from vitlab.training.measure import Speed, SpeedMeter
 from vitlab.training.recipe import ModelRecipe, Recipe, to_toml, with_settings, with_value
-from vitlab.training.report.text import duration
+from vitlab.training.report.html import duration
 
 SHARE = 0.8  # of the time left; the rest is for a machine that gets slower
 LEAST_STEPS = 20  # fewer are no training
@@ -86,34 +86,19 @@ def pick(
 
 def check(minutes: float, settings: list[str]) -> None:
     if not 0 < minutes < math.inf:
-        raise TrainingError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
+        raise UsageError(f"--minutes {minutes:g} must be above 0: the time that the whole command may take.")
     for key, why in {
         "run.epochs": "picks the number of epochs. Leave one of the two out",
         "run.minutes": "is the same thing. Leave it out",
     }.items():
         if key in given_keys(settings):
-            raise TrainingError(f"{key} was given, but --minutes {minutes:g} {why}.")
+            raise UsageError(f"{key} was given, but --minutes {minutes:g} {why}.")
 
 
 def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Facts, float]:
     """Facts about the data, from a few images, and the seconds that reading one takes."""
     train = data.train
-    began, sizes, broken = time.perf_counter(), [], None
-    if train.images is not None:
-        sizes = [train.images.shape[1:3]]
-    else:
-        for index in np.linspace(0, len(train) - 1, min(len(train), LOOK[0])).astype(int):
-            try:
-                sizes.append(train.read(int(index)).shape[:2])
-            except ImageError as error:
-                broken = error
-            if time.perf_counter() - began > LOOK[1]:
-                break
-        if not sizes and broken is not None:
-            raise broken
-    read, side = (time.perf_counter() - began) / len(sizes), int(np.median([min(size) for size in sizes]))
-    measured = {"read": str(read), "side": str(side), "alike": "yes" if len(set(sizes)) == 1 else ""}
-    agreed = who.join(measured if who.first else {})
+    sizes, read = who.from_first(lambda: _image_sizes(train))
     facts = Facts(
         source=source,
         train=len(train),
@@ -121,15 +106,32 @@ def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Fac
         test=len(data.test) if data.test is not None else 0,
         classes=len(data.classes),
         channels=train.channels,
-        side=int(agreed["side"]),
-        alike=bool(agreed["alike"]),
+        side=int(np.median([min(size) for size in sizes])),
+        alike=len(set(sizes)) == 1,
         in_memory=train.images is not None,
         characters=data.name in CHARACTERS or all(len(name) == 1 for name in data.classes),
         device=who.device.type,
         cpus=max(1, (os.cpu_count() or 1) // who.world),
         world=who.world,
     )
-    return facts, float(agreed["read"])
+    return facts, read
+
+
+def _image_sizes(train: Dataset) -> tuple[list[tuple[int, ...]], float]:
+    """(H, W) of a few images, and the seconds that reading one takes."""
+    if train.images is not None:
+        return [train.images.shape[1:3]], 0.0
+    began, sizes, broken = time.perf_counter(), [], None
+    for index in np.linspace(0, len(train) - 1, min(len(train), LOOK[0])).astype(int):
+        try:
+            sizes.append(train.read(int(index)).shape[:2])
+        except ImageError as error:
+            broken = error
+        if time.perf_counter() - began > LOOK[1]:
+            break
+    if not sizes and broken is not None:
+        raise broken
+    return sizes, (time.perf_counter() - began) / len(sizes)
 
 
 @dataclass
@@ -284,6 +286,8 @@ def describe_model(model: ModelRecipe) -> str:
     if model.init_from is not None:
         return f"the trained {model.init_from}, at its own size unless set"
     c = config_of(model)
+    if c is None:
+        return model.name
     stem = " behind a convolutional stem" if c.stem.kind == "conv" else ""
     size = f"{c.image_size[0]} px" if c.image_size[0] == c.image_size[1] else f"{c.image_size[0]}x{c.image_size[1]} px"
     return f"{c.width} wide, {c.depth} deep, at {size} in patches of {c.patch_size}{stem}"
@@ -293,7 +297,7 @@ def _optimiser(recipe: Recipe, facts: Facts) -> str:
     o = recipe.optim
     if recipe.model.init_from is not None:
         return f"{o.name} at the low rate {o.lr:g}, layer decay {o.layer_decay:g}, because the weights are trained"
-    if facts.device == "cpu":
+    if facts.device == "cpu" and o.name == "muon":
         return f"{o.name} with {o.schedule} decay in float32, because it learns most per step and CPUs are slow at bf16"
     amp = f" in {recipe.run.amp}" if recipe.run.amp != "off" else ""
     return f"{o.name} with {o.schedule} decay{amp}, the usual choice on {facts.device}"

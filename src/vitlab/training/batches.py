@@ -93,7 +93,7 @@ def _order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
     indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
@@ -101,7 +101,7 @@ class Batch:
     views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
-class Pictures:
+class ImageSet:
     """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
 
     def __init__(self, data: ImageDataset, preprocess: Preprocess):
@@ -114,7 +114,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.data)
 
-    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the picture") -> Tensor:
+    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the image") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:
@@ -174,17 +174,17 @@ class Pictures:
 class BatchDataset(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
-    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment | MultiCrop):
-        self.pictures, self.plan, self.augment = pictures, plan, augment
+    def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop):
+        self.image_set, self.plan, self.augment = image_set, plan, augment
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: tuple[int, int]) -> TrainingBatch:
         return self.batch(*self.plan.take(*key))
 
-    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
-        crops = self.augment.options.crop == "resized" and self.pictures.in_memory is None
+        crops = self.augment.options.crop == "resized" and self.image_set.in_memory is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
         def box(position: int, size: tuple[int, int]) -> np.ndarray:
@@ -193,18 +193,18 @@ class BatchDataset(Dataset):
             return draw(np.array([size]), indices[one], repeat=repeat[one])[0]
 
         boxes = box if crops else None
-        pixels, kept, skipped = self.pictures.take(indices, boxes)
+        pixels, kept, skipped = self.image_set.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
         if not len(kept):
             blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
-            return Batch(blank, unknown, torch.from_numpy(indices), skipped)
+            return TrainingBatch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
-        return Batch(images, self.pictures.labels[numbers], numbers, skipped)
+        return TrainingBatch(images, self.image_set.labels[numbers], numbers, skipped)
 
-    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
+    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         """Several crops of every image; those of files are cut before resizing."""
-        seed, in_memory = self.plan.seed, self.pictures.in_memory
+        seed, in_memory = self.plan.seed, self.image_set.in_memory
         kept, skipped = np.arange(len(indices)), {}
         if in_memory is not None:
             views = crops(in_memory[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
@@ -215,18 +215,18 @@ class BatchDataset(Dataset):
                 boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
                 return crops.cut(image, boxes[:, 0])
 
-            crops_by_image, kept, skipped = self.pictures.read(indices, cut)
+            crops_by_image, kept, skipped = self.image_set.read(indices, cut)
             indices, repeat = indices[kept], repeat[kept]
             cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
         numbers = torch.from_numpy(indices)
         if not len(kept):
             views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
-        labels = self.pictures.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
-        return Batch(views[0], labels, numbers, skipped, tuple(views))
+        labels = self.image_set.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
+        return TrainingBatch(views[0], labels, numbers, skipped, tuple(views))
 
 
-def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[Batch]:
+def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[TrainingBatch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]

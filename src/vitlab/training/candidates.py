@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from vitlab.errors import VitlabError
 from vitlab.models import registry
+from vitlab.models.vit_config import ViTConfig
 from vitlab.training.batches import Plan
 from vitlab.training.measure import Speed
 from vitlab.training.recipe import (
@@ -126,8 +128,8 @@ def candidates(facts: Facts, settings: list[str]) -> list[ModelRecipe]:
             continue
         model = with_settings(Recipe(model=model), settings).model
         try:
-            models.append((work(model), config_of(model).image_size, model))
-        except ValueError as error:  # the settings do not go with this rung
+            models.append((work(model), registry.build_config(model.name, **model.options)[1].image_size, model))
+        except VitlabError as error:  # the settings do not go with this rung
             refused = error
     if not models:
         assert refused is not None
@@ -152,13 +154,16 @@ def _model(rung: Rung, side: int) -> ModelRecipe | None:
     return ModelRecipe(rung.name, options={**options, "stem": "conv", "class_token": False, "pooling": "mean"})
 
 
-def config_of(model: ModelRecipe) -> Any:
-    return registry.build_config(model.name, **model.options)[1]
+def config_of(model: ModelRecipe) -> ViTConfig | None:
+    """None for another family than ViT, whose work is not estimated here."""
+    config = registry.build_config(model.name, **model.options)[1]
+    return config if isinstance(config, ViTConfig) else None
 
 
 def work(model: ModelRecipe) -> float:
     """Approximate multiplications of the blocks for one image."""
     c = config_of(model)
+    assert c is not None  # a rung of the ladder
     tokens = c.grid[0] * c.grid[1]
     return c.depth * tokens * (2 * c.width * (2 * c.width + c.mlp_hidden) + 2 * tokens * c.width)
 
@@ -166,7 +171,7 @@ def work(model: ModelRecipe) -> float:
 def draft(facts: Facts, model: ModelRecipe, level: AugmentationLevel, settings: list[str]) -> Recipe:
     """A recipe for this model and level without the schedule; the settings override it."""
     tuned, config = model.init_from is not None, None if model.init_from is not None else config_of(model)
-    if level.stochastic_depth:
+    if level.stochastic_depth and (tuned or config is not None):  # not every family has it
         model = replace(model, options={"stochastic_depth": level.stochastic_depth, **model.options})
     recipe = Recipe(
         data=DataRecipe(facts.source, batch_size=_batch_size(facts, config)),
@@ -178,7 +183,7 @@ def draft(facts: Facts, model: ModelRecipe, level: AugmentationLevel, settings: 
     return with_settings(recipe, settings)
 
 
-def _batch_size(facts: Facts, config: Any) -> int:
+def _batch_size(facts: Facts, config: ViTConfig | None) -> int:
     """At least 16 steps per pass; smaller for large images, which need memory."""
     most = 128 if facts.device == "cpu" else 256
     if config is None or max(config.image_size) > 96:
@@ -187,9 +192,9 @@ def _batch_size(facts: Facts, config: Any) -> int:
     return min(most, max(8, 1 << max(0, wanted.bit_length() - 1)))
 
 
-def _augment(facts: Facts, config: Any, level: AugmentationLevel) -> dict[str, Any]:
+def _augment(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -> dict[str, Any]:
     values: dict[str, Any] = dict(smoothing=0.1, flip=not facts.characters)
-    if config is None:  # trained weights: their size is not known yet
+    if config is None:  # trained weights, or another family: their size is not known yet
         values |= {} if facts.characters else dict(crop="resized", scale=(0.5, 1.0))
     elif facts.characters or (facts.alike and facts.side <= 1.25 * max(config.image_size)):
         border = "zeros" if facts.characters else "reflect"
@@ -203,10 +208,12 @@ def _augment(facts: Facts, config: Any, level: AugmentationLevel) -> dict[str, A
     return values
 
 
-def _optim(facts: Facts, config: Any, level: AugmentationLevel) -> OptimRecipe:
-    if facts.device == "cpu":
+def _optim(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -> OptimRecipe:
+    if facts.device == "cpu" and config is not None:
         return OptimRecipe("muon", lr=2e-3, weight_decay=level.decay, schedule="linear")
-    return OptimRecipe("adamw", lr=1e-3 if config.width < 384 else 5e-4, weight_decay=0.05, clip=1.0)
+    return OptimRecipe(
+        "adamw", lr=1e-3 if config is not None and config.width < 384 else 5e-4, weight_decay=0.05, clip=1.0
+    )
 
 
 def _tuning(model: ModelRecipe) -> OptimRecipe:

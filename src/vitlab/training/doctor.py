@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitlab.errors import CheckpointError, TrainingError, VitlabError
 from vitlab.layers.trace import Trace
+from vitlab.models.base import Network
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
@@ -32,17 +33,16 @@ def explodes(loss: float) -> bool:
     return not math.isfinite(loss) or loss > 1e4
 
 
-def first_bad_layer(model: Any, images: Tensor) -> str:
+def first_bad_layer(model: Network, images: Tensor) -> str:
     """The first step of a forward pass whose values are not finite, or the first parameter that is not."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"the weights of {name} are not finite"
     if not torch.isfinite(images).all():
         return "the images of the batch hold NaN or infinity"
-    encoder = getattr(model, "encoder", model)  # of a model that is pre-trained
-    trace = Trace(*encoder.traceable)
+    trace = Trace(*model.encoder.traceable)
     with torch.no_grad():
-        encoder(images, trace=trace)
+        model.encoder(images, trace=trace)
     for (kind, layer), value in trace.items():
         if not torch.isfinite(value).all():
             where = f"block {layer}, {kind}" if layer is not None else kind
@@ -50,7 +50,7 @@ def first_bad_layer(model: Any, images: Tensor) -> str:
     return "every layer gives finite values: the loss itself, or its gradient, broke"
 
 
-def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> DivergedError:
+def stop_run(run: Path, model: Network, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> DivergedError:
     """Save what is needed to replay the step, and say what happened and what to try."""
     cause = first_bad_layer(model, next(iter(inputs.values())))
     folder = run / "replay"

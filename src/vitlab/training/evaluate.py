@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network, evaluation_mode, features_of
 from vitlab.models.clip import CLIP
 from vitlab.text.templates import class_prompts
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
 
@@ -90,57 +90,47 @@ class Scores:
         }
 
 
-def evaluate_classifier(
-    model: Network,
-    pictures: Pictures,
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    order: list[int] | None = None,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Scores:
-    """Run the whole set through the model. `flip` averages the scores of each image and its mirror image.
+class PassOptions(TypedDict, total=False):
+    """How a dataset is run through a model."""
 
-    `order`: for each class of the data the model's output, where their order differs. `reducer`: with fewer tokens.
-    `progress` is called with the number of images done, after each batch.
-    """
+    processes: Processes | None  # that share the work; default: this one
+    batch_size: int  # default: 256
+    flip: bool  # average the outputs for each image and its mirror image
+    reducer: Reducer | None  # run a ViT with fewer tokens
+    progress: Callable[[int], object] | None  # called with the number of images done, after each batch
+
+
+def evaluate_classifier(
+    model: Network, image_set: ImageSet, *, order: list[int] | None = None, **options: Unpack[PassOptions]
+) -> Scores:
+    """Scores of a classifier. `order`: for each class of the data the model's output, where their order differs."""
     start = time.perf_counter()
-    look = partial(model, **reducer_kwargs(reducer))
+    look = partial(model, **_reducer(options))
 
     def scores(images: Tensor) -> Tensor:
         out = look(images)
-        return (out + look(images.flip(-1))) / 2 if flip else out
+        return (out + look(images.flip(-1))) / 2 if options.get("flip") else out
 
-    classes = model.config.classes
-    logits, read, skipped = forward_all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits, read, skipped = forward_all(model, scores, model.classes, image_set, **options)
     logits = logits if order is None else logits[:, order]
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 
 def features(
-    model: Network,
-    pictures: Pictures,
-    batch_size: int = 256,
-    *,
-    processes: Processes | None = None,
-    skipped: dict[str, str] | None = None,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    model: Network, image_set: ImageSet, *, skipped: dict[str, str] | None = None, **options: Unpack[PassOptions]
 ) -> Features:
     """Unit-length features (N, D) of every readable image, and its labels.
 
     `skipped` is filled with the images that could not be read.
     """
-    look = features_of(model, **reducer_kwargs(reducer))
-    vectors, read, bad = forward_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
+    look = features_of(model, **_reducer(options))
+    vectors, read, bad = forward_all(model, look, model.feature_width, image_set, **options)
     if skipped is not None:
         skipped |= bad
-    return F.normalize(vectors[read], dim=1), pictures.labels[read]
+    return F.normalize(vectors[read], dim=1), image_set.labels[read]
 
 
 def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
@@ -163,42 +153,43 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 
 
 def evaluate_knn(
-    encoder: Network, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
+    encoder: Network, bank: ImageSet, image_set: ImageSet, classes: int, **options: Unpack[PassOptions]
 ) -> Scores:
     """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
-    train = features(encoder, bank, processes=processes)
-    queries, read, skipped = forward_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
+    train = features(encoder, bank, **options)
+    look = features_of(encoder, **_reducer(options))
+    queries, read, skipped = forward_all(encoder, look, encoder.feature_width, image_set, **options)
     votes = knn_scores(train, F.normalize(queries, dim=1), classes)
-    return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(votes, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 def evaluate_zeroshot(
     model: CLIP,
-    pictures: Pictures,
+    image_set: ImageSet,
     classes: Sequence[str],
     templates: Sequence[str],
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    **options: Unpack[PassOptions],
 ) -> Scores:
     """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
         weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
-    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    embeddings, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
+    embeddings, read, skipped = embed_images(model, image_set, **options)
     logits = model.scale.item() * embeddings @ weights.T  # (N, K)
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
-def image_embedding(model: Network, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
-    """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
-    look = features_of(model, **reducer_kwargs(reducer))
-    return look if not flip else lambda images: F.normalize(look(images) + look(images.flip(-1)), dim=1)
+def embed_images(
+    model: CLIP, image_set: ImageSet, **options: Unpack[PassOptions]
+) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """(N, E) of unit length; the rest as `forward_all`."""
+    look = features_of(model, **_reducer(options))
+
+    def embedding(images: Tensor) -> Tensor:
+        return F.normalize(look(images) + look(images.flip(-1)), dim=1) if options.get("flip") else look(images)
+
+    return forward_all(model, embedding, model.config.embed_dim, image_set, **options)
 
 
 def probe_accuracy(train: Features, test: Features) -> float:
@@ -236,15 +227,17 @@ def forward_all(
     model: Network,
     function: Callable[[Tensor], Tensor],
     width: int,
-    pictures: Pictures,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    progress: Callable[[int], object] | None = None,
+    image_set: ImageSet,
+    **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors."""
+    """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors.
+
+    Of the options, `flip` and `reducer` are the function's own concern.
+    """
     here = next(model.parameters(), torch.zeros(0)).device  # an exported model has no parameters
-    who = processes or Processes(device=here)
-    n = len(pictures)
+    who = options.get("processes") or Processes(device=here)
+    batch_size, progress = options.get("batch_size", 256), options.get("progress")
+    n = len(image_set)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
     outputs, read = torch.zeros(places, width), torch.zeros(places)
@@ -252,10 +245,10 @@ def forward_all(
     with evaluating(model):
         for first in range(0, len(mine), batch_size):
             part = mine[first : first + batch_size]
-            pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
+            pixels, kept, bad = image_set.take(part % n)  # beyond the end: again the first
             skipped |= bad
             blank = torch.zeros(1, *pixels.shape[1:])  # where no image of the batch can be read, for the same reason
-            images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
+            images = image_set.normalise(pixels if len(kept) else blank).to(who.device)
             outputs[part[kept]], read[part[kept]] = function(images)[: len(kept)].float().cpu(), 1.0
             if progress is not None:
                 progress(len(part))
@@ -265,8 +258,9 @@ def forward_all(
     return outputs, read, skipped
 
 
-def reducer_kwargs(reducer: Reducer | None) -> dict[str, Any]:
+def _reducer(options: PassOptions) -> dict[str, Any]:
     """Arguments of a forward pass; empty without a reducer, because not every model takes one."""
+    reducer = options.get("reducer")
     return {} if reducer is None else {"reducer": reducer}
 
 

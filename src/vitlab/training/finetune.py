@@ -5,30 +5,32 @@ A checkpoint that learned without labels (MAE, DINO, CLIP) gives its encoder, un
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
 from vitlab.errors import TrainingError
 from vitlab.factory import create
 from vitlab.models import registry
+from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.base import check_own_settings
 from vitlab.training.recipe import ModelRecipe, Recipe
 
+N = TypeVar("N", bound=Network)
 HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")
 
 
 def build_model(
     recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None = None
-) -> tuple[Any, list[str]]:
+) -> tuple[Network, list[str]]:
     """The model, and notes on how it was made. `tokenizer`: for a new model that reads text."""
     check_own_settings(recipe)
     return objective_class(recipe.objective.name).build_model(recipe, classes, channels, tokenizer)
 
 
-def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> tuple[Any, list[str]]:
+def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> tuple[Network, list[str]]:
     """A model with a head for these classes."""
     notes: list[str] = []
     if recipe.init_from is None:
@@ -62,9 +64,9 @@ def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> 
     return model, notes
 
 
-def build_pretraining_model(recipe: ModelRecipe, family: str, channels: int, *, example: str) -> tuple[Any, list[str]]:
-    """A model of the family that the objective of the same name teaches; `example` is one, for the error message."""
-    notes: list[str] = []
+def build_pretraining_model(recipe: ModelRecipe, kind: type[N], channels: int, *, example: str) -> tuple[N, list[str]]:
+    """A model of the class that the objective named as its family teaches; `example` is one, for the error message."""
+    family, notes = kind.family, []
     if recipe.freeze != "none":
         raise TrainingError(f"model.freeze={recipe.freeze} leaves nothing that objective.name={family} could teach.")
     if recipe.init_from is None:
@@ -73,7 +75,7 @@ def build_pretraining_model(recipe: ModelRecipe, family: str, channels: int, *, 
         model, report = load_with_report(recipe.init_from, **recipe.options)
         model.train()
         notes += [*report.notes, f"started from {recipe.init_from}."]
-    if model.family != family:
+    if not isinstance(model, kind):
         why = "".join(f" It {note}" for note in notes[:-1])  # it may hold an encoder alone
         raise TrainingError(
             f"objective.name={family} teaches a model of the family {family}, but {recipe.init_from or recipe.name} is "
@@ -87,7 +89,7 @@ def resized_notes(report: Report) -> list[str]:
     return [f"{row.ours} resized {row.note}." for row in report.rows if row.status == "resized"]
 
 
-def check_channels(model: Any) -> None:
+def check_channels(model: Network) -> None:
     if model.preprocess is None:
         raise TrainingError(
             f"a model of {model.config.channels} channels cannot read images: use model.channels=1 or 3."

@@ -14,7 +14,7 @@ from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
 from vitlab.images.datasets import Captioned
 from vitlab.models.base import Card
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
 from vitlab.training.recipe import to_toml
@@ -31,8 +31,8 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
     job.who.wait()
     best = load(job.run / "best").to(job.who.device)
     split = "test" if job.data.test is not None else "val"
-    pictures = Pictures(job.data.test or job.data.val, best.preprocess)
-    scores = job.objective.evaluate(best, pictures, final=True)
+    image_set = ImageSet(job.data.test or job.data.val, best.preprocess)
+    scores = job.objective.evaluate(best, image_set, final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
@@ -61,17 +61,17 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
             native.write_whole(job.run / "result.json", write_text)
         if log is not None:
             log.write("result", progress.step, **result)
-        write_run_report(job, scores, pictures, result)
+        write_run_report(job, scores, image_set, result)
     progress.finished = True
     job.save(progress)
     return result
 
 
-def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pictures, result: dict[str, Any]) -> None:
+def write_run_report(job: TrainingJob, scores: Scores | Retrieval, image_set: ImageSet, result: dict[str, Any]) -> None:
     """report.html, with the mistakes the model was surest of and the first images as samples."""
     if isinstance(scores, Retrieval):
-        assert isinstance(pictures.data, Captioned)
-        captions = pictures.data.captions
+        assert isinstance(image_set.data, Captioned)
+        captions = image_set.data.captions
         chances, answers = scores.nearest()
         names, own = captions.everything(), lambda index: captions[index][0]
         right = scores.owner[answers] == torch.arange(len(answers))
@@ -83,14 +83,14 @@ def write_run_report(job: TrainingJob, scores: Scores | Retrieval, pictures: Pic
     worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
 
     def shown(index: int) -> GalleryItem:
-        pixels, _, _ = pictures.take(np.array([index]))
+        pixels, _, _ = image_set.take(np.array([index]))
         taken_for = names[int(answers[index])]
         return GalleryItem(
             image=pixels[0].permute(1, 2, 0).numpy(),
             truth=taken_for if right[index] else own(index),  # of an image's captions any is right
             predicted=taken_for,
             confidence=float(chances[index]),
-            name=pictures.data.name_of(index),
+            name=image_set.data.name_of(index),
         )
 
     samples = scores.read.nonzero()[:24, 0].tolist()

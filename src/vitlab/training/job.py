@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from vitlab.errors import TrainingError
 from vitlab.images.datasets import Data, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
+from vitlab.models.base import Network
 from vitlab.training import processes
-from vitlab.training.batches import BatchDataset, Pictures, Plan
+from vitlab.training.batches import BatchDataset, ImageSet, Plan
 from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
@@ -38,21 +40,23 @@ class TrainingJob:
     run: Path
     who: processes.Processes
     data: Data
-    model: Any
+    model: Network
     plan: Plan
     steps: BatchDataset
-    val: Pictures
+    val: ImageSet
     objective: Objective
     optimisers: Optimisers
     ema: AveragedModel | None
-    forward: Any  # the model as it is called: compiled, or wrapped for many processes (DDP)
+    forward: Callable[..., Any]  # the model as it is called: compiled, or wrapped for many processes (DDP)
     notes: list[str]
     recipe_digest: str | None = None  # of recipe.toml as the run began
 
     @property
-    def evaluated_model(self) -> Any:
+    def evaluated_model(self) -> Network:
         """The model that is evaluated and saved as best: the running average where there is one."""
-        return self.model if self.ema is None else self.ema.module
+        model = self.model if self.ema is None else self.ema.module
+        assert isinstance(model, Network)
+        return model
 
     def restore(self, saved: Saved, changed: bool = False) -> Progress:
         """Continue from a save. `changed`: the recipe differs from the one it was saved with."""
@@ -94,14 +98,14 @@ class TrainingJob:
         first = self.who.first
         model, optimizer = full_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
         ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
-        if first:
+        if model is not None:
             options = {"keep": self.recipe.run.keep, "recipe_digest": self.recipe_digest}
             save_last(self.run, model, optimizer, ema, progress, **options)
 
     def save_best(self) -> None:
         """Write `best`; all processes together, as in `save`."""
         model = full_model(self.evaluated_model, keep=self.who.first)
-        if self.who.first:
+        if model is not None:
             save_best(self.run, model)
 
 
@@ -129,15 +133,7 @@ def data_of(recipe: Recipe) -> Data:
 
 def open_once(recipe: Recipe, who: processes.Processes) -> Data:
     """The first process opens the data before the others, so that only it downloads."""
-    data, failed = None, None
-    if who.first:
-        try:
-            data = data_of(recipe)
-        except (ValueError, OSError) as error:
-            failed = error
-    if who.any(failed is not None):
-        raise failed or ValueError("the first process could not open the data; its message says why.")
-    return data or data_of(recipe)
+    return who.only_first(lambda: data_of(recipe)) or data_of(recipe)
 
 
 def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> BatchDataset:
@@ -153,7 +149,7 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
         world=world,
     )
     return BatchDataset(
-        Pictures(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
+        ImageSet(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
     )
 
 
@@ -170,6 +166,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
     tokenizer = method.tokenizer(recipe, data, run, who, saved)
     model, notes = build_model(recipe, data.classes, data.train.channels, tokenizer)
     model.to(who.device).train()
+    assert model.preprocess is not None  # check_channels
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
     decay, sharding = recipe.optim.ema, recipe.run.sharding
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
@@ -195,7 +192,7 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
         model=model,
         plan=steps.plan,
         steps=steps,
-        val=Pictures(data.val, model.preprocess),
+        val=ImageSet(data.val, model.preprocess),
         objective=objective,
         optimisers=Optimisers(model, recipe.optim),
         ema=ema,

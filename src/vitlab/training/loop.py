@@ -25,15 +25,15 @@ from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes, run_lock
-from vitlab.training.batches import Batch, batches
+from vitlab.training.batches import TrainingBatch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
 from vitlab.training.objectives.base import MicroStep
+from vitlab.training.optim import lr_factor
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import read_result
-from vitlab.training.schedule import lr_factor
 from vitlab.training.sharding import full_model, full_tensor
 from vitlab.training.state import (
     BEST,
@@ -142,6 +142,9 @@ def fit(
                 job.recipe_digest = file_digest(run / "recipe.toml")
             session = TrainingSession(job, progress, show)
             return _run(session, notes, since, save_first=saved is not None and changed)
+    except torch.OutOfMemoryError as error:
+        less = "data.batch_size, with optim.accumulate to make up for it; run.amp=bf16; or a smaller model"
+        raise TrainingError(f"the device's memory is too small ({error}). Use less of it: a smaller {less}.") from None
     finally:
         processes.stop()
 
@@ -269,7 +272,9 @@ def train(session: TrainingSession, since: float) -> None:
                 return
 
 
-def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: float) -> tuple[float, dict[str, float]]:
+def backward(
+    session: TrainingSession, stream: Iterator[TrainingBatch], step: int, lr: float
+) -> tuple[float, dict[str, float]]:
     """Gradients of one step, over its micro-steps; returns the loss and the objective's numbers."""
     job, progress = session.job, session.progress
     recipe, who, objective = job.recipe, job.who, job.objective
@@ -294,7 +299,7 @@ def backward(session: TrainingSession, stream: Iterator[Batch], step: int, lr: f
         broken = who.first_with(doctor.explodes(total))
         if broken is not None:  # all stop together: a sharded model can only be gathered by all
             model = full_model(job.model, keep=broken == who.rank)
-            if broken != who.rank:
+            if model is None:
                 raise doctor.DivergedError(f"step {step}: the loss of process {broken} broke; its message says where.")
             about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
             about["indices"] = batch.indices.tolist()

@@ -16,7 +16,7 @@ import torch
 
 from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe
@@ -72,14 +72,14 @@ class SpeedMeter:
         full = timed(lambda: step(job.plan.total - 1))
         many = int(patience / max(float(job.who.sum(torch.tensor(full))) / world, 1e-4))
         slower = max(1.0, mean_seconds(lambda: step(job.plan.total - 1), many) / full) if many else 1.0
-        pre = job.model.preprocess
+        pre = job.val.preprocess
         speed = Speed(
             step=slower * full,
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
             evaluate=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
-            resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
+            resize=slower * timed(lambda: ImageSet(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,
         )
@@ -113,7 +113,7 @@ def mean_seconds(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def _repeated(batch: Batch, count: int) -> Batch:
+def _repeated(batch: TrainingBatch, count: int) -> TrainingBatch:
     """The batch repeated up to `count` images."""
     which = torch.arange(count) % len(batch.labels)
-    return Batch(batch.images[which], batch.labels[which], which)
+    return TrainingBatch(batch.images[which], batch.labels[which], which)

@@ -1,4 +1,4 @@
-"""Parameter groups (what decays, how fast each layer learns) and optimisers: AdamW, Adam, SGD, and Muon in float32.
+"""The learning rate, parameter groups (what decays, how fast each layer learns) and optimisers, with Muon in float32.
 
 Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix by Newton-Schulz steps.
 torch's own does them one matrix at a time in bfloat16, which CPUs without bfloat16 units emulate slowly; `Muon` here
@@ -27,6 +27,18 @@ BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where
 EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|(?:embeds|positions)\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
 STAGE_NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")  # at the end of a stage
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
+
+
+def lr_factor(step: int, total: int, *, warmup: int, schedule: str, final: float) -> float:
+    """Factor of the base rate at `step` of `total`, counted from 0. The warm-up rises linearly and ends at 1."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(total - warmup, 1)  # 0 .. 1
+    if schedule == "cosine":
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return final + (1 - final) * (1 - progress)
+    return 1.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:

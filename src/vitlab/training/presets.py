@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from vitlab.errors import TrainingError
+from vitlab.errors import UsageError
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -38,9 +38,9 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))
     if "/" in name or name.startswith((".", "~")):
-        raise TrainingError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
-    raise TrainingError(
+        raise UsageError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
+    raise UsageError(
         f"{what!r} is no recipe, data source or folder.{nearest(name, [*available, *BY_SOURCE])} "
-        f"Recipes: {', '.join(available)}. For your own pictures: vitlab train FOLDER, with a folder for each class, "
+        f"Recipes: {', '.join(available)}. For your own images: vitlab train FOLDER, with a folder for each class, "
         "or with captions."
     )

@@ -108,18 +108,18 @@ def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
 
 def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
     rows, unreadable = [], []
-    pictures, pre = steps.pictures, steps.pictures.preprocess
+    image_set, pre = steps.image_set, steps.image_set.preprocess
     for index in _in_order(steps.plan):
         one = np.array([index])
         try:
-            before, _ = pictures.normalised(one)
+            before, _ = image_set.normalised(one)
             batches = [steps.batch(epoch, one, np.zeros(1, dtype=np.int64)) for epoch in range(views)]
             later = [view[0] for batch in batches for view in batch.views or [batch.images]]
         except ImageError as error:
             unreadable.append(str(error))
             continue
-        data = pictures.data
-        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(pictures.labels[index])]
+        data = image_set.data
+        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(image_set.labels[index])]
         rows.append(PreviewRow(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
         if len(rows) == images:
             break
@@ -142,7 +142,7 @@ def _in_order(plan: Plan) -> Iterator[int]:
 def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
     """One batch of each kind: the first that is visibly mixed, or the first."""
     best: dict[str, tuple[int, Mixing]] = {}
-    plan, pre = steps.plan, steps.pictures.preprocess
+    plan, pre = steps.plan, steps.image_set.preprocess
     for step in range(min(plan.total, SEARCHED)):
         drawn = mix.draw(plan.part, pre.size, seed=plan.seed, step=step)
         if drawn is not None and (drawn.how not in best or (_visible(drawn) and not _visible(best[drawn.how][1]))):

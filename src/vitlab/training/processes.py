@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitlab.errors import TrainingError
+from vitlab.errors import TrainingError, UsageError
 
 T = TypeVar("T")
 
@@ -48,22 +48,24 @@ class Processes:
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], T]) -> T:
-        """The first process's `make()`, in every process; all must call this together, and fail together."""
-        values: list[T] = []
-        failed = None
+    def only_first(self, work: Callable[[], T]) -> T | None:
+        """`work()` in the first process, None in the others; all must call this together, and fail together."""
+        result, failure = None, None
         if self.first:
             try:
-                values = [make()]
-            except (ValueError, OSError) as error:
-                failed = error
-        if self.any(failed is not None):
-            raise failed or ValueError("the first process failed; its message says why.")
+                result = work()
+            except Exception as error:
+                failure = error
+        if self.any(failure is not None):
+            raise failure or TrainingError("the first process failed; its message says why.")
+        return result
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The first process's `make()`, in every process; as `only_first` otherwise."""
+        received: list[Any] = [self.only_first(make)]
         if self.world > 1:
-            received: list[Any] = values or [None]
             dist.broadcast_object_list(received, src=0)
-            values = received
-        return values[0]
+        return received[0]
 
     def wait(self) -> None:
         if self.world > 1:
@@ -87,7 +89,13 @@ def start(device: str = "auto", *, patience: timedelta | None = None) -> Process
     if world > 1 and not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)  # where nccl and fsdp work
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
+        try:
+            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
+        except (ValueError, RuntimeError) as error:  # torch's own, for what the environment lacks or who does not come
+            raise TrainingError(
+                f"WORLD_SIZE={world}, but the processes do not find each other ({error}). Start them with torchrun, or "
+                "unset WORLD_SIZE."
+            ) from None
     return Processes(rank, world, chosen)
 
 
@@ -105,9 +113,13 @@ def pick_device(device: str, local_rank: int = 0) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise TrainingError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("device cuda, but torch sees no CUDA device here: use auto or cpu.")
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        seen = f"{count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device"
+        raise UsageError(f"device {device}, but torch sees {seen} here: use auto or cpu.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise TrainingError("device mps, but torch sees no MPS device here: use auto or cpu.")
+        raise UsageError("device mps, but torch sees no MPS device here: use auto or cpu.")
     return torch.device("cuda", local_rank) if device == "cuda" else chosen

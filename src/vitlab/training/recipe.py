@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -78,7 +80,7 @@ class ModelRecipe(Config):
 
             try:
                 reducer_of(self.reducer)
-            except ValueError as error:
+            except VitlabError as error:
                 raise TrainingError(f"model.reducer: {error}") from None
 
 
@@ -156,32 +158,22 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = {"data.batch_size": self.data.batch_size, "run.epochs": self.run.epochs}
-        positive |= {"optim.accumulate": self.optim.accumulate, "data.repeats": self.data.repeats}
-        positive |= {"run.eval_every": self.run.eval_every}
-        for name, value in positive.items():
-            if value < 1:
-                raise TrainingError(f"{name}={value} must be at least 1.")
-        shares = {"optim.final_lr": self.optim.final_lr, "augment.drop_patches_until": self.augment.drop_patches_until}
-        for name, value in shares.items():
-            if not 0 <= value <= 1:
-                raise TrainingError(f"{name}={value} must lie between 0 and 1.")
-        below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
-        below_one |= {"augment.drop_patches": self.augment.drop_patches}
-        for name, value in below_one.items():
-            if not 0 <= value < 1:
-                raise TrainingError(f"{name}={value} must be at least 0 and below 1.")
-        if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
-            raise TrainingError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
-        not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
-        not_negative |= {"run.keep": self.run.keep}
-        for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
-            if value < 0:
-                raise TrainingError(f"{name}={value} must be 0 or more.")
-        if self.run.keep > 9:
-            raise TrainingError(f"run.keep={self.run.keep} must be 9 at most.")
+        for keys, is_valid, rule in RULES:
+            for key in keys.split():
+                value = attrgetter(key)(self)
+                if not is_valid(value):
+                    raise TrainingError(f"{key}={value} {rule}.")
 
 
+RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
+    ("data.workers run.save_every run.keep run.minutes", lambda v: v >= 0, "must be 0 or more"),
+    ("run.keep", lambda v: v <= 9, "must be 9 at most"),
+    ("optim.lr optim.muon_lr", lambda v: v > 0, "must be above 0"),
+    ("optim.layer_decay", lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
+    ("optim.final_lr augment.drop_patches_until", lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
+    ("augment.smoothing augment.drop_patches optim.ema", lambda v: 0 <= v < 1, "must be at least 0 and below 1"),
+)
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
 
 
@@ -278,7 +270,7 @@ def read_recipe(path: Path) -> Recipe:
         raise TrainingError(f"{path}: is not valid TOML ({error}).") from None
     try:
         return from_tables(tables)
-    except ValueError as error:
+    except VitlabError as error:
         raise TrainingError(f"{path}: {error}") from None
 
 

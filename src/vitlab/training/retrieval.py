@@ -1,6 +1,6 @@
 """Image-text retrieval: recall@k both ways, with several captions per image.
 
-    result = evaluate_retrieval(model, Pictures(data.test, model.preprocess), data.test.captions)
+    result = evaluate_retrieval(model, ImageSet(data.test, model.preprocess), data.test.captions)
     result.recall(10)               # {"image_to_text": 0.31, "text_to_image": 0.28}
     result.chance(10)               # of guessing
 
@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.images.datasets import Captions
-from vitlab.layers.reducer import Reducer
 from vitlab.models.clip import CLIP
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.captions import trim_padding
-from vitlab.training.evaluate import evaluating, forward_all, image_embedding
-from vitlab.training.processes import Processes
+from vitlab.training.evaluate import PassOptions, embed_images, evaluating
 
 AT = (1, 5, 10)  # k
 WAYS = ("image_to_text", "text_to_image")
@@ -49,17 +46,17 @@ class Retrieval:
     def ranks(self) -> dict[str, Tensor]:
         """For each image (N',) and each caption (M',) that counts, how many wrong ones are as near or nearer."""
         kept = self.read[self.owner]
-        pictures, texts = self.images[self.read], self.texts[kept]
+        images, texts = self.images[self.read], self.texts[kept]
         number = self.read.long().cumsum(0) - 1  # of an image among those that count
         owner = number[self.owner[kept]]
         to_text, to_image = [], []
-        for first in range(0, len(pictures), 1024):
-            near = pictures[first : first + 1024] @ texts.T  # (n, M')
+        for first in range(0, len(images), 1024):
+            near = images[first : first + 1024] @ texts.T  # (n, M')
             own = owner[None] == torch.arange(first, first + len(near))[:, None]
             best = near.masked_fill(~own, -math.inf).max(dim=1).values
             to_text.append((~(near < best[:, None]) & ~own).sum(dim=1))  # so written, NaN finds nothing
         for first in range(0, len(texts), 1024):
-            near, mine = texts[first : first + 1024] @ pictures.T, owner[first : first + 1024, None]  # (m, N')
+            near, mine = texts[first : first + 1024] @ images.T, owner[first : first + 1024, None]  # (m, N')
             to_image.append((~(near < near.gather(1, mine))).sum(dim=1) - 1)  # itself is not a wrong one
         return dict(zip(WAYS, (torch.cat(to_text), torch.cat(to_image)), strict=True))
 
@@ -109,23 +106,12 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    model: CLIP,
-    pictures: Pictures,
-    captions: Captions,
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    model: CLIP, image_set: ImageSet, captions: Captions, **options: Unpack[PassOptions]
 ) -> Retrieval:
-    """Embed a whole split, its images and all their captions. `flip`: with the mean of an image's and its mirror
-    image's embedding. `reducer`: with fewer tokens of the images.
-    """
+    """Embed a whole split, its images and all their captions."""
     start = time.perf_counter()
-    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    images, read, skipped = forward_all(model, look, width, pictures, processes, batch_size, progress)
-    texts = embed_texts(model, captions.everything(), batch_size)
+    images, read, skipped = embed_images(model, image_set, **options)
+    texts = embed_texts(model, captions.everything(), options.get("batch_size", 256))
     owner = torch.arange(len(captions)).repeat_interleave(torch.from_numpy(captions.counts))
     seconds = time.perf_counter() - start
     return Retrieval(images, texts, owner, read, seconds, model.scale.item(), skipped)
@@ -133,9 +119,9 @@ def evaluate_retrieval(
 
 def embed_texts(model: CLIP, texts: list[str], batch_size: int = 256) -> Tensor:
     """(M, E) of unit length."""
-    device, embeddings = next(model.parameters()).device, []
+    tokenizer, device, embeddings = model.require_tokenizer(), next(model.parameters()).device, []
     with evaluating(model):
         for first in range(0, len(texts), batch_size):
-            ids = trim_padding(model.tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
+            ids = trim_padding(tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
             embeddings.append(model.encode_text(ids.to(device)).float().cpu())
     return torch.cat(embeddings)

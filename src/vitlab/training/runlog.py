@@ -15,6 +15,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -36,7 +37,7 @@ class RunLog:
         *,
         wandb: Wandb = "off",
         tensorboard: bool = False,
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         name: str | None = None,
         start_step: int = 0,
     ) -> None:
@@ -135,7 +136,7 @@ def _plain_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value) if isinstance(value, Path) else value
 
 
-def _read_back(value: Any) -> Any:
+def _read_back(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _read_back(v) for key, v in value.items()}
     if isinstance(value, list):
@@ -143,7 +144,7 @@ def _read_back(value: Any) -> Any:
     return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Any result as strict JSON, readable, NaN and infinity as texts."""
     return json.dumps(spell_not_finite(_plain_value(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -174,7 +175,7 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
     return {(e["kind"], step) for e, stay in zip(events, stays, strict=True) if stay and e and e["step"] == step}
 
 
-def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | None, start_step: int) -> Any:
+def _open_wandb(folder: Path, mode: Wandb, config: Mapping[str, object], name: str | None, start_step: int) -> Any:
     if mode == "offline":
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry looks for its host even when offline
     try:

@@ -10,12 +10,13 @@ import io
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import TrainingError
+from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.parsing import parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
@@ -101,7 +102,7 @@ def list_runs(folder: Path) -> RunList:
     for place in places:
         try:
             runs.append(read_run(place))
-        except (ValueError, OSError) as error:
+        except (VitlabError, OSError) as error:
             skipped.append(str(error) if str(place) in str(error) else f"{place}: {error}")
     return RunList(sorted(runs, key=lambda run: -run.started), skipped)
 
@@ -132,7 +133,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """{"run": {"seed": 0}} -> {"run.seed": 0}"""
     pairs: dict[str, Any] = {}
     for key, value in tables.items():
@@ -162,7 +163,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
     values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
     columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
     if key not in columns:
-        raise TrainingError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
+        raise UsageError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
     numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
     numeric = any(numbers)
     has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]
@@ -189,7 +190,7 @@ def shown(key: str, value: object) -> str:
     return {"loss": f"{value:.4f}", "seconds": f"{value:.1f}", "images_per_second": f"{value:.0f}"}.get(key, f"{value}")
 
 
-def to_markdown(rows: list[dict[str, Any]]) -> str:
+def to_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     """A GitHub table; numbers to the right."""
     if not rows:
         return ""
@@ -205,7 +206,7 @@ def _in_markdown(text: str) -> str:
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # between letters _ is only itself
 
 
-def to_csv(rows: list[dict[str, Any]]) -> str:
+def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Exact values; an empty cell where there is none."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -6,17 +6,18 @@ what many wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 from torch import Tensor, nn
 
 from vitlab.checkpoints import native
 from vitlab.errors import TrainingError
 from vitlab.models import registry
+from vitlab.models.base import Network
 from vitlab.training.processes import Processes
 
 
-def shard(model: Any, who: Processes) -> None:
+def shard(model: Network, who: Processes) -> None:
     """Shard a model's parameters in place: every block by itself, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -24,9 +25,10 @@ def shard(model: Any, who: Processes) -> None:
     if who.device.type not in ("cpu", "cuda"):
         raise TrainingError(f"run.sharding=fsdp needs cpu or cuda, not {who.device.type}: set run.device=cpu.")
     mesh = init_device_mesh(who.device.type, (who.world,))
-    attentions = [getattr(block, "attention", None) for block in model.blocks]
+    blocks = cast("list[nn.Module]", model.blocks)  # every classifier has them
+    attentions = [getattr(block, "attention", None) for block in blocks]
     tables = [getattr(attention, "relative", None) for attention in attentions]  # a ViT reads them before the block
-    for part in (*(table for table in tables if table is not None), *model.blocks, model):
+    for part in (*(table for table in tables if table is not None), *blocks, model):
         fully_shard(part, mesh=mesh, reshard_after_forward=True)
     if who.device.type == "cpu":  # some versions of gloo give the sum for the mean (pytorch issue 162338)
         for part in model.modules():
@@ -64,14 +66,14 @@ def gather(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor
     return gathered
 
 
-def full_model(model: Any, keep: bool = True) -> Any:
+def full_model(model: Network, keep: bool = True) -> Network | None:
     """The model, or a full copy of a sharded one; None with keep=False."""
     if not any(is_share(parameter) for parameter in model.parameters()):
         return model if keep else None
     state = gather(model.state_dict(), keep)
     if not keep:
         return None
-    copy: Any = native.on_meta(lambda: registry.build(model.family, model.config))
+    copy: Network = native.on_meta(lambda: registry.build(model.family, model.config))
     copy.load_state_dict(state, assign=True)
     copy.preprocess, copy.labels, copy.card = model.preprocess, model.labels, model.card
     return copy

@@ -25,6 +25,7 @@ from torch import Tensor
 from vitlab.checkpoints import digests, native
 from vitlab.checkpoints.files import read_json
 from vitlab.errors import CheckpointError, TrainingError
+from vitlab.models.base import Network
 from vitlab.training import run_lock
 from vitlab.training.runlog import from_json, to_json
 
@@ -68,7 +69,7 @@ def check_place(run: Path) -> None:
 
 def save_last(
     run: Path,
-    model: Any,
+    model: Network,
     optimizer: Tensors,
     ema: Tensors | None,
     progress: Progress,
@@ -99,7 +100,7 @@ def save_last(
         replace_folder(run / LAST, fill, keep)
 
 
-def save_best(run: Path, model: Any) -> None:
+def save_best(run: Path, model: Network) -> None:
     with explain_failed_save(run):
         replace_folder(run / BEST, lambda folder: native.save(model, folder))
 

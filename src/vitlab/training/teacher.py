@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import ImageError, TrainingError
 from vitlab.images.datasets import Dataset, subset
 from vitlab.images.preprocess import Preprocess
-from vitlab.training.batches import Pictures
+from vitlab.models.base import Network
+from vitlab.training.batches import ImageSet
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import Processes
 
@@ -37,7 +38,7 @@ SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was
 class Teacher:
     """A frozen model in evaluation mode, called with the student's images."""
 
-    def __init__(self, model: Any, classes: list[str], student: Preprocess, name: str = "the teacher"):
+    def __init__(self, model: Network, classes: list[str], student: Preprocess, name: str = "the teacher"):
         self.model, self.name, self.classes = model.eval().requires_grad_(False), name, classes
         self.notes: list[str] = []
         self.order = self._order()
@@ -96,7 +97,7 @@ class Teacher:
 
     def _order(self) -> list[int] | None:
         """For each class of the data the teacher's output; None where they are in the same order."""
-        labels, count = self.model.labels, getattr(self.model.config, "classes", 0)
+        labels, count = self.model.labels, self.model.classes
         remedy = (
             f"Train a teacher on these data: vitlab train DATA model.init_from={self.name} run.dir=runs/teacher, then "
             "objective.teacher=runs/teacher/best"
@@ -160,18 +161,26 @@ def keep_answers(
     Answers of another teacher, or to other images, are refused, or replaced with `rebuild`. `progress` is called
     with the number of images done, after each batch. The first process computes, the others wait.
     """
-    who, failed = who or Processes(), None
-    if who.first:
-        try:
-            _fill(folder, _header(teacher, data, name), teacher, data, batch_size, rebuild, progress)
-        except (ValueError, OSError) as error:
-            failed = error
-    if who.any(failed is not None):
-        raise failed or ValueError("the first process could not ask the teacher; its message says why.")
+    (who or Processes()).only_first(
+        lambda: _fill(folder, _header(teacher, data, name), teacher, data, batch_size, rebuild, progress)
+    )
     return Answers(folder, np.load(folder / LOGITS, mmap_mode="r"))
 
 
-def _header(teacher: Teacher, data: Dataset, name: str) -> dict[str, Any]:
+class Header(TypedDict):
+    """answers.json: what the stored answers are of."""
+
+    format: int
+    teacher: str
+    teacher_fingerprint: str
+    data: str
+    data_fingerprint: str
+    pictures: int
+    classes: list[str]
+    done: int  # images that are answered
+
+
+def _header(teacher: Teacher, data: Dataset, name: str) -> Header:
     return {
         "format": FORMAT,
         "teacher": teacher.name,
@@ -197,7 +206,7 @@ def data_fingerprint(data: Dataset) -> str:
 
 def _fill(
     folder: Path,
-    header: dict[str, Any],
+    header: Header,
     teacher: Teacher,
     data: Dataset,
     batch_size: int,
@@ -211,7 +220,7 @@ def _fill(
     for number, first in enumerate(starts, 1):
         part = np.arange(first, min(first + batch_size, len(data)))
         try:
-            images, kept = Pictures(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
+            images, kept = ImageSet(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
             answers = teacher.answer(images.to(teacher.device)).float().clamp(-6e4, 6e4)  # float16 ends at 65504
             logits[part[kept]] = answers.cpu().numpy()
         except ImageError:
@@ -223,7 +232,7 @@ def _fill(
             _write(folder, {**header, "done": int(part[-1]) + 1})
 
 
-def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str, Any], np.memmap]:
+def _open(folder: Path, header: Header, rebuild: bool) -> tuple[Header, np.memmap]:
     """The stored answers, checked to be of this teacher and these images; or a new file of NaN."""
     shape = (header["pictures"], len(header["classes"]))
     if (folder / HEADER).is_file() and not rebuild:
@@ -236,7 +245,7 @@ def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str
             raise TrainingError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
         if (logits.shape, logits.dtype) != (shape, np.float16):
             raise TrainingError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
-        return stored, logits
+        return cast("Header", stored), logits
     folder.mkdir(parents=True, exist_ok=True)
     (folder / HEADER).unlink(missing_ok=True)  # until the new file is there, nothing says what is in it
     logits = np.lib.format.open_memmap(folder / LOGITS, mode="w+", dtype=np.float16, shape=shape)
@@ -246,7 +255,7 @@ def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str
     return header, logits
 
 
-def _check(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check(folder: Path, stored: Mapping[str, object], expected: Header) -> None:
     problems = {
         "format": "the answers of another version of vitlab",
         "teacher_fingerprint": f"the answers of another teacher ({stored.get('teacher')}, not {expected['teacher']})",
@@ -261,6 +270,6 @@ def _check(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> No
         raise TrainingError(f"{folder / HEADER}: done={done!r} is not a number of images. Delete {folder}.")
 
 
-def _write(folder: Path, header: dict[str, Any]) -> None:
+def _write(folder: Path, header: Header) -> None:
     text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
     native.write_whole(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from vitlab.images.datasets import subset
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.job import TrainingJob
 
 SLACK = 1.5  # evaluation may take this much longer than it took before
@@ -29,8 +29,8 @@ class TimeLimit:
         data, who = job.data, job.who
         few = np.arange(min(len(data.val), SAMPLE * who.world))
         began, computed = time.perf_counter(), time.process_time()
-        pictures = Pictures(subset(data.val, few), job.model.preprocess)
-        job.objective.evaluate(job.evaluated_model, pictures)
+        image_set = ImageSet(subset(data.val, few), job.val.preprocess)
+        job.objective.evaluate(job.evaluated_model, image_set)
         taken, computed = time.perf_counter() - began, time.process_time() - computed
         per_image = taken / job.objective.images_evaluated(len(few))
         busy = max(1.0, taken / max(computed, 1e-3))  # where others use the machine too, all takes so much longer

@@ -116,7 +116,7 @@ def _source(what: str | None, minutes: float, resume: str | Path | None) -> str:
 
 
 def run_name(source: str) -> str:
-    """The name of a run on this source: photos for pictures/photos, train-0..9 for train-{0..9}.tar."""
+    """The name of a run on this source: photos for images/photos, train-0..9 for train-{0..9}.tar."""
     path = Path(source)
     return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
 

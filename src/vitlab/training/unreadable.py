@@ -5,7 +5,7 @@ They are kept in a table: name -> error message.
 
 from __future__ import annotations
 
-from vitlab.training.doctor import TrainingError
+from vitlab.errors import DataError
 from vitlab.training.runlog import RunLog
 from vitlab.training.state import Progress
 
@@ -26,14 +26,14 @@ def check_skipped(skipped: dict[str, str], limit: int, setting: str, remedy: str
     """Refuse more of them than the setting allows."""
     if len(skipped) > limit:
         few = f"{len(skipped)} images" if len(skipped) > 1 else "an image"
-        raise TrainingError(
+        raise DataError(
             f"{few} could not be read, more than {setting}={limit} allows:\n{listed(skipped)}\n"
             f"Mend or remove them, or allow more: {remedy}"
         )
 
 
-def none_readable(skipped: dict[str, str]) -> TrainingError:
-    return TrainingError(
+def none_readable(skipped: dict[str, str]) -> DataError:
+    return DataError(
         f"none of the {len(skipped)} images can be read:\n{listed(skipped)}\n"
         "Are they images at all? Open one in a viewer, or copy them again from where they came."
     )

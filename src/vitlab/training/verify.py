@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.errors import TrainingError
+from vitlab.errors import UsageError
 from vitlab.training.batches import Plan
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
@@ -64,9 +64,9 @@ def verify_resume(
     """Train `steps` steps without a stop; then again in processes that are killed and resumed; and compare."""
     steps = -(-steps // SAVE_EVERY) * SAVE_EVERY  # the last of them is saved
     if not 1 <= kills < steps:
-        raise TrainingError(f"{kills} kills do not fit into {steps} steps: use 1 to {steps - 1}, or more steps.")
+        raise UsageError(f"{kills} kills do not fit into {steps} steps: use 1 to {steps - 1}, or more steps.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise TrainingError("verify-resume starts its processes itself: run it without torchrun.")
+        raise UsageError("verify-resume starts its processes itself: run it without torchrun.")
     begun = time.perf_counter()
     short = shortened(recipe, steps)
     folder = Path(tempfile.mkdtemp(prefix="vitlab-verify-"))

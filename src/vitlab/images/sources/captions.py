@@ -9,8 +9,6 @@ Images are named relative to the table, or to a folder images/ beside it. Withou
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import tarfile
@@ -35,17 +33,16 @@ from vitlab.images.sources.dataset import (
 )
 from vitlab.images.sources.folder import is_picture, split_folders
 from vitlab.images.sources.shards import ShardDataset, ShardIndex, cut_off, whole_members
-from vitlab.images.sources.table import check_inside
+from vitlab.images.sources.table import check_inside, csv_rows, decode_text, read_bytes, shown_lines, split_name
 from vitlab.parsing import parse_json
 
 TABLES = ("captions.csv", "captions.tsv", "captions.jsonl")
-WORDS = {  # what people call the columns
+COLUMNS = {  # what people call the columns
     "image": ("image", "path", "file", "file_name", "filename"),
     "caption": ("caption", "captions", "text", "sentence"),
     "split": ("split",),
 }
-HEADER = "Begin with a header line: image,split,caption"
-SHOWN = 5  # missing files that a message lists
+HEADER = "image,split,caption"
 
 
 class CaptionRow(NamedTuple):
@@ -90,15 +87,12 @@ def is_table(path: Path, preferred: bool = False) -> bool:
             columns = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
     except OSError:
         return False  # whoever opens it next says what is wrong
-    return not columns.isdisjoint(WORDS["caption"]) and (preferred or columns.isdisjoint(("label", "class")))
+    return not columns.isdisjoint(COLUMNS["caption"]) and (preferred or columns.isdisjoint(("label", "class")))
 
 
 def open_table(path: Path, allow: Allow) -> Splits:
     """A caption table on disk."""
-    try:
-        rows = list(_rows(str(path), path.read_bytes()))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    rows = list(_rows(str(path), read_bytes(path)))
 
     def find(image: str) -> str | None:
         for place in (path.parent / image, path.parent / "images" / image):
@@ -173,12 +167,12 @@ def open_texts(folder: Path) -> Splits:
     for split, place in split_folders(folder).items():
         pictures = sorted(path for path in place.iterdir() if is_picture(path.name))
         if not pictures and split == "train":
-            raise DataError(f"{place}: no pictures in it. Expected 1.jpg and 1.txt beside it.")
+            raise DataError(f"{place}: no images in it. Expected 1.jpg and 1.txt beside it.")
         without = [path for path in pictures if not path.with_suffix(".txt").is_file()]
         if without:
             raise DataError(
-                f"{place}: {len(without)} of {len(pictures)} pictures have no text beside them, e.g. "
-                f"{without[0].name}. Write {without[0].with_suffix('.txt').name}, or take the picture out."
+                f"{place}: {len(without)} of {len(pictures)} images have no text beside them, e.g. "
+                f"{without[0].name}. Write {without[0].with_suffix('.txt').name}, or take the image out."
             )
         texts = [_text(path.with_suffix(".txt")) for path in pictures]
         if pictures:
@@ -192,7 +186,7 @@ def _text(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8 text. Save it as UTF-8.") from None
     if not any(lines):
-        raise DataError(f"{path}: is empty. Write a caption into it, or take the picture out.")
+        raise DataError(f"{path}: is empty. Write a caption into it, or take the image out.")
     return [line for line in lines if line]
 
 
@@ -203,11 +197,8 @@ def single_spaced(caption: str) -> str:
 
 def _rows(name: str, data: bytes) -> Iterator[CaptionRow]:
     """The table, line by line; an error names its line."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{name}: is not UTF-8 text. Save it in UTF-8.") from None
-    for line, values in _of_json(name, text) if name.lower().endswith(".jsonl") else _of_csv(name, text):
+    json = name.lower().endswith(".jsonl")
+    for line, values in _json_rows(name, data) if json else csv_rows(name, data, COLUMNS, HEADER):
         captions = values["caption"] if isinstance(values["caption"], list) else [values["caption"]]
         image, split = values["image"], values.get("split", "train")
         if not isinstance(image, str) or not all(isinstance(caption, str) for caption in captions):
@@ -219,32 +210,11 @@ def _rows(name: str, data: bytes) -> Iterator[CaptionRow]:
             raise DataError(f"{name}, line {line}: the caption is empty. Write one, or remove the line.")
         if not all(map(is_text, captions)):
             raise DataError(f"{name}, line {line}: the caption holds half a character (a lone surrogate). Correct it.")
-        split_name = SPLIT_NAMES.get(str(split).strip().lower())
-        if split_name is None:
-            raise DataError(f"{name}, line {line}: split is {split!r}; write train, val or test.")
-        yield CaptionRow(line, image.strip(), split_name, captions)
+        yield CaptionRow(line, image.strip(), split_name(split, name, line), captions)
 
 
-def _of_csv(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        header = next(reader, [])
-        names = [word.strip().lower() for word in header]
-        columns = {key: names.index(word) for key, words in WORDS.items() for word in reversed(words) if word in names}
-        for key in ("image", "caption"):
-            if key not in columns:
-                seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
-                raise DataError(f"{name}: no column {key} ({seen}). {HEADER}")
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, {key: row[at] if at < len(row) else "" for key, at in columns.items()}
-    except csv.Error as error:
-        raise DataError(f"{name}, line {reader.line_num}: cannot be read as CSV ({error}).") from None
-
-
-def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, written in enumerate(text.splitlines(), 1):
+def _json_rows(name: str, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, written in enumerate(decode_text(name, data).splitlines(), 1):
         if not written.strip():
             continue
         values, why = None, ""
@@ -255,7 +225,7 @@ def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(values, dict):
             expected = '{"image": ..., "caption": ...}'
             raise DataError(f"{name}, line {line}: expected {expected}, found {written[:60]!r}{why}.")
-        fields = {key: values[word] for key, words in WORDS.items() for word in reversed(words) if word in values}
+        fields = {key: values[word] for key, words in COLUMNS.items() for word in reversed(words) if word in values}
         for key in ("image", "caption"):
             if key not in fields:
                 raise DataError(f"{name}, line {line}: no {key!r} in it, only {', '.join(values)}.")
@@ -271,7 +241,7 @@ def _splits(
 ) -> Splits:
     """Groups lines by image; `find` gives the place of an image, `dataset` makes a split of such places."""
     if not rows:
-        raise DataError(f"{name}: has no lines. {HEADER}; then 1.jpg,train,a dog on a beach")
+        raise DataError(f"{name}: has no lines. Begin with a header line: {HEADER}; then 1.jpg,train,a dog on a beach")
     texts: dict[str, dict[str, list[str]]] = {}
     of: dict[str, CaptionRow] = {}
     for row in rows:
@@ -279,15 +249,14 @@ def _splits(
         if first.split != row.split:
             raise DataError(
                 f"{name}, line {row.line}: {row.image} is of {row.split} here and of {first.split} in line "
-                f"{first.line}. A picture belongs to one split: correct one of them."
+                f"{first.line}. An image belongs to one split: correct one of them."
             )
         texts.setdefault(row.split, {}).setdefault(row.image, []).extend(row.captions)
     places = {image: find(image) for image in of}
     if missing := [row for image, row in of.items() if places[image] is None]:
-        shown = "\n".join(f"  line {row.line}: {row.image}" for row in missing[:SHOWN])
-        more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        lines = shown_lines((row.line, row.image) for row in missing)
         raise DataError(
-            f"{name}: {len(missing)} of its {len(of)} pictures do not exist:\n{shown}{more}\nThey are looked for in "
+            f"{name}: {len(missing)} of its {len(of)} images do not exist:\n{lines}\nThey are looked for in "
             f"{folder} and {folder}/images. Correct the names, or remove the lines."
         )
     if "train" not in texts:

@@ -17,7 +17,7 @@ import numpy as np
 
 from vitlab.errors import DataError
 from vitlab.images.sources.dataset import ArrayDataset, Splits
-from vitlab.images.sources.download import again, fetch, not_found, places
+from vitlab.images.sources.download import REMOTES, Remote, again, fetch, not_found, places
 from vitlab.images.sources.folder import open_folder
 
 SIDE = 32
@@ -71,6 +71,16 @@ CIFAR100 = Layout(
         pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
         skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
         tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""),
+)
+REMOTES.update(
+    {
+        "cifar10": Remote(
+            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
+        ),
+        "cifar100": Remote(
+            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
+        ),
+    }
 )
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 

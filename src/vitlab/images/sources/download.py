@@ -36,32 +36,7 @@ class Remote:
     files: dict[str, str]  # name -> MD5, as the publishers state it
 
 
-REMOTES = {
-    "mnist": Remote(
-        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        {
-            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-        },
-    ),
-    "fashion-mnist": Remote(
-        ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
-        {
-            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        },
-    ),
-    "cifar10": Remote(
-        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
-    ),
-    "cifar100": Remote(
-        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
-    ),
-}
+REMOTES: dict[str, Remote] = {}  # named datasets that can be downloaded; the file of each source adds its own
 
 
 class _MirrorError(Exception):

@@ -12,7 +12,7 @@ from vitlab.errors import DataError
 from vitlab.images.read import EXTENSIONS
 from vitlab.images.sources.dataset import SPLIT_NAMES, FileDataset, Splits
 
-LAYOUT = "Put the pictures of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
+LAYOUT = "Put the images of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
 
 
 def open_folder(path: Path) -> Splits:
@@ -22,25 +22,25 @@ def open_folder(path: Path) -> Splits:
     classes, notes = list(train), []
     _check_train(folders["train"], train)
     if loose := _loose(folders["train"]):
-        notes.append(f"{folders['train']}: {len(loose)} pictures outside the class folders are not used.")
+        notes.append(f"{folders['train']}: {len(loose)} images outside the class folders are not used.")
     splits = {"train": _dataset(train, classes)}
     for split in ("val", "test"):
         if split not in folders:
             continue
         by_class = {name: pictures for name, pictures in _pictures_by_class(folders[split]).items() if pictures}
         if split == "test" and not by_class:
-            notes.append(f"{folders[split]}: no pictures in class folders, so there is no test split.")
+            notes.append(f"{folders[split]}: no images in class folders, so there is no test split.")
             continue
         if not by_class:
             raise DataError(
-                f"{folders[split]}: no pictures in class folders. Fill it as train is filled, or remove it: part of "
+                f"{folders[split]}: no images in class folders. Fill it as train is filled, or remove it: part of "
                 "train will be used."
             )
         if unknown := [name for name in by_class if name not in train]:
             raise DataError(
                 f"{folders[split]}: class {unknown[0]!r} is not in {folders['train']}"
                 + (f" (nor are {len(unknown) - 1} others)" if len(unknown) > 1 else "")
-                + f". Add pictures of it to train, or take it out of {folders[split].name}."
+                + f". Add images of it to train, or take it out of {folders[split].name}."
             )
         splits[split] = _dataset(by_class, classes)
     return Splits(classes, splits["train"], splits.get("val"), splits.get("test"), notes)
@@ -126,14 +126,14 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
         tables = [entry.name for entry in entries if entry.name.lower().endswith((".csv", ".tsv"))]
         hint = f" Or pass the table: {folder / tables[0]}." if tables else ""
         if loose := _loose(folder):
-            raise DataError(f"{folder}: {len(loose)} pictures lie directly in it, without class folders. {here}{hint}")
-        raise DataError(f"{folder}: no class folders and no pictures in it. {here}{hint}")
+            raise DataError(f"{folder}: {len(loose)} images lie directly in it, without class folders. {here}{hint}")
+        raise DataError(f"{folder}: no class folders and no images in it. {here}{hint}")
     if not any(pictures.values()):
-        raise DataError(f"{folder}: no pictures in its {len(pictures)} folders{_other_endings(folder)}. {here}")
+        raise DataError(f"{folder}: no images in its {len(pictures)} folders{_other_endings(folder)}. {here}")
     if empty := [name for name, paths in pictures.items() if not paths]:
         names = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise DataError(
-            f"{folder}: no pictures in class {names}{_other_endings(folder / empty[0])}. "
+            f"{folder}: no images in class {names}{_other_endings(folder / empty[0])}. "
             "Add some, or remove the empty folder."
         )
     if len(pictures) == 1:

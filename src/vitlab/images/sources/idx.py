@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.errors import DataError
 from vitlab.images.sources.dataset import ArrayDataset, Splits
-from vitlab.images.sources.download import REMOTES, again, fetch, not_found, places
+from vitlab.images.sources.download import REMOTES, Remote, again, fetch, not_found, places
 
 CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
@@ -31,6 +31,28 @@ FIRST_TEST_LABELS = {  # the two sets' files have the same names: this tells the
     "fashion-mnist": bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7, 4, 5, 7, 3, 4, 1, 2, 4, 8, 0]),
 }
 IMAGES, LABELS = 0x0803, 0x0801  # magic numbers: 08 = unsigned bytes, then the number of dimensions
+REMOTES.update(
+    {
+        "mnist": Remote(
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+            {
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+        ),
+        "fashion-mnist": Remote(
+            ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+            {
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+        ),
+    }
+)
 MOST = 1 << 31  # bytes: a damaged header must not ask for all the memory there is
 
 
@@ -42,7 +64,7 @@ def open_idx(source: str, path: Path | None, download: bool) -> Splits:
     assert train.images is not None and test.images is not None
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
-            f"{source}: pictures of train are {train.images.shape[1:3]}, of test {test.images.shape[1:3]} "
+            f"{source}: images of train are {train.images.shape[1:3]}, of test {test.images.shape[1:3]} "
             "(height, width). The files come from different sets; fetch them again."
         )
     first = test.labels[:20].astype(np.uint8).tobytes()
@@ -95,7 +117,7 @@ def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -
     images, labels = (read_idx(source, file, magic) for file, magic in ((images_file, IMAGES), (labels_file, LABELS)))
     if len(images) != len(labels):
         raise DataError(
-            f"{images_file} holds {len(images)} pictures, {labels_file} {len(labels)} labels. The two files do not "
+            f"{images_file} holds {len(images)} images, {labels_file} {len(labels)} labels. The two files do not "
             "belong together; fetch both again."
         )
     classes = CLASSES[source]

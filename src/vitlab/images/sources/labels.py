@@ -84,7 +84,7 @@ def _check_none_below_zero(written: Mapping[str, Sequence[str]], place: Place) -
         for i, label in enumerate(labels):
             if label.startswith("-"):
                 raise DataError(
-                    f"{place(split, i)}: label {label} is below 0; class numbers count from 0. Give the picture its "
+                    f"{place(split, i)}: label {label} is below 0; class numbers count from 0. Give the image its "
                     "class, or take it out."
                 )
 
@@ -92,7 +92,7 @@ def _check_none_below_zero(written: Mapping[str, Sequence[str]], place: Place) -
 def _outside(label: str, split: str, source: str, classes: list[str], numeric: bool) -> str:
     if source == "train":
         return (
-            f"{split} has class {label!r}, which train has not. Add pictures of it to train, or take it out of {split}."
+            f"{split} has class {label!r}, which train has not. Add images of it to train, or take it out of {split}."
         )
     if numeric:
         last = len(classes) - 1

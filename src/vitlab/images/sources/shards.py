@@ -157,9 +157,10 @@ def holds_captions(shard: Path) -> bool:
     endings: dict[str, tarfile.TarInfo] = {}
     with contextlib.suppress(tarfile.TarError, OSError, ValueError), tarfile.open(shard, "r:") as tar:
         for _, info in zip(range(PEEKED), tar, strict=False):
-            endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
+            if info.isreg():
+                endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
         if "json" in endings and "cls" not in endings:
-            values = parse_json(tar.extractfile(endings["json"]).read(1 << 20))  # type: ignore[union-attr]
+            values = parse_json(_text(tar, endings["json"]))
             return "caption" in values or "captions" in values or ("txt" in endings and "label" not in values)
     return "txt" in endings and "cls" not in endings
 
@@ -347,8 +348,14 @@ def _scan(shard: Path, index: ShardIndex, read: Reads, allow_cut: bool) -> Shard
         raise DataError(f"{shard}: not a plain tar file, damaged, or cut off ({error}). Fetch it again.") from None
     for files in labels.values():
         name = next(iter(files.values())).name
-        raise DataError(f"{shard}: {name} has no picture beside it. Pictures end in {', '.join(EXTENSIONS)}.")
+        raise DataError(f"{shard}: {name} has no image beside it. Images end in {', '.join(EXTENSIONS)}.")
     return index
+
+
+def _text(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    stream = tar.extractfile(member)
+    assert stream is not None  # a regular file
+    return stream.read(1 << 20).decode("utf-8-sig")
 
 
 def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
@@ -356,10 +363,9 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
     ending = next((ending for ending in ("cls", "json", "txt") if ending in files), None)
     if ending is None:
         raise DataError(f'{shard}: {picture} has no label. Put a .cls, a .json with "label", or a .txt beside it.')
-    name, stream = files[ending].name, tar.extractfile(files[ending])
-    assert stream is not None
+    name = files[ending].name
     try:
-        label = stream.read(1 << 20).decode("utf-8").strip()
+        label = _text(tar, files[ending]).strip()
         if ending == "json":
             label = parse_json(label).get("label")
     except (ValueError, AttributeError) as error:
@@ -383,10 +389,8 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
     for ending in ("json", "txt"):
         if ending not in files or captions is not None:
             continue
-        stream = tar.extractfile(files[ending])
-        assert stream is not None
         try:
-            text = stream.read(1 << 20).decode("utf-8-sig")
+            text = _text(tar, files[ending])
             values = parse_json(text) if ending == "json" else {"captions": text.splitlines()}
             captions = values.get("captions", values.get("caption"))
         except (ValueError, AttributeError) as error:
@@ -401,5 +405,5 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
         raise DataError(f"{shard}: the caption of {picture} holds half a character (a lone surrogate). Correct it.")
     lines = [line for caption in captions if (line := " ".join(caption.split()))]
     if not lines:
-        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the picture out.")
+        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the image out.")
     return "\n".join(lines)

@@ -42,7 +42,7 @@ def few_labels(
             poorest = int(held.argmin())
             raise DataError(
                 f"per_class={per_class}, but train holds only {held[poorest]} of class {classes[poorest]!r}. "
-                + (f"Pass per_class={held[poorest]} or less." if held[poorest] else "Add pictures of it.")
+                + (f"Pass per_class={held[poorest]} or less." if held[poorest] else "Add images of it.")
             )
     chosen = []
     for label, members in _by_class(labels):

@@ -31,7 +31,7 @@ from vitlab.models.config import Config
 from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, Pictures, Plan
+from vitlab.training.batches import ImageSet, Plan, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluate_knn
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.diagnosis import Finding, Line
@@ -162,7 +162,7 @@ class Objective:
         """Set what changes with the step, besides the learning rate."""
         self.logged = (step + 1) % self.plan.log_every == 0
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         """What the loss needs, on the device."""
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ class Objective:
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
-    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
         """`final`: at the end of a run, where it may take longer."""
         raise NotImplementedError
 
@@ -186,7 +186,7 @@ class Objective:
         """How many images `evaluate` runs through the model to score n."""
         return n
 
-    def rank(self, scores: Scores | Retrieval, model: Network, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         """The model of the highest rank is kept as the best; and numbers for the log."""
         return scores.top(1), {}
 
@@ -218,12 +218,12 @@ class SelfSupervised(Objective):
     uses_labels = False
     chooses_patches = True
 
-    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores:
         train = self.data.train
         if not final:
             train = subset(train, np.sort(permutation(len(train), self.recipe.run.seed, BANK_DRAW)[:BANK]))
-        bank = Pictures(train, pictures.preprocess)
-        return evaluate_knn(model.encoder, bank, pictures, len(self.data.classes), processes=self.who)
+        bank = ImageSet(train, image_set.preprocess)
+        return evaluate_knn(model.encoder, bank, image_set, len(self.data.classes), processes=self.who)
 
     def images_evaluated(self, n: int, *, final: bool = False) -> int:
         return n + (len(self.data.train) if final else min(BANK, len(self.data.train)))

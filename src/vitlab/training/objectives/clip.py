@@ -19,12 +19,14 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import CheckpointError, TrainingError
 from vitlab.factory import create
 from vitlab.images.datasets import Captioned, Captions, Data
+from vitlab.layers.collective import gather
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
-from vitlab.models.clip import CLIP, gather, same_captions
+from vitlab.models.base import Network
+from vitlab.models.clip import CLIP, same_captions
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.captions import (
     ClassCaptions,
     check_same_tokenizer,
@@ -70,7 +72,7 @@ class ContrastiveLearning(Objective):
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[Any, list[str]]:
+    ) -> tuple[CLIP, list[str]]:
         """New, with the image tower of another checkpoint, or a CLIP that goes on with its own tokenizer."""
         model, notes = (
             _new_model(recipe, channels, tokenizer)
@@ -83,8 +85,8 @@ class ContrastiveLearning(Objective):
         return model, notes
 
     @classmethod
-    def image_model(cls, model: Any) -> Any:
-        return model.image
+    def image_model(cls, model: Network) -> Network:
+        return model.encoder
 
     def setup(self) -> None:
         self.captions, o = _captions(self.recipe, self.data), CLIPOptions.of(self.recipe)
@@ -94,6 +96,7 @@ class ContrastiveLearning(Objective):
             shared = len(set(self.templates) & set(self.captions.templates))
             seen = f"{shared} of them are learned from" if shared else "none of them is learned from"
             self.notes.append(f"evaluated by the {len(self.templates)} templates of {o.eval_templates}: {seen}.")
+        self.tokenize = self.model.require_tokenizer()
         if self.recipe.model.freeze == "encoder":
             self.model.image.eval()  # no dropout in what does not learn
 
@@ -101,19 +104,19 @@ class ContrastiveLearning(Objective):
         return BothTowers(self.model)
 
     def begin_run(self, saved: Path | None) -> None:
-        check_same_tokenizer(self.model.tokenizer, saved)
+        check_same_tokenizer(self.tokenize, saved)
         if self.who.first:
-            save_tokenizer(self.model.tokenizer, self.run)
+            save_tokenizer(self.tokenize, self.run)
 
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         super().begin_step(step, optimisers)
         set_patch_dropout(self.model.image, self.recipe, step, self.plan.total)
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         """The images, their captions, and what tells which captions say the same."""
         indices = batch.indices.numpy() if len(batch.indices) else np.zeros(1, np.int64)  # blank image: any caption
         texts = self.captions.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)
-        ids = self.model.tokenizer(texts)  # (B, N)
+        ids = self.tokenize(texts)  # (B, N)
         kinds = self.captions.kinds(indices) if isinstance(self.captions, ClassCaptions) else ids
         inputs = {"images": batch.images, "ids": trim_padding(ids, self.model.config.text.end_id), "kinds": kinds}
         return {name: tensor.to(self.who.device) for name, tensor in inputs.items()}
@@ -128,16 +131,17 @@ class ContrastiveLearning(Objective):
     def end_step(self, step: int) -> None:
         self.model.clamp_scale()
 
-    def evaluate(self, model: Any, pictures: Pictures, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
+        assert isinstance(model, CLIP)
         flip = self.recipe.augment.flip_at_test
         common: dict[str, Any] = dict(processes=self.who, flip=flip, reducer=self.reducer)
-        if isinstance(pictures.data, Captioned):
-            return evaluate_retrieval(model, pictures, pictures.data.captions, **common)
-        return evaluate_zeroshot(model, pictures, self.data.classes, self.templates, **common)
+        if isinstance(image_set.data, Captioned):
+            return evaluate_retrieval(model, image_set, image_set.data.captions, **common)
+        return evaluate_zeroshot(model, image_set, self.data.classes, self.templates, **common)
 
-    def rank(self, scores: Scores | Retrieval, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         if not isinstance(scores, Retrieval):
-            return super().rank(scores, model, pictures)
+            return super().rank(scores, model, image_set)
         return scores.mean_recall(), {"recall5": scores.top(5), "recall10": scores.top(10)}
 
     def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
@@ -159,7 +163,7 @@ def _captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
 class BothTowers(nn.Module):
     """Both towers in one call, which is what DDP wraps."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: CLIP):
         super().__init__()
         self.model = model
 
@@ -170,11 +174,11 @@ class BothTowers(nn.Module):
 # --------------------------------------------------------------------------------------------------------- the model
 
 
-def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
+def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
     m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if m.init_image is not None:
         raise TrainingError("model.init_from has an image tower already: leave out model.init_image.")
-    model, notes = build_pretraining_model(replace(m, freeze="none"), "clip", channels, example="clip_nano")
+    model, notes = build_pretraining_model(replace(m, freeze="none"), CLIP, channels, example="clip_nano")
     if model.config.loss != loss:
         raise TrainingError(
             f"{m.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
@@ -187,7 +191,7 @@ def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) ->
     return model, notes
 
 
-def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[Any, list[str]]:
+def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
     m, loss = recipe.model, CLIPOptions.of(recipe).loss
     if registry.find(m.name)[0].family != "clip":
         raise TrainingError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
@@ -212,7 +216,7 @@ def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tu
     return model, notes
 
 
-def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
+def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Network, list[str]]:
     """The ViT of any checkpoint, resized to what the recipe sets; another shape is refused."""
     tower, report = load_with_report(source, encoder=True, classes=0)
     if tower.family != "vit":
@@ -234,7 +238,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Any, list[str]]:
 # --------------------------------------------------------------------------------------------------------- diagnosis
 
 
-def matching_numbers(model: Any, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
+def matching_numbers(model: CLIP, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
     """Features (B, E) of both towers, (B, B) equal captions -> the scale, the share matched, the loss of guessing.
 
     Guessing: ln B where one of B is right (softmax); for single pairs (sigmoid) the best constant output.

@@ -18,7 +18,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.models import dino
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch
+from vitlab.training.batches import TrainingBatch
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions, SelfSupervised
@@ -73,7 +73,7 @@ class SelfDistillation(SelfSupervised):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
-        return build_pretraining_model(recipe.model, "dino", channels, example="dino_cifar")
+        return build_pretraining_model(recipe.model, dino.DINO, channels, example="dino_cifar")
 
     @classmethod
     def augmentation(cls, recipe: Recipe, pre: Preprocess) -> MultiCrop:
@@ -110,7 +110,7 @@ class SelfDistillation(SelfSupervised):
             optimisers.set_decay(dino.weight_decay(step, self.plan.total, w, o.final_weight_decay))
         self.means = []
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         return {f"view{number}": view.to(self.who.device) for number, view in enumerate(batch.views)}
 
     def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:

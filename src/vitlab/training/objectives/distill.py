@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import TrainingError
 from vitlab.models.deit import TwoHeads, hard_loss, soft_loss
-from vitlab.training.batches import Batch
+from vitlab.training.batches import TrainingBatch
 from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions
 from vitlab.training.objectives.supervised import Supervised
 from vitlab.training.recipe import Recipe
@@ -64,7 +64,7 @@ class Distillation(Supervised):
     def forward_module(self) -> nn.Module:
         return TwoHeads(self.model)
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         inputs = super().inputs(batch, at)
         if self.answers is None:
             return {**inputs, "teacher": self.teacher(inputs["images"])}

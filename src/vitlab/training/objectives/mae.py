@@ -14,7 +14,7 @@ from vitlab.images.randomness import torch_seed
 from vitlab.models.base import Network
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluating
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
@@ -35,14 +35,14 @@ class MaskedReconstruction(SelfSupervised):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
-        return build_pretraining_model(recipe.model, "mae", channels, example="mae_cifar")
+        return build_pretraining_model(recipe.model, MaskedAutoencoder, channels, example="mae_cifar")
 
     @classmethod
-    def preview_notes(cls, model: Any) -> list[str]:
+    def preview_notes(cls, model: Network) -> list[str]:
         ratio = model.config.mask_ratio
         return [f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"]
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         return {"images": batch.images.to(self.who.device)}
 
     def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
@@ -51,20 +51,20 @@ class MaskedReconstruction(SelfSupervised):
             return out.loss, {}
         return out.loss, reconstruction_numbers(out.prediction, self.model.target(inputs["images"]), out.mask)
 
-    def rank(self, scores: Scores | Retrieval, model: Any, pictures: Pictures) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         """By the loss on validation images: k-NN says little about what fine-tuning will reach."""
-        error = self._error(model, pictures)
+        error = self._error(model, image_set)
         return -error, {"reconstruction": error}
 
-    def _error(self, model: Any, pictures: Pictures) -> float:
+    def _error(self, model: Network, image_set: ImageSet) -> float:
         """The loss on the first images, with the same patches hidden each time."""
-        few = np.arange(min(len(pictures), EVALUATED))
+        few = np.arange(min(len(image_set), EVALUATED))
         noise = torch.Generator().manual_seed(torch_seed(self.recipe.run.seed, NOISE))
         total, count = 0.0, 0
         with evaluating(model):
             for part in np.array_split(few, -(-len(few) // 256)):
-                images, kept = pictures.normalised(part)
-                patches = math.prod(model.encoder.layout(*images.shape[-2:]).grid)
+                images, kept = image_set.normalised(part)
+                patches = math.prod(model.grid_of((images.shape[-2], images.shape[-1])))
                 hidden = torch.rand(len(kept), patches, generator=noise)
                 loss = model(images.to(self.who.device), hidden.to(self.who.device)).loss
                 total, count = total + float(loss) * len(kept), count + len(kept)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluate_classifier
 from vitlab.training.finetune import build_classifier
 from vitlab.training.objectives.base import Inputs, MicroStep, Objective, mix_of, set_patch_dropout
@@ -33,7 +33,7 @@ class Supervised(Objective):
     def begin_step(self, step: int, optimisers: Optimisers) -> None:
         set_patch_dropout(self.model, self.recipe, step, self.plan.total)
 
-    def inputs(self, batch: Batch, at: MicroStep) -> Inputs:
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
         classes, smoothing = len(self.data.classes), self.recipe.augment.smoothing
         images, targets = self.mix(batch.images, batch.labels, classes, smoothing, **vars(at))
         return {"images": images.to(self.who.device), "targets": targets.to(self.who.device)}
@@ -41,6 +41,6 @@ class Supervised(Objective):
     def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
         return F.cross_entropy(forward(inputs["images"], reducer=self.train_reducer), inputs["targets"]), {}
 
-    def evaluate(self, model: Network, pictures: Pictures, *, final: bool = False) -> Scores:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores:
         flip = self.recipe.augment.flip_at_test
-        return evaluate_classifier(model, pictures, processes=self.who, flip=flip, reducer=self.reducer)
+        return evaluate_classifier(model, image_set, processes=self.who, flip=flip, reducer=self.reducer)

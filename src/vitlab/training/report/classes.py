@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from vitlab.training.report.pictures import data_url
-from vitlab.training.report.text import cut, ems, escaped, name_html, percent, section
+from vitlab.training.report.html import cut, data_url, ems, escaped, name_html, percent, section
 
 
 def class_tables(counts: np.ndarray, classes: list[str]) -> str:
@@ -113,7 +112,7 @@ def _per_class(counts: np.ndarray, classes: list[str]) -> str:
         other = f"{name_html(classes[int(others.argmax())])} ({others.max()})" if others.any() else ""
         present = bool(totals[k])
         bar = f'<span class="bar" style="--share:{share[k]:.4f}"></span>' if present else ""
-        shown = f'<data value="{float(share[k])!r}">{percent(share[k])}</data>' if present else "no pictures"
+        shown = f'<data value="{float(share[k])!r}">{percent(share[k])}</data>' if present else "no images"
         rows.append(
             f"<tr><td>{name_html(classes[k])}</td><td>{shown}{bar}</td>"
             f'<td class="n">{counts[k, k]} / {totals[k]}</td><td>{other}</td></tr>'

@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib: the curves of many runs, and what augmentation makes of pictures."""
+"""Figures drawn with matplotlib: the curves of many runs, and what augmentation makes of images."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.errors import TrainingError
+from vitlab.errors import UsageError
 from vitlab.images.fonts import families
-from vitlab.training.report.text import cut, ems, printable
+from vitlab.training.report.html import cut, ems, printable
 from vitlab.training.runs import Run
 
 if TYPE_CHECKING:  # it imports torch, which `vitlab runs` can do without
@@ -25,12 +25,12 @@ def picture_kind(path: Path, option: str) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise TrainingError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
+        raise UsageError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in ("png", "svg", "pdf", "jpg", "webp"):
-        raise TrainingError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
+        raise UsageError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
     if path.is_dir():
-        raise TrainingError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
+        raise UsageError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
     return kind
 
 
@@ -51,12 +51,10 @@ def _save(figure: Any, path: Path, kind: str) -> None:
 
 
 def plot(runs: list[Run], path: Path) -> list[str]:
-    """Draw the validation accuracy of all runs into one picture; returns the names of runs that have none."""
+    """Draw the validation accuracy of all runs into one image; returns the names of runs that have none."""
     drawn = [run for run in runs if run.val_curve]
     if not drawn:
-        raise TrainingError(
-            f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve."
-        )
+        raise UsageError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
     kind = picture_kind(path, "--plot")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -89,11 +87,11 @@ def plot(runs: list[Run], path: Path) -> list[str]:
 
 
 def draw_preview(preview: Preview, path: Path) -> None:
-    """A row for each picture: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
+    """A row for each image: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
     kind = picture_kind(path, "--preview")
     from matplotlib.figure import Figure
 
-    rows: list[tuple[str, str, list[np.ndarray], list[str]]] = []  # label, remark, pictures, captions
+    rows: list[tuple[str, str, list[np.ndarray], list[str]]] = []  # label, remark, images, captions
     for row in preview.rows:
         rows.append((_cut(row.label, 16), _cut(row.name[::-1], 20)[::-1], row.images, []))
     for batch in preview.mixed:
@@ -139,7 +137,7 @@ def draw_preview(preview: Preview, path: Path) -> None:
 
 
 def _fit(image: np.ndarray) -> np.ndarray:
-    """(H, W, 1 or 3) -> RGB with its longer side near SIDE: whole multiples of small pictures, so that pixels show."""
+    """(H, W, 1 or 3) -> RGB with its longer side near SIDE: whole multiples of small images, so that pixels show."""
     from PIL import Image
 
     if image.shape[2] == 1:
@@ -156,8 +154,8 @@ def _cut(text: str, most: float) -> str:
 
 
 def _captions(labels: list[Parts]) -> list[str]:
-    """cat 0.70 + dog 0.30; on two lines for all if one is too long for its picture."""
-    most = 15  # what fits below a picture
+    """cat 0.70 + dog 0.30; on two lines for all if one is too long for its image."""
+    most = 15  # what fits below an image
     captions = [" + ".join(_share(part, parts) for part in parts) for parts in labels]
     if all(ems(text) <= most for text in captions):
         return captions

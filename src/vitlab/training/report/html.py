@@ -1,12 +1,17 @@
-"""Text and numbers as the page shows them: everything escaped, the exact value in the markup."""
+"""Text, numbers and images as the page shows them: everything escaped, the exact value in the markup."""
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import math
 import re
 import unicodedata
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from vitlab.training.runs import flat
 
@@ -61,7 +66,7 @@ def section(title: str, chinese: str, content: str) -> str:
     return f'<section>\n<h2>{title} <span lang="zh-CN">· {chinese}</span></h2>\n{content}\n</section>'
 
 
-def table_of(values: dict[str, Any]) -> str:
+def table_of(values: Mapping[str, object]) -> str:
     rows = [f"<tr><th>{escaped(key)}</th><td>{number(key, value)}</td></tr>" for key, value in flat(values).items()]
     return f'<div class="wide"><table class="pairs">{"".join(rows)}</table></div>' if rows else ""
 
@@ -78,3 +83,46 @@ def cut(text: str, most: float) -> str:
     while text and ems(text) > most - 1:
         text = text[:-1]
     return text + "…"
+
+
+@dataclass(frozen=True)
+class GalleryItem:
+    """An image and what the model took it for (rightly or not)."""
+
+    image: np.ndarray  # (H, W, C) or (H, W), uint8
+    truth: str
+    predicted: str
+    confidence: float  # probability of `predicted`
+    name: str  # where the image comes from
+
+
+def gallery(pictures: list[GalleryItem], caption: str) -> str:
+    figures = []
+    for p in pictures:
+        right = p.truth == p.predicted
+        verdict = name_html(p.predicted) if right else f"{name_html(p.truth)} → <b>{name_html(p.predicted)}</b>"
+        mark = '<span class="yes">✓</span>' if right else '<span class="no">✗</span>'
+        alt = escaped(f"{p.name}: {p.truth}, predicted {p.predicted}")
+        small = ' class="pixels"' if max(p.image.shape[:2]) <= 96 else ""
+        figures.append(
+            f'<figure><img{small} alt="{alt}" src="{data_url(p.image)}" /><figcaption>{mark} {verdict} · '
+            f'<data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
+            f'<small title="{escaped(p.name)}">{name_html(p.name)}</small></figcaption></figure>'
+        )
+    return f'<p>{caption}</p><div class="pictures">{"".join(figures)}</div>' if figures else ""
+
+
+def data_url(image: np.ndarray, side: int = 224) -> str:
+    """PNG, exact; photographs beyond thumbnail size as JPEG, no larger than `side`."""
+    from PIL import Image
+
+    assert image.dtype == np.uint8, image.dtype
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    picture, kind = Image.fromarray(image), "png"
+    if max(picture.size) > 96 and picture.mode in ("L", "RGB"):
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+        kind = "jpeg"
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **({"quality": 90} if kind == "jpeg" else {"optimize": True}))
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
