@@ -1,6 +1,6 @@
 """The index of families: its record in models/, and the one in checkpoints/ for the files of other libraries.
 
-They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT too.
+They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
 from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
