@@ -26,7 +26,7 @@ run: setup
 	@echo "Next: $(BIN)/vitlab --help"
 
 test: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

@@ -23,10 +23,11 @@ from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import Card
 from vitlab.images.datasets import Captioned, Data
 from vitlab.text.templates import read_templates
-from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate, evaluate_knn, evaluate_zeroshot
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier, evaluate_knn, evaluate_zeroshot
 from vitlab.training.job import data_of, steps_of
-from vitlab.training.objectives import objective_of
+from vitlab.training.objectives import objective_class
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.processes import Processes
 from vitlab.training.recipe import Recipe, read_recipe, to_toml, with_value
 from vitlab.training.retrieval import AT, evaluate_retrieval
@@ -85,31 +86,33 @@ def kept(model: Any) -> Any:
 def measure(model: Any, recipe: Recipe, data: Data, run: Path) -> dict[str, float]:
     """On the test split, or where there is none on val."""
     split = "test" if data.test is not None else "val"
-    pictures = Pictures(data.test or data.val, model.preprocess)
+    pictures = ImageSet(data.test or data.val, model.preprocess)
     if model.family == "clip":
         found = by_words(model, recipe, data, pictures)
     elif model.config.classes:
-        found = {"top1": evaluate(model, pictures).top(1)}
+        found = {"top1": evaluate_classifier(model, pictures).top(1)}
         if recipe.augment.flip_at_test:
-            found["top1_with_flip"] = evaluate(model, pictures, flip=True).top(1)
+            found["top1_with_flip"] = evaluate_classifier(model, pictures, flip=True).top(1)
     else:
-        bank = Pictures(data.train, model.preprocess)
+        bank = ImageSet(data.train, model.preprocess)
         scores = evaluate_knn(getattr(model, "encoder", model), bank, pictures, len(data.classes))
         found = {"knn_top1": scores.top(1)}
         if model.family == "mae":
             plan = steps_of(recipe, data, model.preprocess).plan
-            _, numbers = objective_of(recipe, model, data, plan, Processes(), run).rank(scores, model, pictures)
+            _, numbers = objective_class(recipe.objective.name)(recipe, model, data, plan, Processes(), run).rank(
+                scores, model, pictures
+            )
             found |= numbers  # the mean squared error over hidden patches
     return {f"{split}_{name}": value for name, value in found.items()}
 
 
-def by_words(model: Any, recipe: Recipe, data: Data, pictures: Pictures) -> dict[str, float]:
+def by_words(model: Any, recipe: Recipe, data: Data, pictures: ImageSet) -> dict[str, float]:
     """Recall both ways and its chance where there are captions; else zero-shot, by sentences kept for judging."""
     if isinstance(pictures.data, Captioned):
         told = evaluate_retrieval(model, pictures, pictures.data.captions).to_dict()
         ways = [(what, way, k) for what in ("recall", "chance") for way in told[what] for k in AT]
         return {f"{way}_{what}{k}": told[what][way][str(k)] for what, way, k in ways}
-    sentences = read_templates(recipe.objective.eval_templates)
+    sentences = read_templates(CLIPOptions.of(recipe).eval_templates)
     found = {"zeroshot_top1": evaluate_zeroshot(model, pictures, data.classes, sentences).top(1)}
     if recipe.augment.flip_at_test:
         found["zeroshot_top1_with_flip"] = evaluate_zeroshot(model, pictures, data.classes, sentences, flip=True).top(1)

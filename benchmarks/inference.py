@@ -13,79 +13,26 @@ import argparse
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from measure import machine
-from transformers import SwinConfig, SwinForImageClassification, ViTForImageClassification
-from transformers import ViTConfig as HFConfig
+from transformers import AutoModelForImageClassification
 
-from vitlab.checkpoints import hf, keymap, swin
+import vitlab
 from vitlab.explain.sizes import size_of
 from vitlab.export.timing import alternate, summary
-from vitlab.models.registry import build, find
 
 
 def pair(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Our model and transformers', with equal weights."""
-    entry, _ = find(name)
-    ours = build(entry.family, entry.config).eval()
-    if entry.family == "swin":
-        return ours, their_swin(ours)
-    rules, prefix = hf.write_rules(ours.config)
-    state = keymap.write("transformers", rules, dict(ours.state_dict()), prefix=prefix, heads=ours.config.heads)
-    config = {k: v for k, v in hf.config_for(ours.config, None).items() if k not in ("architectures", "dtype")}
-    config["attn_implementation"] = "sdpa"
-    theirs = ViTForImageClassification(HFConfig(**config)).eval()
-    missing = theirs.load_state_dict(in_memory_names(state), strict=True)
-    assert not missing.missing_keys
-    return ours, theirs
-
-
-def their_swin(ours: Any) -> torch.nn.Module:
-    state, config = swin.write(ours, dict(ours.state_dict()), "hf")
-    assert config["drop_path_rate"] == 0.0  # nothing is left out in training
-    config: Any = {k: v for k, v in config.items() if k not in ("architectures", "dtype")}
-    config |= {"attn_implementation": "sdpa"}
-    theirs = SwinForImageClassification(SwinConfig(**config)).eval()
-    changes = (
-        ("attention.self.query", "attention.q_proj"),
-        ("attention.self.key", "attention.k_proj"),
-        ("attention.self.value", "attention.v_proj"),
-        (
-            "attention.self.relative_position_bias_table",
-            "attention.relative_position_bias.relative_position_bias_table",
-        ),
-        ("attention.output.dense", "attention.o_proj"),
-        ("intermediate.dense", "mlp.fc1"),
-        ("output.dense", "mlp.fc2"),
-    )
-    named = _replaced({key: value for key, value in state.items() if "position_index" not in key}, changes)
-    theirs.load_state_dict(named, strict=True)
-    return theirs
-
-
-def in_memory_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """transformers 5 uses other names in memory than in files."""
-    changes = (
-        ("encoder.layer.", "layers."),
-        ("attention.attention.query", "attention.q_proj"),
-        ("attention.attention.key", "attention.k_proj"),
-        ("attention.attention.value", "attention.v_proj"),
-        ("attention.output.dense", "attention.o_proj"),
-        ("intermediate.dense", "mlp.fc1"),
-        ("output.dense", "mlp.fc2"),
-    )
-    return _replaced(state, changes)
-
-
-def _replaced(state: dict[str, torch.Tensor], changes: tuple[tuple[str, str], ...]) -> dict[str, torch.Tensor]:
-    found = {}
-    for key, value in state.items():
-        for old, new in changes:
-            key = key.replace(old, new)
-        found[key] = value
-    return found
+    ours = vitlab.create(name).eval()
+    with TemporaryDirectory() as folder:
+        vitlab.convert(ours, Path(folder) / "hf", to="hf")
+        return ours, AutoModelForImageClassification.from_pretrained(
+            Path(folder) / "hf", attn_implementation="sdpa"
+        ).eval()
 
 
 def main() -> None:
@@ -112,7 +59,7 @@ def main() -> None:
                 "gemm": partial(torch.mm, a, b),
             }
             times = {who: summary(values) for who, values in alternate(runs, args.rounds).items()}
-        macs = size_of(find(name)[0].name)[1] * args.batch
+        macs = size_of(name)[1] * args.batch
         rate = 1536**3 / times["gemm"]["median"]
         ratio = times["vitlab"]["median"] / times["transformers"]["median"]
         share = {who: macs / times[who]["median"] / rate for who in ("vitlab", "transformers")}

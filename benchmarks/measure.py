@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vitlab.training.ending import environment
+from vitlab.training.finish import environment
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe
 

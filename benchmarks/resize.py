@@ -19,8 +19,8 @@ from measure import fit_or_go_on, machine, mean_and_spread, print_table
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import Recipe, with_settings, with_value
 
@@ -43,8 +43,8 @@ def accuracies(checkpoint: Path, recipe: Recipe, sizes: list[int]) -> tuple[list
     for size in [None, *sizes]:
         change = {} if size is None else {"image_size": size, "preprocess": {"interpolation": "bicubic"}}
         model = own if size is None else vitlab.load(checkpoint, **change)
-        pictures = Pictures(data.test or data.val, model.preprocess)
-        found.append(evaluate(model, pictures, flip=recipe.augment.flip_at_test).top(1))
+        pictures = ImageSet(data.test or data.val, model.preprocess)
+        found.append(evaluate_classifier(model, pictures, flip=recipe.augment.flip_at_test).top(1))
         names.append("{} px, {} x {} patches".format(model.config.image_size[0], *model.config.grid))
     return names, found
 

@@ -29,7 +29,7 @@ import vitlab
 from vitlab.export.timing import alternate, summary
 from vitlab.inference import embed, fingerprint
 from vitlab.search import Counts, Index, graph, update
-from vitlab.search.ledger import Entry, Ledger
+from vitlab.search.database import ImageDatabase, ImageRecord, MadeBy
 
 MODEL = "bundled:cifar10"
 BATCH = 64
@@ -60,8 +60,10 @@ def pictures(here: Path, count: int) -> None:
     for number in range(count):
         draw(here / "photos" / f"{number % 100:02d}" / f"{number}.png", number)
     model = vitlab.load(MODEL)
-    rows = [["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]]
-    same = Counts(unchanged=count, pictures=count)
+    rows = [
+        ["made", *made(model, here / "photos", here / "ix", Counts(MODEL, new=count, embedded=count, pictures=count))]
+    ]
+    same = Counts(MODEL, unchanged=count, pictures=count)
     rows += [["again, nothing changed", *made(model, here / "photos", here / "ix", same)]]
     expected = disturb(here / "photos", count)
     rows += [["after some changes", *made(model, here / "photos", here / "ix", expected)]]
@@ -87,11 +89,11 @@ def disturb(folder: Path, count: int) -> Counts:
     for path in files[3 * part : 13 * part]:
         os.utime(path)
     unchanged = count - 3 * part
-    return Counts(part, part, part, unchanged, removed=2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
+    return Counts(MODEL, part, part, part, unchanged, 2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
 
 
 def made(model: Any, folder: Path, index: Path, expected: Counts) -> list[str]:
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     start = time.perf_counter()
     counts = update(index, folder, about, partial(embed, model, batch_size=BATCH), batch_size=BATCH)
     seconds = time.perf_counter() - start
@@ -110,7 +112,7 @@ def killed(model: Any, here: Path, count: int) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = held(here / "killed")
-    about = {"checkpoint": MODEL, "fingerprint": fingerprint(model), "reads_text": False}
+    about = MadeBy(checkpoint=MODEL, fingerprint=fingerprint(model), reads_text=False)
     look = partial(embed, model, batch_size=BATCH)
     counts = update(here / "killed", here / "photos", about, look, batch_size=BATCH)
     one, other = everything(here / "ix"), everything(here / "killed")
@@ -124,17 +126,17 @@ def killed(model: Any, here: Path, count: int) -> None:
 
 
 def held(index: Path) -> int:
-    if not Ledger.is_there(index / "pictures.sqlite"):
+    if not ImageDatabase.exists(index / "pictures.sqlite"):
         return 0
-    with Ledger(index / "pictures.sqlite") as ledger:
-        return len(ledger)
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        return len(database)
 
 
 def everything(index: Path) -> dict[str, np.ndarray]:
-    with Ledger(index / "pictures.sqlite") as ledger:
-        numbers = ledger.numbers()
-        paths = ledger.paths(numbers)
-        parts = [zip(part.tolist(), found, strict=True) for part, found in ledger.vectors(numbers)]
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        numbers = database.numbers()
+        paths = database.paths(numbers)
+        parts = [zip(part.tolist(), found, strict=True) for part, found in database.vectors(numbers)]
         return {paths[number]: vector for part in parts for number, vector in part}
 
 
@@ -147,12 +149,12 @@ def vectors(here: Path, count: int, queries: int) -> None:
     index = here / "vectors"
     index.mkdir()
     about = {"checkpoint": "made up", "fingerprint": "", "reads_text": True}
-    with Ledger.create(index / "pictures.sqlite", {"folder": "/photos", "made_by": about}) as ledger:
+    with ImageDatabase.create(index / "pictures.sqlite", {"folder": "/photos", "made_by": about}) as database:
         for start in range(0, count, 1000):
             part = enumerate(known[start : start + 1000], start)
-            ledger.put(Entry(f"{number}.jpg", 1, 1, b"%d" % number, vector) for number, vector in part)
+            database.put(ImageRecord(f"{number}.jpg", 1, 1, b"%d" % number, vector) for number, vector in part)
         start = time.perf_counter()
-        graph.bring_up_to_date(ledger, index / graph.FILE)
+        graph.update_graph(database, index / graph.FILE)
         print(f"graph of {count:,} vectors made in {duration(time.perf_counter() - start)}", end="; ")
     size = sum(path.stat().st_size for path in index.iterdir())
     print(f"index {size / 1e6:.0f} MB, vectors alone {known.nbytes / 1e6:.0f} MB\n")

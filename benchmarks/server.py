@@ -77,7 +77,7 @@ class Bench:
         self.here, self.processes = here, processes
         torch.manual_seed(0)
         model = vitlab.create(name, classes=10)
-        model.head.weight.data.normal_(std=0.5)  # a new head gives every class the same chance
+        model.get_parameter("head.weight").data.normal_(std=0.5)  # a new head gives every class the same chance
         self.checkpoint = vitlab.save(model, here / "model")
         self.images = []
         for number in range(32):

@@ -29,9 +29,8 @@ from torch import Tensor
 
 import vitlab
 from vitlab.explain.sizes import size_of
-from vitlab.export.pictures import pictures, prepared
-from vitlab.export.rivals import rival
-from vitlab.export.runners import Runner, Workshop
+from vitlab.export.runners import Runner, RunnerFactory, library_runner
+from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.export.timing import alternate, summary
 from vitlab.images.datasets import Dataset, open_data
 from vitlab.models.registry import find
@@ -64,15 +63,15 @@ def untrained(name: str, batch: int, rounds: int) -> list[dict[str, Any]]:
     tell(f"{name}, batch {batch}")
     torch.manual_seed(0)
     model = vitlab.create(name).eval()
-    seen = prepared(model.preprocess, pictures(batch))
-    workshop = Workshop(model)
+    seen = preprocess_batch(model, sample_images(batch))
+    factory = RunnerFactory(model)
     exact = vitlab.optimize(model, seen, goal="exact", batch=batch, rounds=rounds)
     for note in exact.notes:
         print(f"note: {note}")
     runs: dict[str, Callable[[Tensor], Tensor]] = {
-        name: rival(name, model, workshop).run for name in ("transformers", "onnxruntime")
+        name: library_runner(name, model, factory).run for name in ("transformers", "onnxruntime")
     }
-    runs |= {"eager": workshop.make("eager").run, "exact": exact, "int8": workshop.make("int8").run}
+    runs |= {"eager": factory.make("eager").run, "exact": exact, "int8": factory.make("int8").run}
     a, b = torch.randn(2, SIDE, SIDE)
     timed: dict[str, Callable[[], object]] = {who: (lambda run=run: run(seen)) for who, run in runs.items()}
     times = times_of({**timed, "gemm": lambda: torch.mm(a, b)}, rounds)
@@ -151,30 +150,30 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
     assert order is not None, "the model knows other classes"
     test = data.test or data.val
     chosen_on, judged = (Judged(model, test, order, range(first, len(test), 2)) for first in (0, 1))
-    workshop = Workshop(model)
+    factory = RunnerFactory(model)
     print(f"\n{args.checkpoint} on {args.data}: {len(judged.images)} test pictures; "
           f"chosen on {len(chosen_on.images)} others")  # fmt: skip
 
-    whole = chosen_on.accuracy(chosen_on.answers(workshop.make("eager")))
+    whole = chosen_on.accuracy(chosen_on.answers(factory.make("eager")))
     fitting: dict[str, list[str]] = {"eager": [], "int8": []}
     for reducer in args.reducers or candidates(model):
         for way in fitting:
-            lost = whole - chosen_on.accuracy(chosen_on.answers(workshop.make(way, reducer)))
+            lost = whole - chosen_on.accuracy(chosen_on.answers(factory.make(way, reducer)))
             tell(f"{way} + {reducer}: {100 * lost:.2f} points lost where it is chosen")
             if lost <= args.margin * POINT:
                 fitting[way].append(reducer)
-    batch = prepared(model.preprocess, pictures(8, channels=model.config.channels, source=args.data, path=args.path))
-    picked = {way: fastest(workshop, way, names, batch, args.rounds) for way, names in fitting.items()}
+    batch = preprocess_batch(model, sample_images(8, channels=model.config.channels, source=args.data, path=args.path))
+    picked = {way: fastest(factory, way, names, batch, args.rounds) for way, names in fitting.items()}
 
     ways = [("eager", None), ("onnx", None), ("int8", None)]
     ways += [(way, picked["eager"]) for way in ("eager", "onnx") if picked["eager"]]
     ways += [("int8", picked["int8"])] if picked["int8"] else []
-    runners = [workshop.make(way, reducer) for way, reducer in ways]
+    runners = [factory.make(way, reducer) for way, reducer in ways]
     answers = {}
     for runner in runners:
         tell(f"{runner.title} on the other pictures")
         answers[runner.title] = judged.answers(runner)
-    baseline = in_transformers(model, workshop)
+    baseline = in_transformers(model, factory)
     rows = []
     for size in args.batches:
         part = batch[:1].repeat(size, 1, 1, 1) if size < 8 else batch.repeat(-(-size // 8), 1, 1, 1)[:size]
@@ -201,22 +200,22 @@ def trained(args: argparse.Namespace) -> dict[str, Any]:
             )
     show_trained(rows)
     for reducer in dict.fromkeys([None, picked["int8"]]):
-        show_steps("int8" if reducer is None else f"int8 + {reducer}", steps_of(workshop.int8_file(reducer), batch))
+        show_steps("int8" if reducer is None else f"int8 + {reducer}", steps_of(factory.int8_file(reducer), batch))
     return {"rows": rows, "fitting": fitting}
 
 
-def in_transformers(model: Any, workshop: Workshop) -> list[Runner]:
+def in_transformers(model: Any, factory: RunnerFactory) -> list[Runner]:
     try:
-        return [rival("transformers", model, workshop)]
+        return [library_runner("transformers", model, factory)]
     except ValueError as error:  # a stem of convolutions, for example
         print(f"without transformers: {error}")
         return []
 
 
-def fastest(workshop: Workshop, way: str, names: list[str], batch: Tensor, rounds: int) -> str | None:
+def fastest(factory: RunnerFactory, way: str, names: list[str], batch: Tensor, rounds: int) -> str | None:
     if not names:
         return None
-    runners = [workshop.make(way, name) for name in names]
+    runners = [factory.make(way, name) for name in names]
     runs: dict[str, Callable[[], object]] = {str(r.reducer): (lambda run=r.run: run(batch)) for r in runners}
     times = times_of(runs, max(5, rounds // 2))
     return min(times, key=lambda name: times[name]["median"])

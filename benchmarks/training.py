@@ -29,12 +29,13 @@ from measure import machine, print_table
 from torch import Tensor
 
 import vitlab
+from vitlab.errors import DataError
 from vitlab.export.timing import alternate, summary
 from vitlab.images.augment import Augment, AugmentOptions
-from vitlab.images.datasets import DataError, Dataset, open_data
+from vitlab.images.datasets import Dataset, open_data
 from vitlab.images.mix import Mix
 from vitlab.images.sources.dataset import ArrayDataset
-from vitlab.training.batches import Pictures, Plan, Steps, batches
+from vitlab.training.batches import BatchDataset, ImageSet, Plan, batches
 from vitlab.training.presets import find_recipe
 
 NETWORK = "vit_cifar"
@@ -104,7 +105,7 @@ def training_set(path: str | None) -> tuple[str, Dataset]:
     return "noise", ArrayDataset(noise, rng.integers(0, 10, 50_000), [str(i) for i in range(10)], "noise")
 
 
-def pipeline_time(steps: Steps, mix: Mix, smoothing: float, workers: int, count: int) -> float:
+def pipeline_time(steps: BatchDataset, mix: Mix, smoothing: float, workers: int, count: int) -> float:
     """Seconds per batch, mixed and with its targets, once the first has come."""
     stream = batches(steps, 0, workers)
     next(stream)
@@ -119,13 +120,13 @@ def pipeline_time(steps: Steps, mix: Mix, smoothing: float, workers: int, count:
 def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: float) -> None:
     """Prints images/s with the recipe's workers and with none, against the images/s that a step eats."""
     recipe = find_recipe(RECIPE)[1]
-    a, pre = recipe.augment, vitlab.create(NETWORK).preprocess
+    a, pre = recipe.augment, vitlab.create(NETWORK).require_preprocess()
     options = {f.name: getattr(a, f.name) for f in fields(AugmentOptions) if hasattr(a, f.name)}
     augment = Augment(AugmentOptions(**options), pre.size, pre.mean, pre.std)
     name, train = training_set(path)
     plan = Plan(len(train), batch, epochs=1, seed=0, repeats=recipe.data.repeats)
     count = min(count, plan.total - 1)
-    steps = Steps(Pictures(train, pre), plan, augment)
+    steps = BatchDataset(ImageSet(train, pre), plan, augment)
     mix = Mix(a.mixup, a.cutmix, probability=a.mix_probability)
     measure = partial(pipeline_time, steps, mix, a.smoothing, count=count)
     found: dict[int, list[float]] = {workers: [] for workers in dict.fromkeys((recipe.data.workers, 0))}

@@ -25,10 +25,9 @@ from vitlab.images.mix import smooth_targets
 from vitlab.images.randomness import permutation, torch_seed
 from vitlab.training.batches import ORDER
 from vitlab.training.job import MODEL as WEIGHTS  # the draws of a model: first weights, dropped patches
-from vitlab.training.optim import Optimisers
+from vitlab.training.optim import Optimisers, lr_factor
 from vitlab.training.recipe import OptimRecipe
 from vitlab.training.runlog import RunLog
-from vitlab.training.schedule import lr_factor
 
 SEED, EPOCHS, BATCH = 0, 13, 128
 VAL = 0.02  # of the training images are kept for validation; the test set is looked at once, at the end

@@ -1,4 +1,4 @@
-"""What all tests share: a fixed seed, the command in-process, and two processes that work together."""
+"""What all tests share: their order, a fixed seed, the command in-process, and two processes that work together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ["VITLAB_LANG"] = "en"  # whatever the locale: tests read what the command says
 
 import faulthandler
+import gc
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -22,6 +24,56 @@ import torch
 from torch import distributed
 
 torch.set_num_threads(1)  # the networks are small, and the tests run in as many processes as there are cores
+
+SLOW_FILES = (  # the slowest first: pytest-xdist hands out files in this order, so its two workers end together
+    "export/test_families.py",
+    "browser/test_page.py",
+    "examples/test_notebooks.py",
+    "training/test_sharding.py",
+    "training/test_clip.py",
+    "training/test_verify.py",
+    "export/test_gate.py",
+    "export/test_speed.py",
+    "training/test_resume.py",
+    "training/test_ssl.py",
+    "cli/test_newcomer.py",
+    "docs/test_guides.py",
+    "examples/test_train_cifar10.py",
+    "training/test_autopick.py",
+    "docs/test_look_inside.py",
+    "serve/test_process.py",
+    "study/test_scaling.py",
+    "checkpoints/test_hub.py",
+    "training/test_stages.py",
+    "study/test_ssl.py",
+    "docs/test_vit_architecture.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the imported libraries are not searched for garbage again
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_pauses():
+    """Tests do not judge speed, so timed runs need no rest between them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlab.export.timing.PAUSE", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_flushing():
+    """No test cuts the power, so files need not reach the disk: a short training run flushes forty times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -226,13 +226,15 @@ def _descendants(parent: int) -> Iterator[int]:
 
 def same_end(straight: Path, other: Path) -> bool:
     """Weights, optimiser, average and result of two finished runs are equal, to the bit; times aside."""
-    from vitlab.training.verify import differences, left_by
+    from vitlab.training.verify import differences, resumable_state
 
     times = {"seconds", "images_per_second"}
     results = [json.loads((run / "result.json").read_text()) for run in (straight, other)]
     kept = [{key: value for key, value in result.items() if key not in times} for result in results]
     best = [(run / "best" / "weights.safetensors").read_bytes() for run in (straight, other)]
-    return kept[0] == kept[1] and best[0] == best[1] and not differences(left_by(straight), left_by(other))
+    return (
+        kept[0] == kept[1] and best[0] == best[1] and not differences(resumable_state(straight), resumable_state(other))
+    )
 
 
 def _named(name: str, settings: tuple[str, ...]) -> Recipe:

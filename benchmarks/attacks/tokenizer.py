@@ -48,7 +48,7 @@ def prepare_rank(folder: Path) -> None:
     from vitlab.training.recipe import with_settings
 
     job = prepare(with_settings(find_recipe("clip_digits")[1], list(TINY)), folder / "run")
-    (folder / f"rank{job.who.rank}.json").write_text(job.model.tokenizer.to_json(), encoding="utf-8")
+    (folder / f"rank{job.who.rank}.json").write_text(job.model.require_tokenizer().to_json(), encoding="utf-8")
     job.who.wait()
     stop()
 

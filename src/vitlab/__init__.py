@@ -4,8 +4,9 @@
     model = vitlab.create("vit_base", classes=10)
     model = vitlab.load("hf-hub:google/vit-base-patch16-224")
     vitlab.predict(model, "cat.jpg")
+    vitlab.predict("bundled:cifar10", "cat.jpg")           # functions that take a model also take its name or path
 
-This door is lazy: importing vitlab does not import torch.
+Names are imported on first use: importing vitlab does not import torch.
 """
 
 from __future__ import annotations
@@ -13,53 +14,88 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vitlab.errors import (
+    CheckpointError,
+    DataError,
+    ExportError,
+    ImageError,
+    SearchError,
+    TokenizerError,
+    TrainingError,
+    UsageError,
+    VitlabError,
+)
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
-    from vitlab.checkpoints.load import create, load
+    from vitlab.checkpoints.convert import convert
+    from vitlab.checkpoints.load import load
     from vitlab.checkpoints.native import save
+    from vitlab.evaluation import evaluate
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
+    from vitlab.export.pipeline import export_model
+    from vitlab.factory import create
     from vitlab.inference import embed, embed_text, predict, zero_shot
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
+    from vitlab.training.train import train
 
-_WHERE = {
-    "create": "vitlab.checkpoints.load",
-    "load": "vitlab.checkpoints.load",
-    "save": "vitlab.checkpoints.native",
-    "inspect": "vitlab.explain.inspect",
+_MODULES = {
+    "Trace": "vitlab.layers.trace",
+    "convert": "vitlab.checkpoints.convert",
+    "create": "vitlab.factory",
     "embed": "vitlab.inference",
     "embed_text": "vitlab.inference",
-    "predict": "vitlab.inference",
-    "zero_shot": "vitlab.inference",
+    "evaluate": "vitlab.evaluation",
+    "export_model": "vitlab.export.pipeline",
+    "inspect": "vitlab.explain.inspect",
     "list_models": "vitlab.models.registry",
+    "load": "vitlab.checkpoints.load",
     "optimize": "vitlab.export.optimize",
-    "Trace": "vitlab.layers.trace",
+    "predict": "vitlab.inference",
+    "save": "vitlab.checkpoints.native",
+    "train": "vitlab.training.train",
+    "zero_shot": "vitlab.inference",
 }
+_PACKAGES = ("checkpoints", "explain", "export", "images", "layers", "models", "search", "training")
+
 __all__ = [
+    "CheckpointError",
+    "DataError",
+    "ExportError",
+    "ImageError",
+    "SearchError",
+    "TokenizerError",
     "Trace",
+    "TrainingError",
+    "UsageError",
+    "VitlabError",
     "__version__",
+    "convert",
     "create",
     "embed",
     "embed_text",
+    "evaluate",
+    "export_model",
     "inspect",
     "list_models",
     "load",
     "optimize",
     "predict",
     "save",
+    "train",
     "zero_shot",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
-    if name in ("checkpoints", "explain", "export", "images", "layers", "models", "search"):
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name in _PACKAGES:
         return import_module(f"vitlab.{name}")
     raise AttributeError(f"module 'vitlab' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_PACKAGES]

@@ -1,4 +1,9 @@
-"""Pictures -> labelled scores or embeddings: the one path that the command line, the server and the examples share."""
+"""Images -> labelled scores or embeddings: the one path that the command line, the server and the examples share.
+
+vitlab.predict("bundled:cifar10", "cat.jpg")               # a model, or the name or path that vitlab.load takes
+vitlab.embed(model, ["cat.jpg", "dog.jpg"])
+vitlab.zero_shot("bundled:clip", "cat.jpg", ["cat", "dog"])
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,13 +19,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.checkpoints.fingerprint import fingerprint
-from vitlab.images.read import ImageError, Source
+from vitlab.checkpoints.digests import fingerprint
+from vitlab.checkpoints.load import ModelOrName, as_network
+from vitlab.errors import ImageError, UsageError
+from vitlab.images.read import Source
 from vitlab.layers.reducer import Reducer
-from vitlab.models.evaluating import evaluating
-from vitlab.models.features import features_of
-from vitlab.text.templates import class_embeddings, read_templates
-from vitlab.text.tokenizer import its_tokenizer
+from vitlab.models.base import Capability, Network, evaluating, features_of
+from vitlab.models.clip import CLIP, as_clip
+from vitlab.text.templates import class_prompts, read_templates
 
 __all__ = [
     "Embedding",
@@ -31,16 +37,17 @@ __all__ = [
     "embed_text",
     "encoder_of",
     "fingerprint",
-    "label_of",
     "predict",
     "reads_text",
     "zero_shot",
 ]
 
+Progress = Callable[[int], object]  # called with the number of images done, after each batch
+
 
 @dataclass
 class Prediction:
-    """What a model says of one picture: classes with their probabilities, or why there are none."""
+    """The classes of one image with their probabilities, or why there are none."""
 
     name: str
     scores: list[tuple[str, float]] = field(default_factory=list)  # best first
@@ -57,140 +64,118 @@ class Prediction:
 
 
 def predict(
-    model: Any,
+    model: ModelOrName,
     images: Source | Iterable[Source],
     *,
     top: int = 5,
     batch_size: int = 16,
     reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> list[Prediction]:
-    """The `top` classes of every picture. A picture that cannot be read is reported under its name; the others go on.
+    """The `top` classes of every image. An image that cannot be read is reported under its name; the others go on.
 
-    `reducer`: a ViT with fewer tokens. `progress` is called with the number of pictures done, after each batch.
+    `reducer`: a ViT with fewer tokens.
     """
-    check_predicts(model)
-    if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
-    labels = class_labels(model)
-    results: list[Prediction] = []
-    for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(class_probabilities(model, tensors, reducer)) if tensors else iter(())
-        results += _predictions(names, errors, chances, labels, top)
-        if progress is not None:
-            progress(len(names))
-    return results
+    network = as_network(model)
+    check_predicts(network)
+    compute = partial(class_probabilities, network, reducer=reducer)
+    rows = _rows(network, images, compute, "scores", batch_size, progress)
+    return _predictions(rows, class_labels(network), top)
 
 
-def check_predicts(model: Any) -> None:
-    """Whether it knows classes; if not, the error says what it can do instead."""
-    _check_model(model, "predict")
+def check_predicts(model: Network) -> None:
+    """Refuse a model without a classifier, and say what it can do instead."""
     if reads_text(model):
-        raise ValueError(
+        raise UsageError(
             "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
             "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
         )
-    if hasattr(model, "encoder"):
-        raise ValueError(
+    if model.encoder is not model:
+        raise UsageError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
             "vitlab train DATA model.init_from=CHECKPOINT. Its features: vitlab.embed(model, images)."
         )
-    if not model.config.classes:
-        raise ValueError(
+    if not model.classes:
+        raise UsageError(
             "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
         )
 
 
-def class_probabilities(model: Any, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
-    """Prepared pictures, each (C, H, W) -> (B, classes)."""
-    look = model if reducer is None else partial(model, reducer=reducer)
-    return _run(model, look, tensors).softmax(dim=-1)
+def class_probabilities(model: Network, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
+    """Preprocessed images, each (C, H, W) -> (B, classes)."""
+    logits = _run(model, model if reducer is None else partial(model, reducer=reducer), tensors)
+    return logits.softmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Classes that are told to a CLIP in words, embedded once for many pictures."""
+    """Class names for a CLIP, embedded once for many images."""
 
     names: list[str]
     weights: Tensor  # (K, E), rows of length 1
 
 
-def embed_labels(model: Any, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
-    """Each label as the mean of its sentences; `templates`: what text/templates.py reads, or a list of sentences."""
-    _check_model(model, "embed_labels", "labels")
+def embed_labels(model: ModelOrName, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
+    """Each label as the mean of its prompts; `templates`: what text/templates.py reads, or a list of sentences."""
+    clip = as_clip(as_network(model))
     names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"the label {twice[0]!r} is given twice: name each class once.")
-    sentences = read_templates(templates) if isinstance(templates, str) else list(templates)
-    return Labels(names, _evaluate(model, lambda: class_embeddings(model, names, sentences)))
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise UsageError(f"the label {repeated[0]!r} is given twice: name each class once.")
+    prompts = class_prompts(names, read_templates(templates) if isinstance(templates, str) else list(templates))
+    with evaluating(clip):
+        return Labels(names, clip.class_embeddings(prompts).float().cpu())
 
 
 def zero_shot(
-    model: Any,
+    model: ModelOrName,
     images: Source | Iterable[Source],
     labels: Sequence[str] | Labels,
     *,
     templates: str | Sequence[str] = "train",
     top: int = 5,
     batch_size: int = 16,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> list[Prediction]:
-    """Which of these words fits each picture best, by a CLIP; the probabilities are among these labels alone.
+    """Which of these labels fits each image best, by a CLIP; the probabilities of all labels add up to 1.
 
     A server embeds its labels once: labels=embed_labels(model, [...]). Errors and `progress` as in `predict`.
     """
-    _check_model(model, "zero_shot", "images, labels")
+    clip = as_clip(as_network(model))
+    embedded = labels if isinstance(labels, Labels) else embed_labels(clip, labels, templates)
+
+    def compute(tensors: list[Tensor]) -> Tensor:
+        return zero_shot_probabilities(clip, image_features(clip, tensors), embedded)
+
+    return _predictions(_rows(clip, images, compute, "scores", batch_size, progress), embedded.names, top)
+
+
+def zero_shot_probabilities(model: CLIP, features: Tensor, labels: Labels) -> Tensor:
+    """Image features (B, E) of a CLIP -> their probabilities (B, K) among the labels."""
+    return (model.scale.item() * features @ labels.weights.T).softmax(dim=1)
+
+
+def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
     if top < 1:
-        raise ValueError(f"top={top} must be at least 1.")
-    known = labels if isinstance(labels, Labels) else embed_labels(model, labels, templates)
-    results: list[Prediction] = []
-    for names, tensors, errors in _batches(model, images, batch_size):
-        chances = iter(among(model, image_features(model, tensors), known)) if tensors else iter(())
-        results += _predictions(names, errors, chances, known.names, top)
-        if progress is not None:
-            progress(len(names))
-    return results
+        raise UsageError(f"top={top} must be at least 1.")
+    return [
+        Prediction(name, [] if probabilities is None else ranked(probabilities, labels, top), error)
+        for name, probabilities, error in rows
+    ]
 
 
-def among(model: Any, found: Tensor, known: Labels) -> Tensor:
-    """A CLIP's features (B, E) of pictures -> their probabilities (B, K) among the labels."""
-    return (model.scale.item() * found @ known.weights.T).softmax(dim=1)
-
-
-def _predictions(
-    names: list[str], errors: list[str | None], chances: Iterator[Tensor], labels: list[str], top: int
-) -> list[Prediction]:
-    """`chances` (K,) of each picture that could be read; and what is wrong with the others."""
-    results = []
-    for name, error in zip(names, errors, strict=True):
-        if error is not None:
-            results.append(Prediction(name, error=error))
-            continue
-        found = next(chances)
-        if torch.isfinite(found).all():
-            results.append(Prediction(name, ranked(found, labels, top)))
-        else:
-            results.append(Prediction(name, error=f"{name}: the model's scores for it are not finite numbers."))
-    return results
-
-
-def ranked(chances: Tensor, labels: list[str], top: int) -> list[tuple[str, float]]:
+def ranked(probabilities: Tensor, labels: list[str], top: int) -> list[tuple[str, float]]:
     """(K,) -> the best labels first, each with its probability."""
-    values, indices = chances.topk(min(top, len(labels)))
+    values, indices = probabilities.topk(min(top, len(labels)))
     return [(labels[i], p) for i, p in zip(indices.tolist(), values.tolist(), strict=True)]
 
 
-def class_labels(model: Any) -> list[str]:
-    return [label_of(model, index) for index in range(model.config.classes)]
-
-
-def label_of(model: Any, index: int) -> str:
-    return model.labels[index] if model.labels and index < len(model.labels) else f"class {index}"
+def class_labels(model: Network) -> list[str]:
+    return [model.label_of(index) for index in range(model.classes)]
 
 
 @dataclass
 class Embedding:
-    """What a model makes of one picture: a vector that is near those of similar pictures, or why there is none."""
+    """The vector of one image, near those of similar images; or why there is none."""
 
     name: str
     vector: np.ndarray | None = None  # (E,), float32, of length 1
@@ -203,94 +188,73 @@ class Embedding:
 
 
 def embed(
-    model: Any,
+    model: ModelOrName,
     images: Source | Iterable[Source],
     *,
     batch_size: int = 16,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> list[Embedding]:
-    """Vectors whose products are cosines. Of a CLIP they are in one space with those of `embed_text`; of any other
-    model they are what its classifier reads, or would read. Errors and `progress` as in `predict`.
+    """Unit-length embeddings. Those of a CLIP are in one space with those of `embed_text`; those of any other model
+    are what its classifier reads, or would read. Errors and `progress` as in `predict`.
     """
-    _check_model(model, "embed")
-    results: list[Embedding] = []
-    for names, tensors, errors in _batches(model, images, batch_size):
-        vectors = iter(image_vectors(model, tensors).numpy()) if tensors else iter(())
-        for name, error in zip(names, errors, strict=True):
-            vector = next(vectors) if error is None else None
-            if vector is not None and not np.isfinite(vector).all():
-                vector, error = None, f"{name}: the model's features of it are not finite numbers."
-            results.append(Embedding(name, vector, error))
-        if progress is not None:
-            progress(len(names))
-    return results
+    network = as_network(model)
+    rows = _rows(network, images, partial(image_vectors, network), "features", batch_size, progress)
+    return [Embedding(name, None if vector is None else vector.numpy(), error) for name, vector, error in rows]
 
 
-def image_vectors(model: Any, tensors: list[Tensor]) -> Tensor:
-    """Prepared pictures, each (C, H, W) -> (B, E), rows of length 1."""
+def image_vectors(model: Network, tensors: list[Tensor]) -> Tensor:
+    """Preprocessed images, each (C, H, W) -> (B, E), rows of length 1."""
     return F.normalize(image_features(model, tensors), dim=1)
 
 
-def image_features(model: Any, tensors: list[Tensor]) -> Tensor:
-    """The same, as long as the model makes them; a CLIP's are of length 1 already."""
+def image_features(model: Network, tensors: list[Tensor]) -> Tensor:
+    """Unnormalised features; a CLIP's are of length 1 already."""
     return _run(model, features_of(model), tensors)
 
 
-def embed_text(model: Any, texts: str | Iterable[str]) -> np.ndarray:
-    """Texts -> (T, E), float32, rows of length 1, in one space with the pictures of `embed`. One text is one row."""
-    _check_model(model, "embed_text", "texts")
-    if not reads_text(model):
-        raise ValueError(
-            f"this model ({model.family}) knows pictures and no words, so it cannot be asked in words. Ask with a "
-            "picture, or use a CLIP."
-        )
-    ids = its_tokenizer(model)([texts] if isinstance(texts, str) else list(texts))  # (T, N)
-    like = next(model.parameters(), ids)
-    return _evaluate(model, lambda: model.encode_text(ids.to(like.device))).numpy()
+def embed_text(model: ModelOrName, texts: str | Iterable[str]) -> np.ndarray:
+    """Texts -> (T, E), float32, rows of length 1, in one space with the images of `embed`. One text is one row."""
+    network = as_network(model)
+    if not reads_text(network):
+        raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP.")
+    ids = network.require_tokenizer()([texts] if isinstance(texts, str) else list(texts))  # (T, N)
+    like = next(network.parameters(), ids)
+    with evaluating(network):
+        return network.encode_text(ids.to(like.device)).float().cpu().numpy()
 
 
-def reads_text(model: Any) -> bool:
-    return hasattr(model, "encode_text")
+def reads_text(model: Network) -> bool:
+    return Capability.TEXT in model.capabilities
 
 
-def encoder_of(model: Any) -> Any:
-    """What makes the vectors of `embed`: of a model that learned without labels, its encoder; of a CLIP, all of it."""
-    return model if reads_text(model) else getattr(model, "encoder", model)
+def encoder_of(model: Network) -> Network:
+    """What makes the vectors of `embed`: the encoder of a model that learned without labels; otherwise the model."""
+    return model if reads_text(model) else model.encoder
 
 
-def _check_model(model: Any, function: str, what: str = "images") -> None:
-    if not hasattr(model, "config"):
-        load = f": vitlab.{function}(vitlab.load({model!r}), {what})" if isinstance(model, str | PathLike) else ""
-        raise ValueError(f"{function} takes a model first, not a {type(model).__name__}{load}.")
-
-
-def _run(model: Any, look: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
+def _run(model: Network, function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
     like = next(model.parameters(), None)  # an exported model has none: it takes float32 from the CPU
     images = torch.stack(tensors)
     images = images if like is None else images.to(like.device, like.dtype)
-    return _evaluate(model, lambda: look(images))
-
-
-def _evaluate(model: Any, work: Callable[[], Tensor]) -> Tensor:
     with evaluating(model):
-        return work().float().cpu()
+        return function(images).float().cpu()
 
 
-def _batches(
-    model: Any, images: Source | Iterable[Source], size: int
-) -> Iterator[tuple[list[str], list[Tensor], list[str | None]]]:
-    """Names, readable pictures as tensors, and per name what was wrong (None: nothing)."""
+Row = tuple[str, Tensor | None, str | None]  # an image's name, its result, and the error if there is none
+
+
+def _rows(
+    model: Network,
+    images: Source | Iterable[Source],
+    compute: Callable[[list[Tensor]], Tensor],
+    results: str,
+    size: int,
+    progress: Progress | None,
+) -> Iterator[Row]:
+    """`compute` turns preprocessed images into one row of `results` each, batch by batch."""
     if size < 1:
-        raise ValueError(f"batch_size={size} must be at least 1.")
-    if model.preprocess is None:
-        raise ValueError(
-            "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first."
-        )
-    single = _is_picture(images) or isinstance(images, Tensor) or not isinstance(images, Iterable)
-    sources: list[Any] = [images] if single else list(images)  # type: ignore[arg-type]
-    for source in sources:
-        if not _is_picture(source):
-            raise ValueError(_no_picture(source))
+        raise UsageError(f"batch_size={size} must be at least 1.")
+    preprocess, sources = model.require_preprocess(), _as_list(images)
     for start in range(0, len(sources), size):
         names: list[str] = []
         tensors: list[Tensor] = []
@@ -298,32 +262,45 @@ def _batches(
         for number, source in enumerate(sources[start : start + size], start):
             names.append(fspath(source) if isinstance(source, str | PathLike) else f"image {number}")
             try:
-                tensors.append(model.preprocess(_plain(source), name=names[-1]))
+                tensors.append(preprocess(_contents(source), name=names[-1]))
                 errors.append(None)
             except ImageError as error:
                 errors.append(str(error))
-        yield names, tensors, errors
+        rows = iter(compute(tensors) if tensors else ())
+        for name, error in zip(names, errors, strict=True):
+            row = next(rows) if error is None else None
+            if row is not None and not torch.isfinite(row).all():
+                row, error = None, f"{name}: the model's {results} are not finite numbers."
+            yield name, row, error
+        if progress is not None:
+            progress(len(names))
 
 
-def _is_picture(source: Any) -> bool:
-    """Of a kind that can hold one picture; whether it does is seen when it is read."""
+def _as_list(images: object) -> list[Source]:
+    """One image or several -> a list."""
+    if _is_image(images) or isinstance(images, Tensor) or not isinstance(images, Iterable):
+        images = [images]
+    sources: list[Source] = []
+    for source in images:
+        if not _is_image(source):
+            hint = " Call the model itself on tensors that are normalised: model(images).softmax(-1)."
+            raise UsageError(
+                "an image is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a "
+                f"{type(source).__name__}.{hint if isinstance(source, Tensor) else ''}"
+            )
+        sources.append(source)
+    return sources
+
+
+def _is_image(source: object) -> TypeGuard[Source]:
+    """Of a type that can hold one image; whether it does shows when it is read."""
     kinds = str | PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
     return isinstance(source, kinds) or hasattr(source, "read")
 
 
-def _plain(source: Any) -> Source:
-    """An open file is one picture, from where it stands; its bytes, like any others, as `bytes`."""
-    found = source.read() if hasattr(source, "read") else source
-    if found is not source and isinstance(found, str):
-        raise ValueError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
-    return bytes(found) if isinstance(found, bytearray | memoryview) else found
-
-
-def _no_picture(source: Any) -> str:
-    hint = ""
-    if isinstance(source, Tensor):
-        hint = " Call the model itself on tensors that are normalised: model(images).softmax(-1)."
-    return (
-        f"a picture is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a {type(source).__name__}."
-        f"{hint}"
-    )
+def _contents(source: Any) -> Source:
+    """Bytes as `bytes`; an open file is one image, from its current position."""
+    contents = source.read() if hasattr(source, "read") else source
+    if contents is not source and isinstance(contents, str):
+        raise UsageError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
+    return bytes(contents) if isinstance(contents, bytearray | memoryview) else contents

@@ -1,4 +1,4 @@
-"""Strict JSON and TOML: what a stranger's file holds is a value of a sane depth with finite numbers, or a ValueError.
+"""Strict JSON and TOML for untrusted files: a value of bounded depth with finite numbers, or a ValueError.
 
 json.loads alone accepts NaN, reads 1e999 as infinity, and ends in a RecursionError where brackets are nested too deep.
 """
@@ -10,7 +10,7 @@ import math
 import tomllib
 from typing import Any
 
-MAX_DEPTH = 64  # tables within tables; no file that people write comes near
+MAX_DEPTH = 64  # nested tables; files written by people are far below
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -23,8 +23,8 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def spell_not_finite(value: Any) -> Any:
-    """The value with NaN and infinity, which JSON has no numbers for, as "NaN", "Infinity" and "-Infinity"."""
+def spell_not_finite(value: object) -> Any:
+    """Replace NaN and infinity, which JSON cannot express, by "NaN", "Infinity" and "-Infinity"."""
     if isinstance(value, dict):
         return {key: spell_not_finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -45,7 +45,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
-def check_depth(value: Any) -> None:
+def check_depth(value: object) -> None:
     """Raise where containers are nested deeper than MAX_DEPTH; walks level by level, without recursion."""
     level, depth = [value], 0
     while level := [inner for outer in level for inner in _children(outer)]:
@@ -54,12 +54,12 @@ def check_depth(value: Any) -> None:
             raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _children(value: Any) -> list[Any]:
+def _children(value: object) -> list[object]:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inner if isinstance(child, dict | list)]
 
 
-def _check_finite(value: Any) -> None:
+def _check_finite(value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

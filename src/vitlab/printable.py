@@ -1,4 +1,4 @@
-"""Text from a stranger's file, made safe to print: control characters and bidi overrides become visible escapes.
+"""Makes text from untrusted files safe to print: control characters and bidi overrides become visible escapes.
 
 A label such as "\\x1b[2J" would clear the terminal, "\\u202e" would reverse the rest of the line.
 """
@@ -21,10 +21,15 @@ def one_line(text: str) -> str:
     return re.sub("[\t\n]", _escape, printable(text))
 
 
+def valid_utf8(text: str) -> str:
+    """The text with bytes of a file name that are not UTF-8 replaced, as JSON and tables need it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def printable_json(text: str) -> str:
     """JSON text with unsafe characters as JSON escapes, which keep its value."""
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")

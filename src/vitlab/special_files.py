@@ -1,4 +1,4 @@
-"""FIFOs, devices and sockets: opening one may wait for ever or act on hardware, so readers of files ask here first."""
+"""Recognises FIFOs, devices and sockets: opening one may block forever or act on hardware, so readers check first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = {
 
 
 def special_kind(path: str | os.PathLike[str]) -> str | None:
-    """What a path leads to, if that is neither a regular file nor a folder; None also where nothing is there."""
+    """The kind of a path that is neither a regular file nor a folder; None also if nothing is there."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - also for a million texts
     except (OSError, ValueError):  # ValueError: a NUL in the name

@@ -12,7 +12,7 @@ import torch
 
 import vitlab
 from vitlab.checkpoints.digests import DamagedError
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.text.tokenizer import Tokenizer
 
 FILES = ("weights.safetensors", "model.json", "tokenizer.json")

@@ -12,8 +12,8 @@ import pytest
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.files import LONGEST, CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import LONGEST, CheckpointError
 from vitlab.text.tokenizer import Tokenizer
 
 SMALL: dict[str, Any] = dict(image_size=16, patch_size=8, width=16, depth=1, heads=2, classes=3, mlp_ratio=2.0)

@@ -13,10 +13,10 @@ import torch
 
 import vitlab
 from vitlab.export import open_export
-from vitlab.export.about import about_model
 from vitlab.export.archive import _check_text, _checked_graph
+from vitlab.export.metadata import model_metadata
 from vitlab.export.program import save_program, to_program
-from vitlab.export.tower import Tower, example
+from vitlab.export.wrapper import ExportWrapper, example_input
 
 SYMBOL = "Symbol('s18', positive=True, integer=True)"
 OURS = {  # as torch writes them
@@ -120,7 +120,11 @@ def exported(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     model = vitlab.create("vit_digits", depth=1, width=16, heads=2).eval()
     path = tmp_path_factory.mktemp("exported") / "model.pt2"
-    save_program(to_program(Tower(model, "logits", None), example(model, "logits")), path, about_model(model, "logits"))
+    save_program(
+        to_program(ExportWrapper(model, "logits", None), example_input(model, "logits")),
+        path,
+        model_metadata(model, "logits"),
+    )
     return path
 
 

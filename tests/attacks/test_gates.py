@@ -14,12 +14,12 @@ from torch import Tensor
 import vitlab
 from vitlab.checkpoints.convert import Compared
 from vitlab.cli.console import print_json
-from vitlab.export import RefusedError, export_model, ship, verify
-from vitlab.export.about import about_model
+from vitlab.export import Comparison, ExportMismatchError, export_model, pipeline, verify
 from vitlab.export.bench import fastest, measure
-from vitlab.export.opened import Exported
+from vitlab.export.loader import Exported
+from vitlab.export.metadata import model_metadata
 from vitlab.export.runners import Runner
-from vitlab.export.verify import agreement_of
+from vitlab.export.verify import agreement_rate
 from vitlab.parsing import parse_json
 
 
@@ -40,7 +40,7 @@ def images() -> list[Image.Image]:
 def exported(model: Any, change: Any, int8: str | None = None) -> Exported:
     """A file that answers as the model does, but for `change`."""
     run = torch.inference_mode()(lambda x: change(model(x)))
-    return Exported(run, about_model(model, "logits", int8=int8), Path(__file__))
+    return Exported(run, model_metadata(model, "logits", int8=int8), Path(__file__))
 
 
 def noisy(logits: Tensor) -> Tensor:
@@ -82,12 +82,12 @@ def test_int8_of_a_model_with_infinite_logits_is_not_kept(images, tmp_path, monk
     model = small()
     with torch.no_grad():
         model.head.bias[3] = float("inf")
-    for name in ("to_program", "save_onnx", "set_about"):
-        monkeypatch.setattr(ship, name, lambda *args: None)
-    monkeypatch.setattr(ship, "to_int8", lambda plain, made, *rest: made.write_bytes(b"int8"))
-    monkeypatch.setattr(ship, "open_export", lambda path: exported(model, lambda x: x, "dynamic"))
-    with pytest.raises(RefusedError, match="NaN or infinity"):
-        export_model(model, tmp_path / "model.onnx", int8="dynamic", images=8)
+    for name in ("to_program", "save_onnx", "set_metadata"):
+        monkeypatch.setattr(pipeline, name, lambda *args: None)
+    monkeypatch.setattr(pipeline, "to_int8", lambda plain, made, *rest: made.write_bytes(b"int8"))
+    monkeypatch.setattr(pipeline, "open_export", lambda path: exported(model, lambda x: x, "dynamic"))
+    with pytest.raises(ExportMismatchError, match="NaN or infinity"):
+        export_model(model, tmp_path / "model.onnx", int8="dynamic", compare=Comparison(images=8))
     assert not list(tmp_path.iterdir())
 
 
@@ -102,7 +102,7 @@ def test_backends_with_nan_are_not_picked(monkeypatch):
     with torch.no_grad():
         model.head.bias[3] = float("nan")
     module = import_module("vitlab.export.optimize")
-    monkeypatch.setattr(module, "make_all", lambda workshop, *rest: ([workshop.make("eager")], []))
+    monkeypatch.setattr(module, "make_runners", lambda factory, *rest: ([factory.make("eager")], []))
     with pytest.raises(ValueError, match="NaN or infinity"):
         vitlab.optimize(model, x, goal="small", rounds=1)
 
@@ -112,14 +112,14 @@ def test_scores_that_are_not_finite_are_an_error_of_that_picture(tmp_path, comma
     with torch.no_grad():
         model.head.bias[3] = float("nan")
     (found,) = vitlab.predict(model, Image.new("L", (8, 8)))
-    assert found.scores == [] and found.error == "image 0: the model's scores for it are not finite numbers."
+    assert found.scores == [] and found.error == "image 0: the model's scores are not finite numbers."
     with torch.no_grad():
         model.head.bias[3] = 0.0
         model.head.weight.fill_(3e38)  # finite, so that it loads; its logits overflow
     folder = vitlab.save(model, tmp_path / "model")
     for options in ([], ["--json"]):
         done = command("predict", folder, "digits#3", *options, code=1)
-        assert "digits#3: the model's scores for it are not finite numbers." in done.stderr
+        assert "digits#3: the model's scores are not finite numbers." in done.stderr
         assert "Traceback" not in done.stderr and "NaN" not in done.stdout
 
 
@@ -130,19 +130,21 @@ def test_json_of_the_command_line_has_no_nan(capsys):
 
 def test_features_that_are_all_zero_agree_with_nothing(images):
     features = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
-    assert agreement_of(features, torch.zeros_like(features), "features") == 0
-    assert agreement_of(features, 0.01 * features, "features") == 1
+    assert agreement_rate(features, torch.zeros_like(features), "features") == 0
+    assert agreement_rate(features, 0.01 * features, "features") == 1
     model = small()
-    zeros = Exported(lambda x: torch.zeros(len(x), 16), about_model(model, "features", int8="dynamic"), Path(__file__))
+    zeros = Exported(
+        lambda x: torch.zeros(len(x), 16), model_metadata(model, "features", int8="dynamic"), Path(__file__)
+    )
     verdict = verify(model, zeros, images, rounds=1)
     assert not verdict.passed and verdict.agreement == 0
 
 
 def test_short_features_find_themselves_and_nan_finds_nothing():
     features = torch.eye(4) * 1e-30
-    assert agreement_of(features, features, "features") == 1
-    assert agreement_of(features, features.roll(1, 0), "features") == 0
-    assert agreement_of(features, features * float("nan"), "features") == 0
+    assert agreement_rate(features, features, "features") == 1
+    assert agreement_rate(features, features.roll(1, 0), "features") == 0
+    assert agreement_rate(features, features * float("nan"), "features") == 0
 
 
 @pytest.mark.parametrize(

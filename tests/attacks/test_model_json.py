@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitlab
-from vitlab.checkpoints.files import LONGEST, CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import LONGEST, CheckpointError
 
 SMALL: dict[str, Any] = dict(image_size=16, patch_size=8, width=16, depth=1, heads=2)
 STAGES: dict[str, Any] = dict(

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import vitlab
-from vitlab.cli.console import out, print_json, say
+from vitlab.cli.console import console, print_json, say
 from vitlab.printable import one_line, printable, printable_json
 
 EVIL = "cat\x1b[2J\x1b]0;owned\x07\r\x08\x7f\x9b31m\u202egpj.\u2066\u200f[red]x[/red][/]\nvitlab: all is well\t|"
@@ -55,18 +55,18 @@ def test_escapes_are_those_that_python_and_json_read_back():
 def test_no_control_character_passes_the_console(capsys):
     for code in [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]:
         say(f"x{chr(code)}x")
-        out(markup=False).print(f"x{chr(code)}x")
+        console().print(f"x{chr(code)}x")
         print_json({"x": chr(code)})
     found = "".join(capsys.readouterr())
     assert {c for c in found if not c.isprintable()} <= {"\n", "\t"}
 
 
 def test_colours_of_our_own_still_reach_a_terminal():
-    console = out()
-    console.file, console._force_terminal = io.StringIO(), True
-    console._color_system = import_module("rich.console").ColorSystem.STANDARD
-    console.print("[bold]ours[/bold]", "\x1b[31mtheirs", sep="")
-    assert console.file.getvalue().startswith("\x1b[1mours\x1b[0m") and "\\x1b[31mtheirs" in console.file.getvalue()
+    out = console(markup=True)
+    out.file, out._force_terminal = io.StringIO(), True
+    out._color_system = import_module("rich.console").ColorSystem.STANDARD
+    out.print("[bold]ours[/bold]", "\x1b[31mtheirs", sep="")
+    assert out.file.getvalue().startswith("\x1b[1mours\x1b[0m") and "\\x1b[31mtheirs" in out.file.getvalue()
 
 
 def test_labels_and_file_names_of_predict(folder, picture, command):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.training.doctor import check_files
 from vitlab.training.loop import Silent, fit
 from vitlab.training.recipe import Recipe, with_settings

@@ -1,4 +1,4 @@
-"""An index whose files are damaged: the graph is rebuilt, a ledger is refused in words, and no hit is ever another."""
+"""An index whose files are damaged: the graph is rebuilt, a database is refused, and no hit is ever another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from vitlab.checkpoints.native import write_whole
-from vitlab.search import Index, SearchError, graph, ledger
-from vitlab.search.ledger import Entry, Ledger
+from vitlab.search import Index, SearchError, database, graph
+from vitlab.search.database import ImageDatabase, ImageRecord
 
 COUNT, WIDTH = 40, 16
 ABOUT = {"folder": "/photos", "made_by": {"checkpoint": "m", "fingerprint": "f00d", "reads_text": False}}
@@ -29,10 +29,10 @@ QUERY = VECTORS[:8].sum(axis=0)
 def whole(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("index") / "ix"
     place.mkdir()
-    Ledger.create(place / ledger.FILE, ABOUT).rows.close()
-    with Ledger(place / ledger.FILE) as rows:
-        rows.put(Entry(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in enumerate(VECTORS))
-        graph.bring_up_to_date(rows, place / graph.FILE)
+    ImageDatabase.create(place / database.FILE, ABOUT).rows.close()
+    with ImageDatabase(place / database.FILE) as rows:
+        rows.put(ImageRecord(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in enumerate(VECTORS))
+        graph.update_graph(rows, place / graph.FILE)
     return place
 
 
@@ -94,14 +94,14 @@ def test_a_graph_that_cannot_be_rebuilt_here_is_not_needed(place, right, monkeyp
 
     monkeypatch.setattr("vitlab.checkpoints.native.write_whole", refuse)
     with Index(place) as index:
-        assert index.graph is None and "Every vector is compared" in index.notes[0]
+        assert index.graph is None and "All vectors are compared" in index.notes[0]
         assert [str(hit.path) for hit in index.search(QUERY, 10)] == [path for path, _ in right]
 
 
 def test_a_graph_in_a_folder_that_cannot_be_written_is_not_rebuilt(place, right, monkeypatch):
     (place / graph.FILE).unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr("vitlab.search.query.bring_up_to_date", lambda *args: pytest.fail("rebuilt"))
+    monkeypatch.setattr("vitlab.search.query.update_graph", lambda *args: pytest.fail("rebuilt"))
     with Index(place) as index:
         assert index.graph is None and "Every vector is compared" in index.notes[0]
         assert [str(hit.path) for hit in index.search(QUERY, 10)] == [path for path, _ in right]
@@ -124,14 +124,14 @@ def test_a_ledger_that_cannot_be_read_is_not_called_damaged(code, message, place
 def test_a_damaged_part_of_a_killed_process_costs_only_that_part(place):
     part = place / "part-1.sqlite"
     part.write_bytes(b"nothing that anyone has written" * 100)
-    with Ledger(place / ledger.FILE) as rows, pytest.raises(SearchError) as told:
+    with ImageDatabase(place / database.FILE) as rows, pytest.raises(SearchError) as told:
         rows.absorb(part)
     assert "part-1.sqlite: is damaged" in str(told.value) and "Delete" not in str(told.value)
-    assert "Remove this file: its pictures are embedded again." in str(told.value)
+    assert "Remove this file: its images are embedded again." in str(told.value)
 
 
 def test_the_graph_of_an_index_of_before_is_rebuilt_too(place, right):
-    rows = sqlite3.connect(place / ledger.FILE)
+    rows = sqlite3.connect(place / database.FILE)
     rows.executescript("DROP TABLE checks; DELETE FROM about WHERE key IN ('digest', 'graph')")
     rows.close()
     (place / graph.FILE).unlink()
@@ -154,8 +154,8 @@ def test_threads_that_write_one_file_do_not_share_a_temporary_one(tmp_path):
 
 
 def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
-    with Ledger(place / ledger.FILE) as rows:
-        rows.tell("graph", None)
+    with ImageDatabase(place / database.FILE) as rows:
+        rows.set_about("graph", None)
     (place / graph.FILE).unlink()
     with Index(place) as index:
         assert index.graph is None and not index.notes
@@ -164,7 +164,7 @@ def test_an_index_in_the_making_has_no_graph_and_no_note(place, right):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_ledger_is_an_error_in_words(damage, place, right, command):
-    DAMAGE[damage](place / ledger.FILE)
+    DAMAGE[damage](place / database.FILE)
     try:
         found = hits(place)
     except SearchError as error:
@@ -177,7 +177,7 @@ def test_a_damaged_ledger_is_an_error_in_words(damage, place, right, command):
 
 
 def test_no_flipped_bit_of_the_ledger_gives_other_hits(place, right):
-    file = place / ledger.FILE
+    file = place / database.FILE
     usual, caught = file.read_bytes(), 0
     for bit in np.random.default_rng(1).choice(8 * len(usual), 300, replace=False):
         file.write_bytes(usual)
@@ -209,7 +209,7 @@ def test_no_flipped_bit_of_the_ledger_gives_other_hits(place, right):
     ],
 )
 def test_hostile_values_in_a_ledger_are_an_error_in_words(command, place):
-    rows = sqlite3.connect(place / ledger.FILE)
+    rows = sqlite3.connect(place / database.FILE)
     rows.execute(command)
     rows.commit()
     rows.close()
@@ -218,13 +218,13 @@ def test_hostile_values_in_a_ledger_are_an_error_in_words(command, place):
 
 
 def test_an_index_of_before_has_no_digests_and_gets_them(place, right):
-    rows = sqlite3.connect(place / ledger.FILE)
+    rows = sqlite3.connect(place / database.FILE)
     rows.executescript("DROP TABLE checks; DELETE FROM about WHERE key IN ('digest', 'graph')")
     rows.close()
     assert hits(place) == right
-    with Ledger(place / ledger.FILE) as held:
+    with ImageDatabase(place / database.FILE) as held:
         held.add_checks()
-        assert not graph.bring_up_to_date(held, place / graph.FILE)
+        assert not graph.update_graph(held, place / graph.FILE)
     assert hits(place) == right
     flip(place / graph.FILE, 4000)
     with Index(place) as index:

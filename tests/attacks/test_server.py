@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from vitlab.images.samples import open_sample
 from vitlab.serve.app import create_app
 from vitlab.serve.connections import SPARE_FILES, Stage, connection_limit
-from vitlab.serve.house import open_models
+from vitlab.serve.model_pool import open_models
 from vitlab.serve.run import create_server, listen
 from vitlab.serve.settings import Settings, host_name
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_data
-from vitlab.images.sources.dataset import DataError
 from vitlab.images.sources.shards import index_of, stored_index
 
 BLOCK = 512

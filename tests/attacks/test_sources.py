@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from vitlab.checkpoints.load import load
+from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import open_data
 from vitlab.images.listing import open_items
-from vitlab.images.read import ImageError, read_image
-from vitlab.images.sources.dataset import DataError
+from vitlab.images.read import read_image
 from vitlab.search.files import digest
 from vitlab.special_files import special_kind
 from vitlab.text.tokenizer import Tokenizer

@@ -18,9 +18,10 @@ from tokenizers import models, pre_tokenizers, trainers
 from vitlab.checkpoints import native
 from vitlab.text.bpe import learn_merges
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training import words
+from vitlab.training import captions
 from vitlab.training.job import data_of, prepare
 from vitlab.training.loop import Silent, fit
+from vitlab.training.objectives.clip import ContrastiveLearning
 from vitlab.training.presets import find_recipe
 from vitlab.training.processes import Processes, start, stop
 from vitlab.training.recipe import to_toml, with_settings
@@ -116,7 +117,7 @@ def test_the_first_process_trains_and_the_others_get_its_tokenizer(in_two_proces
         if rank:
             monkeypatch.setattr(Tokenizer, "train", lambda *_, **__: pytest.fail("trained by the second process too"))
         who = start("cpu")
-        tokenizer = words.tokenizer_of(RECIPE, data_of(RECIPE), tmp_path / "run", who)
+        tokenizer = ContrastiveLearning.tokenizer(RECIPE, data_of(RECIPE), tmp_path / "run", who)
         (tmp_path / f"{rank}.json").write_text(tokenizer.to_json())
         stop()
 
@@ -129,7 +130,7 @@ def test_all_processes_end_where_the_first_cannot_make_one(in_two_processes, tmp
 
     def work(rank: int) -> None:
         with pytest.raises(ValueError, match="first process" if rank else "no such file"):
-            words.tokenizer_of(recipe, data_of(recipe), tmp_path / "run", start("cpu"))
+            ContrastiveLearning.tokenizer(recipe, data_of(recipe), tmp_path / "run", start("cpu"))
 
     assert in_two_processes(work) == [0, 0]
 
@@ -164,7 +165,7 @@ def test_a_resumed_run_has_the_tokenizer_of_its_save(tmp_path):
     saved.mkdir()
 
     def resumed(recipe=RECIPE, saved=None) -> str:
-        return words.tokenizer_of(recipe, data_of(recipe), tmp_path, Processes(), saved).to_json()
+        return ContrastiveLearning.tokenizer(recipe, data_of(recipe), tmp_path, Processes(), saved).to_json()
 
     first = prepare(RECIPE, tmp_path).model.tokenizer.to_json()
     (tmp_path / "recipe.toml").write_text(to_toml(RECIPE))
@@ -176,7 +177,7 @@ def test_a_resumed_run_has_the_tokenizer_of_its_save(tmp_path):
     (tmp_path / "tokenizer.json").write_text(another())  # that of the save counts, which has a digest
     assert resumed(saved=saved) == first
     with pytest.raises(ValueError, match="trained with another tokenizer"):
-        words.check_same_tokenizer(Tokenizer.from_json(another()), saved)
+        captions.check_same_tokenizer(Tokenizer.from_json(another()), saved)
     (saved / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match=r"tokenizer\.json: is missing"):
         resumed(saved=saved)

@@ -11,7 +11,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must not run on into the tests of other files
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 

@@ -85,7 +85,9 @@ def shown(page) -> np.ndarray:
 
 def test_it_opens_with_what_the_classifier_reads(page, made):
     weights, views, _ = made
-    assert page.locator("#name").inner_text() == NAMES[0] and page.locator("#answer").inner_text() == views[0].said
+    assert (
+        page.locator("#name").inner_text() == NAMES[0] and page.locator("#answer").inner_text() == views[0].prediction
+    )
     np.testing.assert_allclose(shown(page), weights[0, -1].mean(0)[0, 3:], atol=0.003)
     assert page.locator("#said strong").inner_text() == "The class token"
     assert page.locator("#note").is_hidden()
@@ -174,7 +176,7 @@ def test_the_keyboard_reaches_everything(page, made):
 
 def test_a_finger_does_too_and_the_other_picture_has_its_own(page, made):
     weights, views, _ = made
-    page.get_by_role("button", name=views[1].said).last.click()
+    page.get_by_role("button", name=views[1].prediction).last.click()
     page.wait_for_function(f"document.getElementById('name').textContent === {NAMES[1]!r} && current().pixels")
     page.touchscreen.tap(*place_of(page, views[1], 14))
     settle(page)

@@ -14,7 +14,7 @@ from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.images.preprocess import Preprocess
 from vitlab.training.finetune import build_model
-from vitlab.training.recipe import ModelRecipe
+from vitlab.training.recipe import ModelRecipe, Recipe
 
 SMALL = dict(image_size=16, patch_size=8, width=192, depth=1, heads=3, mlp_ratio=1.0, classes=10)
 SAID = "timm weights do not say eps=1e-06, activation=gelu, heads=3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), "
@@ -60,7 +60,7 @@ def test_every_command_says_it_once(road, bare, native, photo, tmp_path, command
 def test_training_says_it(bare, native):
     classes = [str(number) for number in range(10)]
     for source, expected in ((bare, 1), (native, 0)):
-        _, notes = build_model(ModelRecipe(init_from=str(source)), classes, 3)
+        _, notes = build_model(Recipe(model=ModelRecipe(init_from=str(source))), classes, 3)
         assert sum(SAID in note for note in notes) == expected
 
 

@@ -10,12 +10,12 @@ from sklearn.datasets import load_digits
 import vitlab
 import vitlab.cli.main
 from vitlab.checkpoints import bundled
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.native import read_card
-from vitlab.images.datasets import DataError, open_data
+from vitlab.errors import CheckpointError, DataError
+from vitlab.images.datasets import open_data
 from vitlab.images.samples import is_sample, open_sample
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import features, knn_accuracy
 from vitlab.training.recipe import read_recipe
 
@@ -48,7 +48,7 @@ def test_a_bundled_encoder_tells_digits_from_one_another(name):
     encoder = vitlab.load(f"bundled:{name}", encoder=True)
     assert encoder.family in ("vit", "resnet")
     data = open_data("digits", per_class=20)
-    knn = knn_accuracy(*(features(encoder, Pictures(split, encoder.preprocess)) for split in (data.train, data.test)))
+    knn = knn_accuracy(*(features(encoder, ImageSet(split, encoder.preprocess)) for split in (data.train, data.test)))
     assert knn > 0.4  # chance: 0.1
 
 
@@ -85,7 +85,7 @@ def test_names_that_are_not_there(tmp_path, monkeypatch):
         vitlab.load("bundled:imagenet")
     with pytest.raises(CheckpointError, match=r"In the package: bundled:digits"):
         vitlab.load("digits")
-    with pytest.raises(DataError, match=r"digits has 357 pictures to choose from"):
+    with pytest.raises(DataError, match=r"digits has 357 images to choose from"):
         open_sample("digits#357")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a#1").touch()

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert, files, keymap, native, timm
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 
 TOLD = dict(heads=4, eps=1e-6, activation="gelu")  # what a bare state dict of width 48 leaves open
 UNSAFE = ("weights_only", "allow_pickle", "add_safe_globals")  # torch's and numpy's advice to open a file unsafely
@@ -97,7 +97,7 @@ def test_cut_off_file(whole, tmp_path, name, share):
     data = (whole / name).read_bytes()
     cut = tmp_path / name
     cut.write_bytes(data[: min(int(share * len(data)) + 3, len(data) - 1)])
-    refused(cut, "not a whole", "fetch it again", **TOLD)
+    refused(cut, "not a complete", "fetch it again", **TOLD)
 
 
 @pytest.mark.parametrize("suffix", files.SUFFIXES)
@@ -127,7 +127,7 @@ def test_git_lfs_pointer(tmp_path, suffix):
 def test_bytes_without_meaning(tmp_path, suffix, byte):
     path = tmp_path / f"noise{suffix}"
     path.write_bytes(byte * 5000)
-    refused(path, "not a whole", "fetch it again")
+    refused(path, "not a complete", "fetch it again")
 
 
 @pytest.mark.parametrize("really", [".safetensors", ".npz", ".pth"])
@@ -546,7 +546,7 @@ def test_full_disk_leaves_the_old_checkpoint(tmp_path, model, monkeypatch, to):
     convert.write(model, folder, to)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(native if to == "native" else convert, "save_file", full_disk)
+        patch.setattr(files, "save_file", full_disk)
         with pytest.raises(OSError, match="No space left"):
             convert.write(tiny(classes=9), folder, to)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before  # and no temporary file

@@ -9,8 +9,8 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import save_file
 
 from vitlab.checkpoints import files, hub
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import CheckpointError
 
 
 def within_itself():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import VitlabError
 
 
 def tiny():
@@ -79,7 +79,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "says"), REFUSED.values(), ids=REFUSED)
 def test_what_could_not_be_loaded_is_not_written(make, says, tmp_path):
-    with pytest.raises(CheckpointError, match=re.escape(says)):
+    with pytest.raises(VitlabError, match=re.escape(says)):
         vitlab.save(make(), tmp_path / "m")
     assert not list(tmp_path.iterdir())
 

@@ -25,7 +25,7 @@ def timm_file(folder, **options):
 def test_a_bare_non_square_grid_is_asked_for_and_then_right(size, tmp_path):
     """1 + 4 x 6 positions are 25, which is also 5 x 5: that must not be taken for the grid."""
     model, path = timm_file(tmp_path, image_size=size)
-    with pytest.raises(ValueError, match="must be told"):
+    with pytest.raises(ValueError, match="must be passed"):
         vitlab.load(path, **TOLD)
     images = torch.randn(2, 3, *size)
     assert torch.equal(vitlab.load(path, **TOLD, image_size=size)(images), model(images))
@@ -203,7 +203,7 @@ def test_check_never_crashes_and_says_what_it_did_not_compare(source, options, t
         hf_library.ViTModel(hf_library.ViTConfig(**THEIRS, intermediate_size=96)).save_pretrained(tmp_path / "a")
     model, _ = load_with_report(tmp_path / "a", **options)
     convert.write(model, tmp_path / "b", "native")
-    rows = convert.check(tmp_path / "a", tmp_path / "b", model, changed=bool(options))
+    rows = convert.compare(tmp_path / "a", tmp_path / "b", model, changed=bool(options))
     assert rows[0].difference == 0
     assert rows[1].difference is None and rows[1].remark
 
@@ -212,7 +212,7 @@ def test_check_compares_features_of_encoders(tmp_path):
     hf_library.Dinov2Model(hf_library.Dinov2Config(**THEIRS)).save_pretrained(tmp_path / "hf")
     model, _ = load_with_report(tmp_path / "hf")
     convert.write(model, tmp_path / "back", "hf")
-    rows = convert.check(tmp_path / "hf", tmp_path / "back", model, changed=False)
+    rows = convert.compare(tmp_path / "hf", tmp_path / "back", model, changed=False)
     assert len(rows) == 3 and all(row.difference is not None and row.difference < 1e-5 for row in rows)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 
 TABLE = r"""
@@ -242,22 +239,17 @@ def test_a_table_for_a_folder_of_another_model_type(files, model, tmp_path):
     assert torch.equal(logits(vitlab.load(folder, map=table)), logits(model))
 
 
-def test_command_line(files, model, tmp_path):
+def test_command_line(files, model, tmp_path, command):
     weights, table = files
-    command = [Path(sys.executable).with_name("vitlab"), "convert", weights, tmp_path / "out", "--map", table]
-    done = subprocess.run([*command, "--check", "--json"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = json.loads(command("convert", weights, tmp_path / "out", "--map", table, "--check", "--json").stdout)
     assert told["counts"]["matched"] == 32
     assert told["check"][0]["max_difference"] == 0
     assert torch.equal(logits(vitlab.load(tmp_path / "out")), logits(model))
 
 
-def test_command_line_error(files, tmp_path):
+def test_command_line_error(files, tmp_path, command):
     weights, table = files
     table.write_text(TABLE.replace("heads = 4", "haeds = 4"))
-    command = [Path(sys.executable).with_name("vitlab"), "convert", weights, tmp_path / "out", "--map", table]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
+    done = command("convert", weights, tmp_path / "out", "--map", table, code=2)
     assert done.stderr.strip() == f"vitlab: error: {table}: [model] has no option 'haeds'. Did you mean 'heads'?"
     assert not (tmp_path / "out").exists()

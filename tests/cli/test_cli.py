@@ -49,6 +49,8 @@ def test_starting_takes_less_than_a_third_of_a_second():
             after = os.times()
             spent = after.children_user + after.children_system - before.children_user - before.children_system
             times.append(spent)
+            if spent < 0.3:
+                break
         assert 0 < min(times) < 0.3, command
 
 

@@ -44,7 +44,7 @@ def test_bare_weights_get_their_tokenizer_once_and_for_all(clip, run, tmp_path):
     for name, text in vitlab.load(clip).tokenizer.to_two_files().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     told = ("--activation", "gelu", "--heads", 4, "--text-heads", 4)
-    assert "--tokenizer FILE puts it in" in run("convert", tmp_path / "bare.pt", tmp_path / "mute", *told).out
+    assert "--tokenizer FILE adds one" in run("convert", tmp_path / "bare.pt", tmp_path / "mute", *told).out
     asked = ("digits#3", "--labels", "three,eight,一只狗", "--json")
     said = run("zeroshot", tmp_path / "mute", *asked, code=2).err
     assert "vitlab convert CHECKPOINT FOLDER --tokenizer" in said
@@ -59,7 +59,7 @@ def test_bare_weights_get_their_tokenizer_once_and_for_all(clip, run, tmp_path):
 
 def test_labels_and_templates_that_say_nothing(clip, run):
     assert "no such file" in run("zeroshot", clip, "digits#3", "--labels", "words.txt", code=2).err
-    assert "always certain" in run("zeroshot", clip, "digits#3", "--labels", "three").err
+    assert "always has the probability 1" in run("zeroshot", clip, "digits#3", "--labels", "three").err
     assert "of --zeroshot" in run("eval", clip, "digits", "--templates", "held_out", code=2).err
     said = run("eval", clip, "digits", "--zeroshot", "--templates", "a {}").out
     assert "1 template: 'a {}'" in said and "..." not in said.splitlines()[1]  # it is not known what was learned
@@ -68,5 +68,5 @@ def test_labels_and_templates_that_say_nothing(clip, run):
 def test_an_empty_question(clip, run, tmp_path):
     vitlab.images.samples.open_sample("digits#3").picture.save(tmp_path / "3.png")
     run("index", tmp_path, "-o", tmp_path / "index", "--model", clip)
-    assert "the question is empty" in run("search", tmp_path / "index", " ", code=2).err
+    assert "the text is empty" in run("search", tmp_path / "index", " ", code=2).err
     assert "3.png" in run("search", tmp_path / "index", "a three").out

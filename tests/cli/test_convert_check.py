@@ -145,7 +145,7 @@ ROWS = {  # what was found here and there -> exit code, and what the message say
 def test_every_row_of_the_check_counts(differences, code, named, run, source, monkeypatch, tmp_path):
     here, there = differences
     rows = [convert.Compared("here", here), convert.Compared("there", there, "" if there is not None else "no library")]
-    monkeypatch.setattr(convert, "check", lambda *args, **options: rows)
+    monkeypatch.setattr(convert, "compare", lambda *args, **options: rows)
     found, out, err = run("convert", source, tmp_path / "out", "--check")
     assert found == code
     assert err.strip() == (MESSAGE + "; ".join(named) if named else "")
@@ -154,6 +154,6 @@ def test_every_row_of_the_check_counts(differences, code, named, run, source, mo
 
 def test_the_message_says_what_was_allowed_for_tiny_logits(run, source, monkeypatch, tmp_path):
     rows = [convert.Compared("here", 5e-9, largest=1e-6)]
-    monkeypatch.setattr(convert, "check", lambda *args, **options: rows)
+    monkeypatch.setattr(convert, "compare", lambda *args, **options: rows)
     code, _, err = run("convert", source, tmp_path / "out", "--check")
     assert (code, err.strip()) == (1, MESSAGE + "here: by 5.00e-09, where 1.00e-09 is allowed")

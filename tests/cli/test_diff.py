@@ -92,7 +92,7 @@ def test_pictures(command, a, model, tmp_path, style):
         "repeated": ["--images", paths[0], "--images", paths[1]],
     }[style]
     text = command("diff", a, b, *args, code=1).stdout
-    assert "on 2 pictures, 16 x 24" in text
+    assert "on 2 images, 16 x 24" in text
     assert "first difference: preprocess" in text
     assert "mean (0.5, 0.5, 0.5) in A, (0.3, 0.3, 0.3) in B" in text
     assert re.search(r"each with its own preprocess: head differs by .*; the same class in \d of 2", text)
@@ -101,7 +101,7 @@ def test_pictures(command, a, model, tmp_path, style):
 def test_a_sample_of_the_digits(command, tmp_path):
     path = vitlab.save(vitlab.create("vit_digits"), tmp_path / "digits")
     text = command("diff", path, path, "digits#3").stdout
-    assert "on 1 picture, " in text and "A and B agree" in text
+    assert "on 1 image, " in text and "A and B agree" in text
 
 
 @pytest.mark.parametrize(

@@ -252,11 +252,11 @@ def test_what_cannot_be_read_is_reported_and_the_rest_goes_on(run, made, tmp_pat
     done = run("rollout", checkpoint(made), "missing.png", made.pictures[0], "no.png", "--json", code=1)
     first, second, third = json.loads(done.stdout)["images"]
     assert "no such file" in first["error"] and second["label"] in LABELS and "not a picture" in third["error"]
-    assert "2 of 3 pictures could not be read" in done.stderr and "missing.png: no such file" in done.stderr
+    assert "2 of 3 images could not be read" in done.stderr and "missing.png: no such file" in done.stderr
     assert len(numbers("explain-rollout.npz")["maps"]) == 1
     (tmp_path / "explain-rollout.png").unlink()
     done = run("rollout", checkpoint(made), "missing.png", code=1)
-    assert "1 of 1 pictures" in done.stderr and not (tmp_path / "explain-rollout.png").exists()
+    assert "1 of 1 images" in done.stderr and not (tmp_path / "explain-rollout.png").exists()
 
 
 WRONG = {
@@ -266,14 +266,14 @@ WRONG = {
     "query outside": (["attention", "--query", "100,10"], "100 x 60 pixels: x is 0 to 99, y is 0 to 59"),
     "query cut off": (["attention", "--query", "1,10"], "it sees x from 4 to 93 and y from 0 to 59"),
     "query in words": (["attention", "--query", "left"], "write X,Y in its pixels, e.g. 100,60"),
-    "no such token": (["attention", "--query", "distillation"], "Ask for cls, mean ("),
+    "no such token": (["attention", "--query", "distillation"], "Ask for 'class', 'mean' ("),
     "discard too much": (["rollout", "--discard", "1"], "at least 0 and below 1"),
     "unknown class": (["relevance", "--target", "dogs"], "Did you mean 'dog'"),
     "class out of range": (["relevance", "--target", "4"], "this model has classes 0 to 3"),
     "unknown method": (["relevance", "--method", "lime"], "There are: relevance, grad_cam, gradient_x_input"),
-    "methods unknown": (["compare", "--methods", "rollout,lime"], "there is no 'lime'"),
+    "methods unknown": (["compare", "--methods", "rollout,lime"], "there is no method 'lime'"),
     "one method": (["compare", "--methods", "rollout"], "compare needs two methods"),
-    "unknown test": (["faithfulness", "--kinds", "deleting"], "There are: deletion, insertion, road"),
+    "unknown test": (["faithfulness", "--kinds", "deleting"], "must be one of deletion, insertion, road"),
     "feature layer": (["features", "--layer", "5"], "layers 0 to 2"),
     "neighbours nowhere": (["features", "--neighbours", "nowhere"], "is no folder"),
     "unknown kind of file": (["rollout", "--out", "x.gif"], "cannot draw .gif"),

@@ -1,4 +1,4 @@
-"""Chinese under a Chinese locale: every help text has both languages, first errors are told, JSON stays as it is."""
+"""Chinese under a Chinese locale: every help text and the first errors have both languages, JSON stays as it is."""
 
 import json
 
@@ -7,7 +7,7 @@ import typer.main
 
 import vitlab.cli.main
 from vitlab.cli.help import fold, paragraphs
-from vitlab.cli.language import chinese, spoken, table
+from vitlab.cli.language import to_chinese, translate, translations
 
 FRAME = {"Usage", "Arguments", "Options", "Commands", "required", "Show this message and exit."}
 
@@ -27,9 +27,9 @@ def commands(command=None, path="vitlab"):
 def test_every_command_and_option_has_both_languages():
     texts = {text for _, command in commands() for text in paragraphs(command.help)}
     texts |= {param.help for _, command in commands() for param in command.params}
-    missing = sorted((texts | FRAME) - table()[0].keys())
+    missing = sorted((texts | FRAME) - translations()[0].keys())
     assert not missing, f"without a line in cli/chinese.toml: {missing}"
-    stale = sorted(table()[0].keys() - texts - FRAME)
+    stale = sorted(translations()[0].keys() - texts - FRAME)
     assert not stale, f"in cli/chinese.toml, but said by no command: {stale}"
 
 
@@ -56,6 +56,11 @@ def test_help_in_chinese(command, in_chinese):
     ):
         assert part in text
     assert "Usage" not in text and "default" not in text
+
+
+def test_help_in_english_is_ascii(command):
+    text = command("serve", "--help").stdout
+    assert "[default: 8; x>=1]" in text and text.isascii()
 
 
 FIRST = {
@@ -108,8 +113,8 @@ def test_what_a_newcomer_meets_first_is_in_chinese(command, in_chinese, tmp_path
 
 
 SAID = {
-    "vitlab: saved at step 7 of 90. Go on: vitlab train --resume runs/x": "保存在第 7 步（共 90 步）。继续：vitlab",
-    "vitlab: stopped, and saved. The same command goes on: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
+    "vitlab: saved at step 7 of 90. Resume: vitlab train --resume runs/x": "保存在第 7 步（共 90 步）。继续：vitlab",
+    "vitlab: stopped, and saved. The same command continues: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
     "vitlab: stopped.": "vitlab：已停止。",
     "serve needs uvicorn, which is not installed: pip install 'vitlab[serve]'.": "serve 需要 uvicorn，但没有安装：pip",
     "pictures need matplotlib, which is not installed: pip install matplotlib.": "需要 matplotlib，但没有安装：pip",
@@ -118,7 +123,7 @@ SAID = {
 
 @pytest.mark.parametrize("english", SAID)
 def test_stops_and_missing_packages_are_told_in_chinese(english):
-    assert SAID[english] in chinese(english)
+    assert SAID[english] in to_chinese(english)
 
 
 def test_json_does_not_change_with_the_language(command, in_chinese, tmp_path):
@@ -130,10 +135,10 @@ def test_json_does_not_change_with_the_language(command, in_chinese, tmp_path):
 def test_the_locale_decides(monkeypatch):
     monkeypatch.delenv("VITLAB_LANG", raising=False)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
-    assert spoken("vitlab: stopped.") == "vitlab：已停止。"
-    assert spoken("words that no table knows") == "words that no table knows"
+    assert translate("vitlab: stopped.") == "vitlab：已停止。"
+    assert translate("words that no table knows") == "words that no table knows"
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    assert spoken("vitlab: stopped.") == "vitlab: stopped."
+    assert translate("vitlab: stopped.") == "vitlab: stopped."
 
 
 def test_chinese_lines_are_as_wide_as_the_terminal():

@@ -90,7 +90,7 @@ def test_reconstruct_refuses_what_cannot_work(command, made, tmp_path):
 
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(command, made):
     done = command("explain", "reconstruct", made.checkpoint, "absent.png", made.pictures[1], "-o", "r.svg", code=1)
-    assert "1 of 2 pictures could not be read" in done.stderr and "written: r.svg" in done.stdout
+    assert "1 of 2 images could not be read" in done.stderr and "written: r.svg" in done.stdout
     assert numbers("r.npz")["image"].tolist() == [made.pictures[1]]
 
 

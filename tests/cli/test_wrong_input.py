@@ -28,7 +28,7 @@ WRONG = {
         ["convert", "bundled:digits", "text.txt/out"],
         ["Name another place"],
     ),
-    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["'fast' is no way", "use eager"]),
+    "a way that is none": (["bench", "bundled:digits", "--ways", "fast"], ["unknown backend 'fast'", "use eager"]),
     "a reducer that is none": (["bench", "bundled:digits", "--reducer", "tom:r=2"], ["Did you mean 'tome'?"]),
     "a library that is none": (["bench", "bundled:digits", "--against", "tim"], ["Use transformers, onnxruntime."]),
     "changed, but not resumed": (["train", "digits", "--changed"], ["add --resume RUN, or leave it out"]),
@@ -42,9 +42,12 @@ WRONG = {
     "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
     "a reducer to draw that is none": (
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
-        ["'nope' is no way to have fewer tokens.", "tome:r=13"],
+        ["unknown reducer 'nope'.", "tome:r=13"],
     ),
-    "an address of another machine": (["serve", "bundled:digits", "--host", "192.0.2.1"], ["--host is an address"]),
+    "an address of another machine": (
+        ["serve", "bundled:digits", "--host", "192.0.2.1"],
+        ["--host must be an address of this machine"],
+    ),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }
 
@@ -74,7 +77,7 @@ def test_ctrl_c_is_told_in_one_line(command, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitlab.cli.models.run", interrupted)
+    monkeypatch.setattr("vitlab.models.registry.list_models", interrupted)
     assert command("models", code=130).stderr == "vitlab: stopped.\n"
 
 

@@ -10,7 +10,7 @@ import torch
 from vitlab.models.clip import MAX_SCALE, CLIPOutput
 from vitlab.models.registry import MODELS, build, build_config
 from vitlab.text.templates import LISTS
-from vitlab.training.ssl_doctor import clip_numbers
+from vitlab.training.objectives.clip import matching_numbers
 
 ROOT = Path(__file__).parents[2]
 PAGES = {language: (ROOT / "docs" / language / "clip.md").read_text(encoding="utf-8") for language in ("en", "zh")}
@@ -72,7 +72,7 @@ def test_the_table_of_names_is_the_registrys():
 
 def test_numbers_in_the_text_are_those_of_the_code():
     model = SimpleNamespace(bias=None, scale=torch.tensor(3.0))
-    logged = clip_numbers(model, torch.eye(4), torch.eye(4), torch.eye(4).bool())
+    logged = matching_numbers(model, torch.eye(4), torch.eye(4), torch.eye(4).bool())
     for text in PAGES.values():
         assert f"{len(LISTS['train'])} " in text and MAX_SCALE == 100 and " 100" in text
         rows = re.findall(r"^\| (`\w+`(?:[,、] ?`\w+`)*) \| [^|]+ \|$", text, re.MULTILINE)

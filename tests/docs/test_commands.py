@@ -25,13 +25,13 @@ from vitlab.checkpoints.load import is_checkpoint
 from vitlab.cli.main import app
 from vitlab.images.datasets import SOURCES
 from vitlab.models.registry import MODELS, build_config, find
-from vitlab.reduce.named import reducer_of
+from vitlab.reduce.parse import reducer_of
 from vitlab.study.families import SMALL
 from vitlab.study.grid import read_grid
-from vitlab.study.named import read_models, read_numbers
+from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.checks import check_objective, check_patches, check_reducer
 from vitlab.training.finetune import build_model
+from vitlab.training.objectives import objective_class
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import Recipe, with_settings
 
@@ -113,18 +113,20 @@ class Reader:
 
     def build(self, recipe: Recipe) -> None:
         """The model as training would build it, on no device unless it starts from weights."""
-        check_objective(recipe)
+        method = objective_class(recipe.objective.name)
+        method.check(recipe)
         start = {
             key: self.weights(source, recipe.objective.name if key == "init_from" else "")
             for key in ("init_from", "init_image")
             if (source := getattr(recipe.model, key)) is not None
         }
-        words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
+        words = None  # a CLIP to start from has its own
+        if "init_from" not in start:
+            words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
         classes = [str(number) for number in range(10)]
         with nullcontext() if start else torch.device("meta"):
-            model, _ = build_model(replace(recipe.model, **start), classes, 3, recipe.objective, words)
-        check_patches(recipe, model)
-        check_reducer(recipe, model)
+            model, _ = build_model(replace(recipe, model=replace(recipe.model, **start)), classes, 3, words)
+        method.check_model(recipe, model)
 
     def weights(self, source: str, objective: str) -> str:
         """A checkpoint of the package; one like that of a run of this page; for any other a small ViT or CLIP."""
@@ -146,13 +148,13 @@ class Reader:
             for cell in grid.cells:
                 self.build(cell.recipe)
         elif verb[1] in ("scaling", "data-efficiency"):
-            for name, options in read_models(asked["models"]).values():
+            for name, options in parse_models(asked["models"]).values():
                 small, usual = SMALL.get(name, (name, {}))
                 build_config(small, **{**usual, **options})
             with_settings(Recipe(), [re.sub(r"^\w+:", "", setting) for setting in settings])
             for option, kind in (("sizes", int), ("fractions", float)):
                 if asked.get(option):
-                    read_numbers(option, asked[option], kind)
+                    parse_numbers(option, asked[option], kind)
         elif verb[1] == "ssl":
             with_settings(Recipe(), [*(asked["pretrain"] or []), *(asked["few"] or [])])
         self.other(verb, asked, 1)

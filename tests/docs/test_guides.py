@@ -17,7 +17,10 @@ from vitlab.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("tour", "learning_path", "choosing", "finetune", "pretrained", "many_machines", "troubleshooting")
-QUICK = {"run.dir=runs/tour": ["run.epochs=1", "model.depth=2"]}  # what the tests add to a training
+QUICK = {  # what the tests add to a training
+    "run.dir=runs/tour": ["run.epochs=1", "model.depth=2"],
+    "run.dir=runs/photos": ["run.epochs=1"],
+}
 
 
 def page(language: str, name: str) -> str:
@@ -103,9 +106,9 @@ def test_choosing_tells_what_models_prints_and_what_was_measured(language):
 
 
 def test_the_hint_on_the_page_is_the_one_that_is_given():
-    from vitlab.learn.mistakes import known
+    from vitlab.learn.mistakes import known_mistakes
 
-    hint = next(m for m in known("attention") if m.name == "softmax over queries")
+    hint = next(m for m in known_mistakes("attention") if m.name == "softmax over queries")
     assert f"  {hint.en}\n" in page("en", "learning_path") and f"  {hint.zh}\n" in page("zh", "learning_path")
 
 

@@ -127,8 +127,8 @@ def test_snippets_make_what_the_page_says(ran):
     folder, names = ran
     assert len(re.findall(r"  # \(\d[\d, ]*\)$", TEXTS["en"], re.MULTILINE)) >= 9
     np.testing.assert_allclose(np.load(folder / "two_maps.npz")["rollout"], np.load(folder / "rollout.npz")["maps"])
-    assert names["found"].cause.kind == "eps" and names["rows"][0].method == "rollout"
-    patch = names["seen"][0].patch_under(170, 112)
+    assert names["result"].cause.kind == "eps" and names["rows"][0].method == "rollout"
+    patch = names["views"][0].patch_under(170, 112)
     assert patch == np.load(folder / "eye.npz")["query_patch"][0]
     assert divmod(patch, 24) == (24 // 4, 36 // 4)  # query=(36, 24), in patches of 4 pixels
 

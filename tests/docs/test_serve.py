@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from vitlab.cli.main import app
 from vitlab.search.table import CHUNK
-from vitlab.serve.settings import KINDS, Settings
+from vitlab.serve.settings import FORMAT_NAMES, Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = {language: (ROOT / "docs" / language / "serve.md").read_text(encoding="utf-8") for language in ("en", "zh")}
@@ -61,13 +61,13 @@ def test_figures_are_those_of_the_code(language):
     assert set(rows) <= options
     assert limits.drain == 0.5 and re.search("half a second|半秒", PAGES[language])
     assert str(CHUNK) in PAGES[language]
-    for kind in re.findall(r"\w+", KINDS.replace(" or ", " ")):
+    for kind in re.findall(r"\w+", FORMAT_NAMES.replace(" or ", " ")):
         assert kind in PAGES[language]
 
 
 def test_paths_and_counters_are_those_of_the_server():
     from vitlab.serve.app import create_app
-    from vitlab.serve.house import open_models
+    from vitlab.serve.model_pool import open_models
 
     app = create_app(open_models(["bundled:digits"]))
     paths = set(app.openapi()["paths"]) | {"/docs", "/openapi.json"}

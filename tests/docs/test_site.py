@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(p for p in ROOT.rglob("*.md") if not {".venv", "build"} & set(p.parts))
+FOLDERS = [p for p in ROOT.iterdir() if p.is_dir() and p.name not in (".venv", ".git", "build")]
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))])
 
 
 def prose(page: Path) -> str:

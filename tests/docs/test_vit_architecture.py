@@ -25,7 +25,8 @@ from vitlab.layers.block import gelu_tanh, quick_gelu
 from vitlab.layers.positions import relative_index, rotary_2d, sincos_2d
 from vitlab.layers.trace import Trace
 from vitlab.models import vit
-from vitlab.models.registry import HALF, IMAGENET, build, build_config
+from vitlab.models.entry import HALF, IMAGENET
+from vitlab.models.registry import build, build_config
 from vitlab.models.vit import VisionTransformer
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import nbformat
 import numpy as np
 import pytest
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from PIL import Image
@@ -29,22 +31,37 @@ class Pair(NamedTuple):
     executed: Any
 
 
-def run(notebook: Any) -> Any:
-    """A copy, executed beside its file without anything that was stored in it."""
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[AsyncKernelManager]:
+    """One process for all notebooks, which imports torch once."""
+    manager = AsyncKernelManager(kernel_name="python3")
+    yield manager
+    run_sync(manager.shutdown_kernel)(now=True)
+
+
+def run(notebook: Any, kernel: AsyncKernelManager) -> Any:
+    """A copy, executed beside its file without anything that was stored in it, nor a variable of another one."""
     copy = nbformat.from_dict(notebook)
     for cell in copy.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    options = dict(timeout=240, kernel_name="python3", record_timing=False, coalesce_streams=True)
-    return NotebookClient(copy, resources={"metadata": {"path": str(EXAMPLES)}}, **options).execute()
+    copy.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    options = dict(timeout=240, record_timing=False, coalesce_streams=True)
+    client = NotebookClient(copy, km=kernel, resources={"metadata": {"path": str(EXAMPLES)}}, **options)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
+    del copy.cells[0]
+    return copy
 
 
 @pytest.fixture(scope="module")
-def executed() -> Callable[[str], Pair]:
+def executed(kernel) -> Callable[[str], Pair]:
     @cache
     def once(name: str) -> Pair:
         stored = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
-        return Pair(name, stored, run(stored))
+        return Pair(name, stored, run(stored, kernel))
 
     return once
 
@@ -84,10 +101,10 @@ def test_there_is_no_notebook_that_is_not_run():
     assert {path.stem for path in EXAMPLES.glob("*.ipynb")} == set(NOTEBOOKS)
 
 
-def test_an_error_in_a_cell_is_noticed():
+def test_an_error_in_a_cell_is_noticed(kernel):
     broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        run(broken)
+        run(broken, kernel)
 
 
 def test_cells_that_draw_give_a_picture(pair):

@@ -1,7 +1,6 @@
 """The example as a user runs it; its numbers are those of vitlab.explain, its heat lies where the crop was."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,18 +34,20 @@ def test_its_numbers_are_those_of_explain(options):
     torch.testing.assert_close(rollout, vitlab.explain.rollout(model, image)[0])
 
 
-def test_it_runs_and_says_what_it_does(tmp_path):
+def test_it_runs_and_says_what_it_does(tmp_path, monkeypatch, capsys):
     model = small()
     model.labels = ["ant", "bee", "cat", "dog"]
     model.preprocess = Preprocess(size=(32, 48), how="crop")
     vitlab.save(model, tmp_path / "model")
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (90, 60, 3), dtype=np.uint8)).save(tmp_path / "p.png")
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "model"), str(tmp_path / "p.png"), "--out", "seen.png"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", [str(SCRIPT), str(tmp_path / "model"), str(tmp_path / "p.png"), "--out", "seen.png"]
+    )
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     top = vitlab.predict(vitlab.load(tmp_path / "model"), tmp_path / "p.png", top=1)[0].scores[0]
-    lines = done.stdout.splitlines()
     assert lines[0].endswith("60 x 90 pixels, seen as 25 = 1 class token + 4 x 6 patches by 3 layers")
     assert lines[1] == f"it is taken for: {top[0]} {top[1]:.0%}"
     heat = vitlab.explain.rollout(model, tmp_path / "p.png")[0]

@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 import vitlab
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
+from vitlab.explain.draw.heatmap import scaled
 from vitlab.explain.draw.sheet import cut, ems, write_figure
-from vitlab.explain.draw.view import scaled
 from vitlab.images.fonts import families
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.reducer import Reduction
@@ -208,11 +208,11 @@ def test_views_say_what_the_model_says(tmp_path):
     assert [v.name for v in seen] == names
     for view, one in zip(seen, said, strict=True):
         assert view.label == one.label and view.probability == pytest.approx(one.scores[0][1])
-        assert view.said == f"{one.label} · {100 * one.scores[0][1]:.0f} %"
+        assert view.prediction == f"{one.label} · {100 * one.scores[0][1]:.0f} %"
     tensor = model.preprocess.batch(names)
     shown = draw.views(model, tensor)
     assert [v.label for v in shown] == [v.label for v in seen] and shown[0].picture.size == (48, 32)
-    assert draw.views(small(classes=0), names)[0].said == ""
+    assert draw.views(small(classes=0), names)[0].prediction == ""
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -233,7 +233,7 @@ def test_one_picture_is_a_grid_of_layers_and_heads(two):
     maps = vitlab.explain.attention_maps(model, pictures[0], layers=[0, 2])
     figure = draw.attention(views[:1], maps, layers=[0, 2], title="Attention of it", patches=[5])
     words = words_of(figure)
-    for part in ("Attention of it", "layer 0", "layer 2", "head 3", "mean", "first.png", views[0].said):
+    for part in ("Attention of it", "layer 0", "layer 2", "head 3", "mean", "first.png", views[0].prediction):
         assert part in words
     images = figure.axes[0].images
     assert len(images) == 1 + 2 * 5 + 1  # the picture, maps and means, the scale
@@ -249,7 +249,7 @@ def test_several_pictures_are_rows_of_head_means(two):
     assert len(arrays) == 2 * (1 + 3) + 1
     expected = draw.overlay(maps[1, 2].mean(0).numpy(), views[1], side=448)
     assert any(a.shape == expected.shape and (a == expected).all() for a in arrays)
-    assert "second.png" in words_of(figure) and views[1].said in words_of(figure)
+    assert "second.png" in words_of(figure) and views[1].prediction in words_of(figure)
 
 
 def test_maps_that_do_not_fit_the_pictures_are_refused(two):

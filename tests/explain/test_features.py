@@ -10,9 +10,9 @@ from sklearn.decomposition import PCA
 from sklearn.metrics.pairwise import cosine_similarity
 
 import vitlab
+from vitlab.errors import ImageError
 from vitlab.explain import features
 from vitlab.explain.features import foreground_mask, nearest, otsu, patch_similarity, pca_rgb, principal_components
-from vitlab.images.read import ImageError
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=3, heads=4, classes=7)
 OPTIONS = [{}, {"registers": 3}, {"distill_token": True}, {"pooling": "mean", "class_token": False}, {"classes": 0}]

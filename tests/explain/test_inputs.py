@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 import vitlab
-from vitlab.explain.inputs import as_batch, batches, evaluating, grid_of
-from vitlab.images.read import ImageError
+from vitlab.errors import CheckpointError, ImageError
+from vitlab.explain.inputs import as_batch, batches, grid_of
+from vitlab.models.base import evaluation_mode
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=1, heads=4, classes=7)
 
@@ -83,7 +84,7 @@ def test_modes_come_back_even_after_an_error(model):
     model.train()
     model.blocks[0].eval()
     modes = [m.training for m in model.modules()]
-    with pytest.raises(RuntimeError), evaluating(model):
+    with pytest.raises(RuntimeError), evaluation_mode(model):
         assert not any(m.training for m in model.modules())
         raise RuntimeError
     assert [m.training for m in model.modules()] == modes
@@ -102,8 +103,10 @@ def test_what_is_no_image_is_refused_in_words(model, tmp_path):
         as_batch(model, 3)
     with pytest.raises(ImageError, match=r"none.png: no such file"):
         as_batch(model, [tmp_path / "none.png"])
-    with pytest.raises(ValueError, match=r"vitlab.load\('vit.pth'\)"):
+    with pytest.raises(CheckpointError, match=r"vit\.pth"):
         as_batch("vit.pth", torch.randn(1, 3, 32, 48))
+    with pytest.raises(ValueError, match="found a Linear"):
+        as_batch(torch.nn.Linear(2, 2), torch.randn(1, 3, 32, 48))
     model.preprocess = None
     with pytest.raises(ValueError, match="no preprocess"):
         as_batch(model, tmp_path / "none.png")

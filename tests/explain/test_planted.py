@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.explain.faithfulness import compare_methods
@@ -31,6 +33,8 @@ from vitlab.models.vit_config import ViTConfig
 
 PATCH, SIDE = 4, 8
 SIZES = {"square": (24, 24), "non-square": (24, 40)}
+STEPS = {1: 600, 3: 400}  # of training, by depth
+WEIGHTS = Path(__file__).parents[1] / "data" / "planted"
 BARS = np.arange(SIDE) // 2 % 2 * 2 - 1
 TEXTURES = [np.tile(BARS[:, None], SIDE), np.tile(BARS, (SIDE, 1)), BARS[:, None] * BARS]  # rows, columns, chequers
 
@@ -78,12 +82,16 @@ def lessons() -> list[tuple[Tensor, Tensor]]:
     return [(d.images, torch.from_numpy(d.there).float()) for d in data]
 
 
-def trained(depth: int, steps: int) -> VisionTransformer:
-    """In seconds on one thread, by turns on both sizes."""
+def untrained(depth: int) -> VisionTransformer:
     torch.manual_seed(1)
     config = ViTConfig(image_size=(24, 24), patch_size=PATCH, width=32, depth=depth, heads=4, classes=3)
-    model = VisionTransformer(config.with_options(positions="sincos"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5)
+    return VisionTransformer(config.with_options(positions="sincos"))
+
+
+def train(depth: int, steps: int) -> VisionTransformer:
+    """In seconds on one thread, alternating between both sizes."""
+    model = untrained(depth)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.5, fused=True)
     for step in range(steps):
         images, there = lessons()[step % 2]
         picked = torch.randint(len(images), (32,))
@@ -94,14 +102,21 @@ def trained(depth: int, steps: int) -> VisionTransformer:
     return model.eval()
 
 
+def trained(depth: int) -> VisionTransformer:
+    """The weights that train(depth, STEPS[depth]) gave: `python tests/explain/test_planted.py` makes them again."""
+    model = untrained(depth)
+    model.load_state_dict(load_file(WEIGHTS / f"depth{depth}.safetensors"))
+    return model.eval()
+
+
 @pytest.fixture(scope="module")
 def model() -> VisionTransformer:
-    return trained(depth=1, steps=600)
+    return trained(depth=1)
 
 
 @pytest.fixture(scope="module")
 def deeper() -> VisionTransformer:
-    return trained(depth=3, steps=400)
+    return trained(depth=3)
 
 
 def hits(maps: Tensor, boxes: np.ndarray) -> float:
@@ -141,7 +156,7 @@ def test_of_two_squares_the_class_asked_for_is_found(model, size):
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_deletion_beats_random(model, size):
-    test = planted(50, size, seed=97, squares=1)
+    test = planted(24, size, seed=97, squares=1)
     for row in compare_methods(model, test.images, kinds=["deletion", "insertion", "road"], steps=8):
         margin = {"deletion": 0.3, "insertion": 0.08, "road": 0.2}[row.kind]  # of the area, less than random's
         found = row.to_dict()
@@ -167,3 +182,9 @@ def test_in_a_cropped_picture_the_peak_maps_back_onto_the_square(model, original
             (columns + 0.5) * original[1] / maps.shape[2], (rows + 0.5) * original[0] / maps.shape[1], boxes
         ).mean()
         assert back >= 0.95 and stretched < 0.85, (name, back, stretched)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for depth, steps in STEPS.items():
+        save_file(train(depth, steps).state_dict(), WEIGHTS / f"depth{depth}.safetensors")

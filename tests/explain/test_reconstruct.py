@@ -80,7 +80,7 @@ def test_what_cannot_paint_is_refused():
         reconstruct(small().encoder, pictures())
     with pytest.raises(ValueError, match="this is a vit model without a decoder"):
         reconstruct(vitlab.create("vit_digits"), pictures())
-    with pytest.raises(ValueError, match=r"vitlab.load\('runs/mae/best'\)"):
+    with pytest.raises(ValueError, match="runs/mae/best: no such file"):
         reconstruct("runs/mae/best", pictures())
     with pytest.raises(ValueError, match=r"mask_ratio=0.99 of 24 patches leaves none visible"):
         reconstruct(small(), pictures(), mask_ratio=0.99)

@@ -152,7 +152,7 @@ REFUSED = {
     "discard=1": dict(discard=1),
     "discard=-0.1": dict(discard=-0.1),
     'must be "mean", "max" or "min"': dict(heads="all"),
-    "start_layer=3 does not exist": dict(start_layer=3),
+    "layer 3 does not exist": dict(start_layer=3),
     "numbered 0 to 23": dict(query=99),
 }
 

@@ -52,11 +52,13 @@ def _grown(name: str, **options: Any) -> Any:
 
 
 def _shallow(config: Any) -> dict[str, Any]:
-    """Few blocks: export takes time for each."""
+    """Few blocks, and of the stages the first and the last: export takes time for each."""
     if hasattr(config, "text"):
         return {"image.depth": 1, "text.depth": 1}
     if hasattr(config, "depths"):
-        return {"depths": (2, *(1 for _ in config.depths[1:]))}
+        by_stage = ("heads", "widths", "reductions", "mlp_ratios")
+        ends = {key: (value[0], value[-1]) for key, value in vars(config).items() if key in by_stage}
+        return {**ends, "depths": (2, 1)}
     return {"depth": 1}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.export import export_model, open_export
+from vitlab.export import Comparison, export_model, open_export
 from vitlab.export.archive import GUARD, SIZE, TARGET
 
 WEIGHTS, CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
@@ -23,7 +23,7 @@ GRAPH, INPUTS = "models/model.json", "data/sample_inputs/model.pt"
 @pytest.fixture(scope="module")
 def program(tiny, tmp_path_factory) -> dict[str, bytes]:
     path = tmp_path_factory.mktemp("program") / "model.pt2"
-    export_model(tiny(), path, images=8)
+    export_model(tiny(), path, compare=Comparison(images=8))
     with zipfile.ZipFile(path) as archive:
         return {name.removeprefix("model/"): archive.read(name) for name in archive.namelist()}
 

@@ -18,26 +18,31 @@ import torch
 import torch.nn.functional as F
 
 import vitlab
-from vitlab.export import export_model, open_export, verify
-from vitlab.export.about import about_model
-from vitlab.export.onnx import set_about
-from vitlab.export.pictures import pictures, prepared
+from vitlab.export import Comparison, export_model, open_export, verify
+from vitlab.export.metadata import model_metadata
+from vitlab.export.onnx import set_metadata
 from vitlab.export.quantize import to_int8
+from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.samples import open_sample
 from vitlab.layers.positions import cubic_weights, resize_grid
 from vitlab.models import registry
-from vitlab.models.features import features_of
+from vitlab.models.base import features_of
 from vitlab.reduce import reducer_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def run_by_others(path: Path, x: torch.Tensor) -> torch.Tensor:
+@cache
+def opened_by_others(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """Without our code."""
     if path.suffix == ".pt2":
-        return torch.export.load(path).module()(x)
+        return torch.export.load(path).module()
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    return lambda x: torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+def run_by_others(path: Path, x: torch.Tensor) -> torch.Tensor:
+    return opened_by_others(path)(x)
 
 
 def check(path: Path, look: Any, *shapes: tuple[int, ...]) -> None:
@@ -59,7 +64,7 @@ def made(grown, tmp_path_factory) -> Callable[[str], tuple[Any, Path]]:
     def make(family: str) -> tuple[Any, Path]:
         ending = ".pt2" if family == "dino" else ".onnx"  # half of the time, and DINO stands below as ONNX
         model, path = grown(family), tmp_path_factory.mktemp(family) / f"model{ending}"
-        verdict = export_model(model, path, images=12, dynamic_size=family in OPEN)
+        verdict = export_model(model, path, compare=Comparison(images=12), dynamic_size=family in OPEN)
         assert verdict.passed and verdict.agreement == 1.0
         return model, path
 
@@ -85,8 +90,8 @@ def test_other_sizes_are_judged_too(made, tmp_path):
     model, path = made("vit")
     small = tmp_path / "small.onnx"
     to_int8(path, small, "dynamic")
-    set_about(small, replace(open_export(path).about, int8="dynamic"))
-    seen, shipped = pictures(12, channels=model.config.channels), open_export(small)
+    set_metadata(small, replace(open_export(path).metadata, int8="dynamic"))
+    seen, shipped = sample_images(12, channels=model.config.channels), open_export(small)
     assert verify(model, shipped, seen, agreement=0.7, rounds=1).passed
     size, run = model.config.image_size, shipped._run[0]
     shipped._run[0] = lambda x: run(x) if x.shape[-2:] == size else -run(x)
@@ -106,7 +111,7 @@ def test_embed_with_a_file(made, command, tmp_path):
 def test_convolutions_in_int8(made, tmp_path):
     """Which only the static way has; the file for all sizes is still for all sizes."""
     model, path = made("resnet")
-    images = prepared(model.preprocess, pictures(40, channels=model.config.channels))
+    images = preprocess_batch(model, sample_images(40, channels=model.config.channels))
     small = tmp_path / "small.onnx"
     to_int8(path, small, "static", images[:16])
     with torch.no_grad():
@@ -122,7 +127,7 @@ def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
     """And the lines of the docs that make probabilities of them."""
     model, path = made("clip")
     shutil.copy(path, tmp_path / "image.onnx")
-    export_model(model, tmp_path / "text.onnx", text=True, images=12)
+    export_model(model, tmp_path / "text.onnx", gives="text", compare=Comparison(images=12))
     sentences = ["a cat", "two dogs on a boat", "b"]
     ids = model.tokenizer(sentences)
     with torch.no_grad():
@@ -132,20 +137,24 @@ def test_two_towers_of_a_clip(made, tmp_path, monkeypatch):
     shipped: Any = open_export(tmp_path / "text.onnx")
     assert torch.equal(shipped.tokenizer(sentences), ids)
     monkeypatch.chdir(tmp_path)
-    seen = pictures(5)
+    seen = sample_images(5)
     expected = vitlab.zero_shot(model, seen, sentences, templates=["{}"], top=3)
     for language in ("en", "zh"):
         page = (DOCS / language / "export.md").read_text(encoding="utf-8")
-        (block,) = (text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "chances" in text)
-        found: dict[str, Any] = {"pixels": prepared(model.preprocess, seen).numpy(), "ids": ids.numpy()}
+        (block,) = (
+            text for text in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "probabilities" in text
+        )
+        found: dict[str, Any] = {"pixels": preprocess_batch(model, seen).numpy(), "ids": ids.numpy()}
         exec(compile(block, "export.md", "exec"), found)
-        for chances, answer in zip(found["chances"], expected, strict=True):
-            assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(chances)} == dict(answer.scores)
+        for probabilities, answer in zip(found["probabilities"], expected, strict=True):
+            assert {sentences[n]: pytest.approx(p, abs=1e-5) for n, p in enumerate(probabilities)} == dict(
+                answer.scores
+            )
 
 
 def test_the_bias_of_a_clip_with_the_sigmoid_loss_travels(grown):
     model = grown("clip", loss="sigmoid")
-    about = about_model(model, "text")
+    about = model_metadata(model, "text")
     assert about.scale is not None and about.bias is not None
     seen, said = torch.randn(2, 8), torch.randn(3, 8)
     torch.testing.assert_close(about.scale * seen @ said.T + about.bias, model.logits(seen, said).detach())
@@ -168,8 +177,8 @@ def test_fewer_tokens_inside_the_file(name, reducer, ending, grown, tmp_path):
     deep["vit_base"] = {**size, "depth": 1, "pooling": "mean"}
     model = grown(name, **deep.get(name, {"depth": 2}))  # only a second layer has the class token look at what is left
     path, all_sizes = tmp_path / f"model{ending}", name == "vit_base"
-    export_model(model, path, reducer=reducer, images=12, dynamic_size=all_sizes)
-    assert open_export(path).about.reducer == reducer
+    export_model(model, path, reducer=reducer, compare=Comparison(images=12), dynamic_size=all_sizes)
+    assert open_export(path).metadata.reducer == reducer
     look = lambda x, **more: model(x, **more) if model.config.classes else features_of(model, **more)(x)
     (C, h, w), way = (model.config.channels, *model.config.image_size), reducer_of(reducer)
     more = [(2, C, h, w + 8), (3, C, h + 8, w)] if all_sizes else []
@@ -182,7 +191,7 @@ def test_relative_positions_at_sizes_not_seen_at_export(tiny, tmp_path):
     """Learned ones stand in the families' test; here a table of offsets is resized in the graph."""
     model = tiny(positions="relative", registers=2)
     path = tmp_path / "model.pt2"
-    assert export_model(model, path, dynamic_size=True, images=12).passed
+    assert export_model(model, path, dynamic_size=True, compare=Comparison(images=12)).passed
     check(path, model, (3, 3, 24, 32), (1, 3, 40, 24), (2, 3, 64, 16))
 
 

@@ -15,11 +15,13 @@ from onnx import numpy_helper
 
 import vitlab
 import vitlab.cli.main
-from vitlab.export import RefusedError, export_model, open_export, ship, verify
-from vitlab.export.fold import folded
-from vitlab.export.onnx import Session, beside, set_about
-from vitlab.export.pictures import pictures, prepared
+from vitlab.errors import UsageError
+from vitlab.export import Comparison, ExportMismatchError, export_model, open_export, pipeline, verify
+from vitlab.export.fold import fold
+from vitlab.export.loader import open_network
+from vitlab.export.onnx import Session, external_data_path, set_metadata
 from vitlab.export.quantize import to_int8
+from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.datasets import open_data
 
 
@@ -31,7 +33,7 @@ def digits():
 @pytest.fixture(scope="module")
 def shipped(digits, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("shipped") / "model.onnx"
-    export_model(digits, path, images=32)
+    export_model(digits, path, compare=Comparison(images=32))
     return path
 
 
@@ -43,6 +45,24 @@ def test_preprocess_labels_and_provenance_travel_in_the_file(digits, shipped):
     assert about["card"]["name"] == digits.card.name
     assert b".py" not in shipped.read_bytes()  # no step tells which line of whose file it comes from
     assert about["config"] == json.loads(json.dumps(digits.config.to_dict()))
+
+
+def test_a_model_is_given_by_its_name(digits, shipped, tmp_path):
+    export_model("bundled:digits", tmp_path / "named.onnx", compare=Comparison(images=8))
+    exported = [open_network(path) for path in (tmp_path / "named.onnx", shipped)]
+    assert exported[0].metadata == exported[1].metadata and open_network(digits) is digits
+    with pytest.raises(UsageError, match="leave out heads"):
+        open_network(shipped, heads=4)
+    with pytest.raises(UsageError, match="16 x 16"):
+        open_network(shipped, image_size=16)
+
+
+def test_classifiers_give_no_features_and_read_no_text(shipped):
+    exported = open_export(shipped)
+    with pytest.raises(UsageError, match="no features"):
+        exported.features(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(UsageError, match="reads no text"):
+        exported.encode_text(torch.zeros(1, 8, dtype=torch.long))
 
 
 def test_predict_reads_what_travels(digits, shipped):
@@ -58,17 +78,17 @@ def test_predict_reads_what_travels(digits, shipped):
 
 def test_wrong_mean_and_std_in_the_metadata_are_caught(tiny, tmp_path, monkeypatch):
     def wrong(*args, **more):
-        about = about_model(*args, **more)
+        about = model_metadata(*args, **more)
         return replace(about, preprocess={**about.preprocess, "mean": [0.4] * 3, "std": [0.6] * 3})
 
-    about_model = ship.about_model
-    monkeypatch.setattr(ship, "about_model", wrong)
+    model_metadata = pipeline.model_metadata
+    monkeypatch.setattr(pipeline, "model_metadata", wrong)
     path = tmp_path / "model.pt2"
     path.write_text("an older file")
-    with pytest.raises(RefusedError, match=r"prepares pictures otherwise than the model: mean .*std"):
-        export_model(tiny(), path, images=16)
+    with pytest.raises(ExportMismatchError, match=r"preprocesses images differently from the model: mean .*std"):
+        export_model(tiny(), path, compare=Comparison(images=16))
     assert path.read_text() == "an older file" and list(tmp_path.iterdir()) == [path]
-    assert not export_model(tiny(), path, images=16, force=True).passed
+    assert not export_model(tiny(), path, compare=Comparison(images=16), force=True).passed
     assert open_export(path).preprocess.mean == (0.4,) * 3  # type: ignore[union-attr]
 
 
@@ -76,16 +96,16 @@ def test_wrong_eps_is_caught(digits, tmp_path, monkeypatch):
     """1e-5, torch's own, where the weights were made with 1e-6: the mistake that no error tells."""
 
     def wrong(model):
-        found = folded(model)
+        found = fold(model)
         for module in found.modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.eps = 1e-5
         return found
 
     assert digits.config.norm.eps == 1e-6
-    monkeypatch.setattr(ship, "folded", wrong)
-    with pytest.raises(RefusedError, match="values differ"):
-        export_model(digits, tmp_path / "model.pt2", images=16)
+    monkeypatch.setattr(pipeline, "fold", wrong)
+    with pytest.raises(ExportMismatchError, match="values differ"):
+        export_model(digits, tmp_path / "model.pt2", compare=Comparison(images=16))
     assert not list(tmp_path.iterdir())
 
 
@@ -118,16 +138,16 @@ def test_a_stranger_s_file_is_refused_in_words(name, tmp_path):
 def test_int8_that_answers_otherwise_is_caught(digits, shipped, tmp_path):
     """The scales of the activations are too small, as if they were found on other pictures: most are cut off."""
     path = tmp_path / "model.onnx"
-    seen = pictures(32, channels=1, source="digits")
-    to_int8(shipped, path, "static", prepared(digits.preprocess, seen))
+    seen = sample_images(32, channels=1, source="digits")
+    to_int8(shipped, path, "static", preprocess_batch(digits, seen))
     held = onnx.load(path)
     for part in held.graph.initializer:
         if part.name.endswith("_scale") and not part.dims:  # weights have one for each output
             part.CopyFrom(numpy_helper.from_array(np.float32(0.03) * numpy_helper.to_array(part), part.name))
     onnx.save(held, path)
-    set_about(path, replace(open_export(shipped).about, int8="static"))
+    set_metadata(path, replace(open_export(shipped).metadata, int8="static"))
     verdict = verify(digits, open_export(path), seen, rounds=1)
-    assert verdict.agreement < 0.9 and "pictures get the same answer, not 99%" in verdict.problems[0]
+    assert verdict.agreement < 0.9 and "images get the same answer, not 99%" in verdict.problems[0]
     assert verdict.answers is not None and verdict.answers > 5 and not verdict.notes
     alike = verify(digits, open_export(shipped), seen[:1] * 8, rounds=1)
     assert alike.passed and alike.answers == 1 and "says little" in alike.notes[0]
@@ -139,8 +159,10 @@ def test_int8_takes_no_float32_weights_with_it(tiny, tmp_path, monkeypatch):
 
     wrote = []
     monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 1)
-    monkeypatch.setattr(ship, "to_int8", lambda *args: [wrote.append(beside(args[0]).is_file()), to_int8(*args)])
-    export_model(tiny(), tmp_path / "model.onnx", images=8, int8="dynamic", agreement=0.5)
+    monkeypatch.setattr(
+        pipeline, "to_int8", lambda *args: [wrote.append(external_data_path(args[0]).is_file()), to_int8(*args)]
+    )
+    export_model(tiny(), tmp_path / "model.onnx", int8="dynamic", compare=Comparison(images=8, agreement=0.5))
     assert wrote == [True] and [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -148,8 +170,8 @@ def test_int8_takes_no_float32_weights_with_it(tiny, tmp_path, monkeypatch):
     ("asked", "message"),
     [
         (dict(int8="static"), "--int8 static --data"),
-        (dict(text=True, reducer="tome:r=8"), "leave --reducer out"),
-        (dict(text=True, dynamic_size=True), "leave --dynamic-size out"),
+        (dict(gives="text", reducer="tome:r=8"), "leave --reducer out"),
+        (dict(gives="text", dynamic_size=True), "leave --dynamic-size out"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_words(asked, message, tiny, tmp_path):
@@ -163,7 +185,7 @@ def test_eval_of_a_file(command, shipped):
     )
     assert theirs["top1"] == ours["top1"] and theirs["confusion"] == ours["confusion"]
     assert abs(theirs["loss"] - ours["loss"]) < 1e-4
-    assert "judge features" in command("eval", shipped, "digits", "--knn", code=2).stderr
+    assert "evaluate features" in command("eval", shipped, "digits", "--knn", code=2).stderr
     assert "runs on the CPU" in command("predict", shipped, "digits#3", "--device", "cuda", code=2).stderr
 
 
@@ -174,7 +196,7 @@ def test_commands(command, tiny, shipped, tmp_path):
     asked = ["export", checkpoint, "-o", path, "--int8", "dynamic", "--agreement", 0.5, "--images", 16, "--json"]
     verdict = json.loads(command(*asked).stdout)
     assert verdict["passed"] and verdict["written"] == str(path) and verdict["max_difference"] > 0
-    assert open_export(path).about.int8 == "dynamic"
+    assert open_export(path).metadata.int8 == "dynamic"
     asked = ["export", checkpoint, "-o", tmp_path / "no.pt2", "--tolerance", 1e-12, "--images", 8]
     refused = command(*asked, code=1)
     assert "--force" in refused.stderr and not (tmp_path / "no.pt2").exists()

@@ -11,11 +11,11 @@ import torch
 
 import vitlab
 import vitlab.cli.main
-from vitlab.export import rivals
-from vitlab.export.bench import Row, default_reducers, fastest, run_bench
-from vitlab.export.fold import folded
-from vitlab.export.runners import Workshop
-from vitlab.export.timing import memory_of, summary
+from vitlab.export import Comparison, runners
+from vitlab.export.bench import BackendResult, default_reducers, fastest, run_bench
+from vitlab.export.fold import fold
+from vitlab.export.runners import RunnerFactory
+from vitlab.export.timing import peak_memory, summary
 from vitlab.reduce import reducer_of
 
 
@@ -33,19 +33,19 @@ def test_folded_is_the_same_function(name, options, size, grown):
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
-        torch.testing.assert_close(folded(model)(x), model(x), atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(fold(model)(x), model(x), atol=1e-10, rtol=1e-10)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_folded_under_a_reducer(tiny):
     model = tiny().double()
     x, reducer = torch.randn(2, 3, 24, 32, dtype=torch.float64), reducer_of("evit:keep=0.6")
-    torch.testing.assert_close(folded(model)(x, reducer=reducer), model(x, reducer=reducer), atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(fold(model)(x, reducer=reducer), model(x, reducer=reducer), atol=1e-10, rtol=1e-10)
 
 
 def test_compiled_and_frozen_is_the_same_function(tiny):
     model = tiny(depth=1)
-    runner = Workshop(model).make("compiled")
+    runner = RunnerFactory(model).make("compiled")
     for batch in (2, 2):
         x = torch.randn(batch, 3, 24, 32)
         with torch.no_grad():
@@ -58,8 +58,8 @@ def test_bench_compares_with_eager_and_picks(tiny):
         model,
         batch=2,
         rounds=3,
-        images=5,
-        ways=("folded", "onnx", "int8"),
+        compare=Comparison(images=5),
+        backends=("folded", "onnx", "int8"),
         reducers=[],
         against=["transformers"],
     )
@@ -75,8 +75,8 @@ def test_bench_compares_with_eager_and_picks(tiny):
     assert json.loads(json.dumps(bench.to_dict()))["rows"][0]["speedup"] == 1.0
 
 
-def row(name: str, seconds: float, agreement: float, within: bool, ours: bool = True) -> Row:
-    return Row(name, None, agreement, 0.0, within, 1, None, [seconds] * 3, 1.0, ours)
+def row(name: str, seconds: float, agreement: float, within: bool, ours: bool = True) -> BackendResult:
+    return BackendResult(name, None, agreement, 0.0, within, 1, None, [seconds] * 3, 1.0, ours)
 
 
 def test_picked_is_the_fastest_that_agrees():
@@ -96,7 +96,7 @@ def test_optimize(goal, tiny, monkeypatch):
     from vitlab.export import optimize as module
 
     for name in ("exact", "fast"):
-        monkeypatch.setitem(module.WAYS, name, ("eager", "folded"))
+        monkeypatch.setitem(module.BACKENDS, name, ("eager", "folded"))
     model, merged = tiny(depth=2), "tome:r=2"
     x = torch.randn(4, 3, 24, 32)
     best = vitlab.optimize(model, x, goal, agreement=0.5 if goal == "small" else 0.0, reducers=[merged], rounds=1)
@@ -121,7 +121,12 @@ def test_optimize_refuses_what_it_does_not_know(tiny):
 
 def test_bench_with_fewer_tokens(tiny):
     bench = run_bench(
-        tiny(patch_size=4, depth=2), batch=2, rounds=3, images=5, ways=("eager", "folded"), reducers=["tome:r=9"]
+        tiny(patch_size=4, depth=2),
+        batch=2,
+        rounds=3,
+        compare=Comparison(images=5),
+        backends=("eager", "folded"),
+        reducers=["tome:r=9"],
     )
     assert [row.title for row in bench.rows] == ["eager", "folded", "eager + tome:r=9", "folded + tome:r=9"]
     assert [row.within for row in bench.rows] == [True, True, False, False]
@@ -129,8 +134,10 @@ def test_bench_with_fewer_tokens(tiny):
 
 
 def test_a_rival_that_is_not_there_leaves_a_note(tiny, monkeypatch):
-    monkeypatch.setattr(rivals, "find_spec", lambda name: None)
-    asked: dict[str, Any] = dict(batch=2, rounds=1, images=2, ways=("folded",), reducers=[], against=["transformers"])
+    monkeypatch.setattr(runners, "find_spec", lambda name: None)
+    asked: dict[str, Any] = dict(
+        batch=2, rounds=1, compare=Comparison(images=2), backends=("folded",), reducers=[], against=["transformers"]
+    )
     bench = run_bench(tiny(), **asked)
     assert [row.title for row in bench.rows] == ["eager", "folded"]
     assert "transformers does not run here" in bench.notes[0] and "vitlab[compare]" in bench.notes[0]
@@ -140,7 +147,7 @@ def test_memory_is_what_a_run_needs_and_not_what_is_left_of_the_last_one():
     """In pieces that the C library keeps after they are freed."""
     work = lambda: [torch.ones(2**14) for _ in range(512)]  # 32 MiB
     for _ in range(2):
-        found = memory_of(work)
+        found = peak_memory(work)
         assert found is None or 0.8 * 2**25 < found < 1.5 * 2**25
 
 

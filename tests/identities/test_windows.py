@@ -164,7 +164,7 @@ def test_gradients_of_attention_in_windows():
     trace = Trace("attention", gradients=True)
     trace.begin(depth=1, offers=("attention",), layout=TokenLayout((), (4, 4)), places=(w,))
     out = layer(torch.randn(2, 16, 4), w, LayerTrace(trace, 0))
-    whole, pick = trace.whole("attention", 0)
+    whole, pick = trace.on_path("attention", 0)
     (slope,) = torch.autograd.grad(out.square().sum(), whole, retain_graph=True)
     whole.grad = None  # it is kept there too
     out.square().sum().backward()

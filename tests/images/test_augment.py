@@ -65,7 +65,7 @@ def augment(size=(32, 32), channels=3, interpolation="bilinear", **options) -> A
 
 def levels(a: Augment, x: torch.Tensor) -> torch.Tensor:
     """Undo the normalisation: float -> grey levels."""
-    std, mean = a.std[:, None, None].double(), a.mean[:, None, None].double()
+    std, mean = (torch.tensor(v)[:, None, None].double() for v in (a.std, a.mean))
     return ((x.double() * std + mean) * 255).round().int()
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.images.datasets import Captioned, Captions, DataError, open_data, subset
+from vitlab.errors import DataError
+from vitlab.images.datasets import Captioned, Captions, open_data, subset
 
 WRITTEN = {  # picture -> its split and captions; commas, quotes and Chinese included
     "a.png": ("train", ['a dog, brown, "good"', "the dog"]),
@@ -213,7 +214,7 @@ def test_a_table_that_cannot_be_used_says_why_and_where(case, tmp_path):
 
 def test_texts_and_shards_that_lack_a_caption_say_which(tmp_path):
     put(tmp_path / "a", {"1.png": picture(""), "1.txt": b"x", "2.png": picture("")})
-    with pytest.raises(DataError, match=r"1 of 2 pictures have no text.*2\.png"):
+    with pytest.raises(DataError, match=r"1 of 2 images have no text.*2\.png"):
         open_data(str(tmp_path / "a"))
     put(tmp_path / "b", {"1.png": picture(""), "1.txt": b" \n"})
     with pytest.raises(DataError, match=r"1\.txt: is empty"):

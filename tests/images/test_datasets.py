@@ -25,11 +25,10 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitlab.images import datasets
+from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import SOURCES, Data, open_data, stratified_split, subset
-from vitlab.images.read import ImageError
-from vitlab.images.sources import cifar, download, idx
-from vitlab.images.sources.dataset import DataError, FileDataset, Strings
+from vitlab.images.sources import cifar, digits, download, idx
+from vitlab.images.sources.dataset import FileDataset, Strings
 from vitlab.images.sources.download import Remote
 from vitlab.images.sources.splits import few_labels
 
@@ -143,17 +142,19 @@ def test_digits_are_sklearns():
 
 def test_digits_are_read_without_scipy():
     """Which takes longer to import than torch."""
-    code = "import sys; from vitlab.images.datasets import open_digits; open_digits(); print('scipy' in sys.modules)"
+    code = (
+        "import sys; from vitlab.images.datasets import open_data; open_data('digits'); print('scipy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_digits_that_were_moved_or_are_not_installed(tmp_path, monkeypatch):
-    usual = datasets._digits_table()
+    usual = digits._digits_table()
     moved = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(datasets, "find_spec", lambda name: moved)
-    np.testing.assert_array_equal(datasets._digits_table(), usual)
-    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    monkeypatch.setattr(digits, "find_spec", lambda name: moved)
+    np.testing.assert_array_equal(digits._digits_table(), usual)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     assert "pip install scikit-learn" in error("digits")
 
 
@@ -286,7 +287,7 @@ def test_idx_that_do_not_fit_together(tmp_path):
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
     whole = labels.read_bytes()
     labels.write_bytes(gzip.compress(idx_bytes(np.zeros(39, dtype=np.uint8))))
-    assert "40 pictures" in (message := error("mnist", path=str(tmp_path))) and "39 labels" in message
+    assert "40 images" in (message := error("mnist", path=str(tmp_path))) and "39 labels" in message
     labels.write_bytes(gzip.compress(idx_bytes(np.full(40, 11, dtype=np.uint8))))
     assert "label 0 is 11, outside 0..9" in error("mnist", path=str(tmp_path))
     labels.write_bytes(whole[:-12])  # cut off within the gzip stream
@@ -608,7 +609,7 @@ def test_folder_with_train_and_test_only(tmp_path):
     data = open_data(str(tmp_path))
     assert counted(data.train) == [3, 2] and counted(data.val) == [1, 1]
     assert all("/train/" in name for name in names(data.val))
-    assert data.notes == ["test has no pictures of 1 of the 2 classes: b."]
+    assert data.notes == ["test has no images of 1 of the 2 classes: b."]
 
 
 def test_train_may_be_a_class(tmp_path):
@@ -619,14 +620,12 @@ def test_train_may_be_a_class(tmp_path):
 def test_pictures_outside_the_class_folders_are_noted(tmp_path):
     class_folders(tmp_path / "train", {"a": 3, "b": 3})
     picture(tmp_path / "train/loose.png")
-    assert "1 pictures outside the class folders" in open_data(str(tmp_path)).notes[0]
+    assert "1 images outside the class folders" in open_data(str(tmp_path)).notes[0]
 
 
 def test_a_class_of_one_picture_stays_in_train(tmp_path):
     data = open_data(str(class_folders(tmp_path, {"a": 1, "b": 2, "c": 30})))
-    assert (
-        counted(data.train) == [1, 1, 27] and counted(data.val) == [0, 1, 3] and "val has no pictures" in data.notes[0]
-    )
+    assert counted(data.train) == [1, 1, 27] and counted(data.val) == [0, 1, 3] and "val has no images" in data.notes[0]
 
 
 def test_an_unlabelled_test_folder_is_noted(tmp_path):
@@ -666,26 +665,26 @@ def val_with(**counts: int):
 
 
 BAD_FOLDERS = {
-    "empty": (lambda root: None, "the folder is empty. Put the pictures of each class into a folder of its own"),
-    "flat": (flat, "1 pictures lie directly in it, without class folders", "Or pass the table: "),
-    "only text": (lambda root: (root / "readme.txt").write_text(""), "no class folders and no pictures"),
+    "empty": (lambda root: None, "the folder is empty. Put the images of each class into a folder of its own"),
+    "flat": (flat, "1 images lie directly in it, without class folders", "Or pass the table: "),
+    "only text": (lambda root: (root / "readme.txt").write_text(""), "no class folders and no images"),
     "one class": (lambda root: class_folders(root, {"cat": 3}), "only one class, 'cat'"),
     "one level too high": (two_levels, "only one class", "pictures?"),
-    "no pictures": (other_files, "no pictures in its 2 folders (files there end in .heic; read are .jpg"),
+    "no pictures": (other_files, "no images in its 2 folders (files there end in .heic; read are .jpg"),
     "empty class": (
         lambda root: (class_folders(root, {"cat": 3, "dog": 2}), (root / "emu").mkdir()),
-        "no pictures in class 'emu'. Add some, or remove the empty folder",
+        "no images in class 'emu'. Add some, or remove the empty folder",
     ),
     "val and test only": (
         lambda root: [class_folders(root / split, {"a": 1, "b": 1}) for split in ("val", "test")],
         "has test/ and val/, but no train/",
     ),
     "two vals": (both_vals, "val and valid both mean val"),
-    "val has more": (val_with(a=1, zebra=1), "class 'zebra' is not in ", "Add pictures of it to train"),
-    "val is empty": (val_with(), "no pictures in class folders. Fill it as train is filled, or remove it"),
-    "val lacks a class": (val_with(a=1), "val has no pictures of b, which train has", "val/b", "or remove val"),
+    "val has more": (val_with(a=1, zebra=1), "class 'zebra' is not in ", "Add images of it to train"),
+    "val is empty": (val_with(), "no images in class folders. Fill it as train is filled, or remove it"),
+    "val lacks a class": (val_with(a=1), "val has no images of b, which train has", "val/b", "or remove val"),
     "train is flat": (lambda root: [picture(root / s / "1.png") for s in ("train", "val")], "without class folders"),
-    "singles": (lambda root: class_folders(root, {"a": 1, "b": 1}), "each class has a single picture"),
+    "singles": (lambda root: class_folders(root, {"a": 1, "b": 1}), "each class has a single image"),
 }
 
 
@@ -771,13 +770,13 @@ def test_csv_with_splits_and_numbers(tmp_path, separator):
         and data.val.labels.tolist() == [2, 0, 1]
         and data.test.labels.tolist() == [0]
     )
-    assert data.notes == ["test has no pictures of 2 of the 3 classes: 1, 2."]
+    assert data.notes == ["test has no images of 2 of the 3 classes: 1, 2."]
 
 
 def test_csv_classes_file_fixes_names_and_order(tmp_path):
     (tmp_path / "classes.txt").write_text("zebra\nant\nemu\n")
     numbers = open_data(table(tmp_path, "path,label\n1.png,0\n2.png,1\n3.png,0\n4.png,1\n"))
-    assert numbers.classes == ["zebra", "ant", "emu"] and "train has no pictures of 1 of the 3" in numbers.notes[0]
+    assert numbers.classes == ["zebra", "ant", "emu"] and "train has no images of 1 of the 3" in numbers.notes[0]
     named = open_data(table(tmp_path, "path,label\n1.png,zebra\n2.png,ant\n3.png,zebra\n4.png,ant\n"))
     assert sorted(named.train.labels.tolist() + named.val.labels.tolist()) == [0, 0, 1, 1]
     assert "line 3: label 3 is outside the 3 classes" in error(table(tmp_path, "path,label\n1.png,0\n2.png,3\n"))
@@ -812,11 +811,11 @@ def test_csv_classes_file_fixes_names_and_order(tmp_path):
         ("path,label\n1.png,0\n2.png,1\n3.png,-1\n", "line 4: label -1 is below 0"),
         (
             "path,label,split\n1.png,0,train\n2.png,2,train\n3.png,0,val\n4.png,2,val\na/5.png,1,val\n",
-            "val has pictures of 1, which train has not",
+            "val has images of 1, which train has not",
         ),
         (
             "path,label,split\n1.png,a,train\n2.png,b,train\n3.png,b,val\n",
-            "val has no pictures of a, which train has",
+            "val has no images of a, which train has",
         ),
     ],
 )
@@ -851,7 +850,7 @@ def test_unknown_sources(tmp_path, monkeypatch, source, says):
 
 def test_files_that_are_no_source(tmp_path):
     picture(tmp_path / "1.png")
-    assert "one picture; pass the folder" in error(str(tmp_path / "1.png"))
+    assert "one image; pass the folder" in error(str(tmp_path / "1.png"))
     (tmp_path / "data.parquet").write_bytes(b"")
     assert "no kind of data known" in error(str(tmp_path / "data.parquet"))
     assert "a path belongs to one of digits" in error(str(tmp_path), path="x")

@@ -21,9 +21,9 @@ import pytest
 
 import vitlab.cli.main
 from vitlab.cli import progress
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_data
 from vitlab.images.sources import download, idx
-from vitlab.images.sources.dataset import DataError
 from vitlab.images.sources.download import Remote, fetch, watching
 
 WHOLE = np.random.default_rng(0).integers(0, 256, 1_500_000, dtype=np.uint8).tobytes()

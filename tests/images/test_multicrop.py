@@ -47,7 +47,7 @@ def from_pil(image: Image.Image) -> torch.Tensor:
 
 def levels(m: MultiCrop, x: torch.Tensor) -> torch.Tensor:
     """Undo the normalisation: float -> grey levels."""
-    std, mean = m.plain.std[:, None, None].double(), m.plain.mean[:, None, None].double()
+    std, mean = (torch.tensor(v)[:, None, None].double() for v in (m.plain.std, m.plain.mean))
     return ((x.double() * std + mean) * 255).round().int()
 
 
@@ -229,7 +229,7 @@ def test_views_cut_from_a_file_are_those_cut_from_memory(channels):
         (dict(local_scale=[0.4, 0.1]), "local_scale.*low <= high"),
         (dict(blur=(1.0, 0.5)), "first global, second global, local"),
         (dict(solarize=(0, 2, 0)), "solarize.*0 .. 1"),
-        (dict(jitter=1.5), "jitter=1.5 must lie in 0 .. 1"),
+        (dict(jitter=1.5), "jitter=1.5 must be a number in 0 .. 1"),
         (dict(hue=0.7), "colour circle"),
         (dict(blur_sigma=(0.0, 1.0)), "blur_sigma"),
     ],

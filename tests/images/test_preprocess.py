@@ -18,9 +18,9 @@ from transformers.models.deit.image_processing_pil_deit import DeiTImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vitlab.checkpoints import hf
+from vitlab.errors import ImageError
 from vitlab.images.preprocess import RESAMPLING, Preprocess
-from vitlab.images.read import ImageError
-from vitlab.models.registry import HALF, IMAGENET
+from vitlab.models.entry import HALF, IMAGENET
 
 CLIP = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 SIZES = [(41, 67), (67, 41), (50, 50), (24, 32), (7, 90), (5, 3), (1, 1), (33, 64)]  # (H, W)

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 
-from vitlab.images.read import ImageError, read_image
+from vitlab.errors import ImageError
+from vitlab.images.read import read_image
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (19, 23, 3), dtype=np.uint8)  # (H, W, C)

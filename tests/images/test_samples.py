@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.errors import DataError
 from vitlab.images import samples
-from vitlab.images.datasets import DataError, open_data
+from vitlab.images.datasets import open_data
 
 
 def test_a_folder_is_a_source(tmp_path):
@@ -18,7 +19,7 @@ def test_a_folder_is_a_source(tmp_path):
         sample = samples.open_sample(f"{tmp_path}#{number}")
         np.testing.assert_array_equal(np.asarray(sample.picture), data.val.read(number))
         assert sample.label == ("dog" if sample.picture.getpixel((0, 0))[1] else "cat")
-    with pytest.raises(DataError, match=f"pictures to choose from, .*#0 to #{len(data.val) - 1}"):
+    with pytest.raises(DataError, match=f"images to choose from, .*#0 to #{len(data.val) - 1}"):
         samples.open_sample(f"{tmp_path}#{len(data.val)}")
 
 
@@ -29,3 +30,11 @@ def test_a_source_is_opened_once(monkeypatch):
     for number in range(5):
         samples.open_sample(f"digits#{number}")
     assert opened == ["digits"]
+
+
+def test_an_image_with_captions_has_its_first_as_a_label(tmp_path):
+    for i in range(4):
+        Image.new("RGB", (9, 7), (20 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"number {i}\nanother caption\n")
+    sample = samples.open_sample(f"{tmp_path}#0")
+    assert sample.label == f"number {sample.picture.getpixel((0, 0))[0] // 20}"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.errors import ImageError
 from vitlab.images.datasets import open_data
-from vitlab.images.read import ImageError
 from vitlab.images.sources import shards
 from vitlab.images.sources.shards import expand, index_of
 
@@ -128,7 +128,7 @@ def test_a_folder_of_shards_splits_by_names(tmp_path):
     assert data.test is not None
     assert data.train.labels.tolist() == [0, 1, 2, 0, 1, 2] and data.val.labels.tolist() == [2, 1, 0]
     assert data.test.labels.tolist() == [0]
-    assert data.notes == ["test has no pictures of 2 of the 3 classes: 1, 2."]
+    assert data.notes == ["test has no images of 2 of the 3 classes: 1, 2."]
 
 
 def test_a_folder_with_train_and_val_folders_of_shards(tmp_path):
@@ -289,7 +289,7 @@ def test_compressed_shards(tmp_path):
 
 BAD = {
     "no label": ({"1.png": encoded()}, "a.tar: 1.png has no label. Put a .cls, a .json"),
-    "no picture": ({"1.cls": b"0", "1.npy": b""}, "1.cls has no picture beside it"),
+    "no picture": ({"1.cls": b"0", "1.npy": b""}, "1.cls has no image beside it"),
     "nothing": ({}, "no samples in the 1 shards"),
     "other names": ({"1.left.png": encoded()}, "no samples in the 1 shards"),
     "empty label": ({"1.png": encoded(), "1.cls": b" \n"}, "1.cls holds no label, but ''"),

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.inference import fingerprint
 from vitlab.text.tokenizer import Tokenizer
 
@@ -82,18 +83,31 @@ def test_bad_pictures_are_named_and_the_others_go_on(tmp_path):
 
 def test_what_is_refused():
     model = vitlab.create("vit_digits")
-    with pytest.raises(ValueError, match=r"embed takes a model first.*vitlab\.embed\(vitlab\.load\('best'\), images\)"):
+    with pytest.raises(CheckpointError, match="best: no such file or folder"):
         vitlab.embed("best", "x.jpg")
-    with pytest.raises(ValueError, match=r"vitlab\.embed_text\(vitlab\.load\('best'\), texts\)"):
-        vitlab.embed_text("best", "a dog")
+    with pytest.raises(UsageError, match=r"expected a model of vitlab .*, found a Linear"):
+        vitlab.embed_text(torch.nn.Linear(1, 1), "a dog")
     with pytest.raises(ValueError, match="batch_size=0"):
         vitlab.embed(model, picture(9, 9), batch_size=0)
-    with pytest.raises(ValueError, match=r"\(vit\) knows pictures and no words"):
+    with pytest.raises(ValueError, match=r"\(vit\) reads no text"):
         vitlab.embed_text(model, "a dog")
     clip = small_clip()
     clip.tokenizer = None
     with pytest.raises(ValueError, match="without its tokenizer"):
         vitlab.embed_text(clip, "a dog")
+
+
+def test_a_model_may_be_given_by_its_name_and_wrapped(tmp_path):
+    image, model = picture(40, 30), small_clip()
+    vitlab.save(model, tmp_path)
+    wrapped = torch.nn.DataParallel(torch.compile(model))
+    for given in (str(tmp_path), tmp_path, wrapped):
+        np.testing.assert_array_equal(vitlab.embed(given, image)[0].vector, vitlab.embed(model, image)[0].vector)
+        np.testing.assert_array_equal(vitlab.embed_text(given, "a dog"), vitlab.embed_text(model, "a dog"))
+        labels = ["dog", "cat"]
+        assert vitlab.zero_shot(given, image, labels) == vitlab.zero_shot(model, image, labels)
+    cifar = vitlab.load("bundled:cifar10")
+    assert vitlab.predict("bundled:cifar10", image) == vitlab.predict(torch.compile(cifar), image)
 
 
 def test_fingerprints_tell_models_apart_and_know_them_again(tmp_path):

@@ -180,30 +180,18 @@ def test_what_cannot_be_predicted_is_refused(model):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Three runs side by side: importing torch is most of each."""
+def files(tmp_path_factory) -> tuple[Path, list[Path]]:
+    """A checkpoint, and two pictures."""
     folder = tmp_path_factory.mktemp("cli")
-    vitlab.save(small_model(), folder / "checkpoint")
-    good = [save(folder, size) for size in SIZES[:2]]
-    bad = folder / "bad [x].jpg"
+    return vitlab.save(small_model(), folder / "checkpoint"), [save(folder, size) for size in SIZES[:2]]
+
+
+def test_json_holds_good_and_bad_files_and_stderr_names_the_bad_one(files, model, command, tmp_path):
+    checkpoint, good = files
+    bad = tmp_path / "bad [x].jpg"
     bad.write_text("not a picture")
-    script = Path(sys.executable).with_name("vitlab")
-    verbs = {
-        "one bad": ["predict", folder / "checkpoint", good[0], bad, good[1], "--json", "--top", "3"],
-        "all good": ["predict", folder / "checkpoint", *good],
-        "no checkpoint": ["predict", folder / "none", *good],
-    }
-    pipe: dict = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    pipe["env"] = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = {name: subprocess.Popen([script, *map(str, verb)], **pipe) for name, verb in verbs.items()}
-    finished = {name: (*process.communicate(timeout=120), process.returncode) for name, process in started.items()}
-    return finished, good, bad
-
-
-def test_json_holds_good_and_bad_files_and_stderr_names_the_bad_one(runs, model):
-    (out, err, code), good, bad = runs[0]["one bad"], *runs[1:]
+    out, err = command("predict", checkpoint, good[0], bad, good[1], "--json", "--top", 3, code=1)
     first, broken, second = json.loads(out)
-    assert code == 1
     assert str(bad) in err and "1 of 3" in err
     assert not any(str(file) in err for file in good)
     assert broken["image"] == str(bad) and str(bad) in broken["error"]
@@ -215,10 +203,15 @@ def test_json_holds_good_and_bad_files_and_stderr_names_the_bad_one(runs, model)
         assert [s["probability"] for s in result["scores"]] == pytest.approx([expected[b] for b in best], abs=1e-6)
 
 
-def test_a_table_shows_class_names_as_they_are(runs, model):
-    (out, err, code), good, _ = runs[0]["all good"], *runs[1:]
-    assert code == 0
-    assert err == ""
+def test_a_table_shows_class_names_as_they_are(files, model):
+    """In a process of its own: nothing that it imports may complain."""
+    checkpoint, good = files
+    script, env = Path(sys.executable).with_name("vitlab"), {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipe: dict = dict(capture_output=True, text=True, encoding="utf-8", timeout=120)
+    done = subprocess.run([script, "predict", checkpoint, *good], env=env, **pipe)
+    out = done.stdout
+    assert done.returncode == 0
+    assert done.stderr == ""
     for file, size in zip(good, SIZES, strict=False):
         start = out.index(file.name)
         for label, probability in by_hand(model, picture(*size)).items():
@@ -226,9 +219,9 @@ def test_a_table_shows_class_names_as_they_are(runs, model):
             assert f"{probability:.1%}" in out[start:]
 
 
-def test_a_missing_checkpoint_is_one_clear_line(runs):
-    out, err, code = runs[0]["no checkpoint"]
-    assert code == 2
+def test_a_missing_checkpoint_is_one_clear_line(files, command):
+    checkpoint, good = files
+    out, err = command("predict", checkpoint.with_name("none"), *good, code=2)
     assert out == ""
     assert "none: no such file or folder" in err
     assert "Traceback" not in err

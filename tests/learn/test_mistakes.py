@@ -13,16 +13,16 @@ import torch
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
 from vitlab.learn.exercises import EXERCISES
-from vitlab.learn.judge import judge
-from vitlab.learn.mistakes import known, suspects
-from vitlab.learn.steps import close, distance, lettered
+from vitlab.learn.grade import grade
+from vitlab.learn.mistakes import candidate_mistakes, known_mistakes
+from vitlab.learn.steps import close, distance, shape_in_letters
 
 
 def verdict(tmp_path, name, code):
     exercise = EXERCISES[name]
     file = tmp_path / exercise.file
     file.write_text(code, encoding="utf-8")
-    return judge(exercise, *examine(file, *prepare(exercise)))
+    return grade(exercise, *examine(file, *prepare(exercise)))
 
 
 def changed(name, *changes):
@@ -152,7 +152,7 @@ def test_the_solution_passes(name, tmp_path):
 def test_each_mistake_gets_its_hint(name, mistake, changes, tmp_path):
     found = verdict(tmp_path, name, changed(name, *changes))
     assert not found.passed and found.mistakes == [mistake]
-    hint = next(m for m in known(name) if m.name == mistake)
+    hint = next(m for m in known_mistakes(name) if m.name == mistake)
     assert hint.en in found.lines("en") and hint.zh in found.lines("zh")
 
 
@@ -176,13 +176,13 @@ def test_attention_over_the_batch(tmp_path):
 
 def test_every_known_mistake_is_written_by_some_learner():
     written = {(name, mistake) for name, mistake, _ in LEARNERS} | {("attention", "attention over the batch")}
-    assert written == {(name, m.name) for name in EXERCISES for m in known(name)}
+    assert written == {(name, m.name) for name in EXERCISES for m in known_mistakes(name)}
 
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_no_two_mistakes_have_the_same_numbers(name):
     cases = [EXERCISES[name].case(n) for n in range(2)]
-    found = {m.name: [case.variant(**m.options) for case in cases] for m in known(name)}
+    found = {m.name: [case.variant(**m.options) for case in cases] for m in known_mistakes(name)}
     truth = [case.ours()[0] for case in cases]
     for mistake, outputs in found.items():
         far = max(map(distance, outputs, truth))
@@ -215,7 +215,7 @@ def test_two_mistakes_at_once(tmp_path):
     code = changed("attention", (SCALE, ""), (MERGE, "x.reshape(B, N, D)"))
     found = verdict(tmp_path, "attention", code)
     assert found.mistakes == ["no scale", "heads mixed in the merge"] and "measured two" in found.keys
-    assert sum(len(pair) == 2 for pair in suspects("attention")) > 100
+    assert sum(len(pair) == 2 for pair in candidate_mistakes("attention")) > 100
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_two_mistakes_at_once(tmp_path):
 def test_an_unknown_mistake_is_measured_and_its_step_named(name, changes, last, first, tmp_path):
     found = verdict(tmp_path, name, changed(name, *changes))
     assert not found.passed and not found.mistakes
-    said = {key: value for remark in found.remarks for key, value in remark.said.items()}
+    said = {key: value for remark in found.remarks for key, value in remark.values.items()}
     assert (said.get("last"), said.get("step")) == (last, first)
     assert said["relative"] > 1e-5 and "difference" in found.keys
 
@@ -249,12 +249,12 @@ def test_a_fused_kernel_or_a_loop_over_heads_hides_no_step(tmp_path):
         "scores = q @ k.transpose(-2, -1) / d**0.5", ""
     )
     found = verdict(tmp_path, "attention", fused)
-    assert [r.said.get("last") for r in found.remarks if r.key == "after all"] == ["proj"]
+    assert [r.values.get("last") for r in found.remarks if r.key == "after all"] == ["proj"]
 
 
 def test_scale_order_and_axes_are_told_apart(tmp_path):
     scaled = verdict(tmp_path, "attention", changed("attention", ("self.proj(x)", "3 * self.proj(x)")))
-    assert scaled.keys[1] == "scaled" and scaled.remarks[1].said["factor"] == pytest.approx(3)
+    assert scaled.keys[1] == "scaled" and scaled.remarks[1].values["factor"] == pytest.approx(3)
     flipped = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x).flip(1)")))
     assert flipped.keys[1] == "shuffled"
     turned = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x).mT")))
@@ -262,7 +262,7 @@ def test_scale_order_and_axes_are_told_apart(tmp_path):
     short = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x)[:, :, :4]")))
     assert short.keys[1] == "shape" and "(2, 7, 4)" in short.lines("zh")[1]
     halved = verdict(tmp_path, "attention", changed("attention", (SCALE, " / (2 * d**0.5)")))
-    assert any(r.key == "step scaled" and r.said["factor"] == pytest.approx(0.5) for r in halved.remarks)
+    assert any(r.key == "step scaled" and r.values["factor"] == pytest.approx(0.5) for r in halved.remarks)
 
 
 def test_what_right_numbers_can_still_hide(tmp_path):
@@ -302,8 +302,8 @@ def test_a_convolution_is_as_good_as_a_matrix(tmp_path):
 
 def test_letters_of_shapes():
     sizes = EXERCISES["vit"].cases[0]
-    assert lettered((2, 36, 15), sizes) == "(B, N + 1, D) = (2, 36, 15)"
-    assert lettered((2, 37), sizes) == "(2, 37)"
+    assert shape_in_letters((2, 36, 15), sizes) == "(B, N + 1, D) = (2, 36, 15)"
+    assert shape_in_letters((2, 37), sizes) == "(2, 37)"
     for exercise in EXERCISES.values():
         lengths = [n for letter, n in exercise.cases[0].items() if letter != "L"]
         assert len(set(lengths)) == len(lengths) or exercise.name == "vit"

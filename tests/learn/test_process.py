@@ -11,10 +11,10 @@ from vitlab.cli.language import language
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
 from vitlab.learn.exercises import EXERCISES, HERE, find
-from vitlab.learn.judge import judge
-from vitlab.learn.mistakes import known
+from vitlab.learn.grade import grade
+from vitlab.learn.messages import _table
+from vitlab.learn.mistakes import known_mistakes
 from vitlab.learn.progress import NOTES, remember, states
-from vitlab.learn.words import _table
 
 
 def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
@@ -43,7 +43,7 @@ def test_a_learners_way(monkeypatch, capsys, tmp_path):
     wrong = EXERCISES["attention"].solution().replace(" / d**0.5", "")
     file.write_text('print("my own words")\n' + wrong)
     code, out, err = run(monkeypatch, capsys, "attention", "attention.py", "--lang", "zh")
-    hint = next(m for m in known("attention") if m.name == "no scale")
+    hint = next(m for m in known_mistakes("attention") if m.name == "no scale")
     assert code == 1 and hint.zh in out and "还没有通过" in out and "my own words" in err
     code, out, _ = run(monkeypatch, capsys, "attention", "--solution")
     file.write_text(out)
@@ -97,7 +97,7 @@ def test_odd_files_get_a_clear_word(change, key, said, tmp_path):
     file = tmp_path / "mlp.py"
     file.write_text(change(code))
     assert file.read_text() != code
-    verdict = judge(EXERCISES["mlp"], *examine(file, *prepare(EXERCISES["mlp"])))
+    verdict = grade(EXERCISES["mlp"], *examine(file, *prepare(EXERCISES["mlp"])))
     assert verdict.keys[1] == key and said in "\n".join(verdict.lines("en"))
     assert len(verdict.lines("zh")) == len(verdict.lines("en"))
 
@@ -105,7 +105,7 @@ def test_odd_files_get_a_clear_word(change, key, said, tmp_path):
 def test_the_line_of_an_error_is_the_learners(tmp_path):
     code = EXERCISES["attention"].solution().replace("q @ k.transpose(-2, -1)", "q @ k")
     (tmp_path / "attention.py").write_text(code)
-    verdict = judge(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
+    verdict = grade(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
     line = next(n for n, text in enumerate(code.splitlines(), 1) if "q @ k" in text)
     assert f"in attention.py, line {line}: scores = q @ k" in "\n".join(verdict.lines("en"))
 
@@ -123,7 +123,7 @@ def test_wrong_names_and_files_are_refused(monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "atention")
     assert code == 2 and "Did you mean attention?" in err
     code, _, err = run(monkeypatch, capsys, "mlp", "nowhere.py")
-    assert code == 2 and "vitlab learn mlp writes a file" in err
+    assert code == 2 and "vitlab learn mlp writes a starter file" in err
     code, _, err = run(monkeypatch, capsys, "--lang", "fr")
     assert code == 2 and "use en or zh" in err
     assert find("patch_embed") is find("PATCH-EMBED")
@@ -167,7 +167,7 @@ def test_both_languages_say_everything():
         steps = {step.split(" ")[0] if step.startswith("block ") else step for step in exercise.case(1).steps()}
         assert steps <= _table()["steps"].keys()
         assert exercise.titles.keys() == {"en", "zh"}
-        assert all(any("一" <= letter <= "鿿" for letter in m.zh) for m in known(exercise.name))
+        assert all(any("一" <= letter <= "鿿" for letter in m.zh) for m in known_mistakes(exercise.name))
     assert {p.name for p in (HERE / "solutions").glob("*.py")} == {e.file for e in EXERCISES.values()}
 
 

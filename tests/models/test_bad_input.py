@@ -137,13 +137,13 @@ class TestPredict:
         "images", [None, 3, IMAGES, [IMAGES[0]], [None], [Image.new("L", (4, 4)), 7]], ids=lambda _: None
     )
     def test_what_is_no_picture(self, images):
-        with refuses("a picture is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a "):
+        with refuses("an image is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a "):
             vitlab.predict(small(), images)
 
-    def test_a_path_in_the_place_of_the_model(self):
-        with refuses("vitlab.predict(vitlab.load('runs/best'), images)"):
+    def test_what_is_no_model(self):
+        with refuses("runs/best: no such file or folder"):
             vitlab.predict("runs/best", "a.png")
-        with refuses("not a NoneType"):
+        with refuses("found a NoneType"):
             vitlab.predict(None, "a.png")
 
 

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import distributed
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.explain.gradients import gradients
 from vitlab.explain.sizes import size_of
+from vitlab.layers.collective import gather
 from vitlab.models.clip import (
     CLIP,
     CLIPConfig,
@@ -18,7 +19,6 @@ from vitlab.models.clip import (
     TextConfig,
     clip_vit,
     contrastive_loss,
-    gather,
     same_captions,
     sigmoid_loss,
 )

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import vitlab
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.models import dino
 from vitlab.models.dino import DINO, DINOConfig, NormalisedLinear, Projection
 
@@ -416,7 +416,7 @@ def test_what_needs_a_classifier_says_so(tmp_path):
         (torch.zeros(2, 3, 16, 24), 0.04, r"For features: model\.encoder"),
         ([torch.zeros(2, 3, 16, 24)], 0.04, "two global views at least, found 1"),
         ([torch.zeros(2, 3, 16, 24), torch.zeros(2, 3, 8, 12)], 0.04, "first two be of one size; found 2x3x16x24"),
-        ([torch.zeros(2, 3, 16, 24)] * 2 + [torch.zeros(1, 3, 8, 8)], 0.04, "same pictures"),
+        ([torch.zeros(2, 3, 16, 24)] * 2 + [torch.zeros(1, 3, 8, 8)], 0.04, "same images"),
         ([torch.zeros(2, 3, 16, 24)] * 2 + [torch.zeros(2, 3, 6, 8)], 0.04, "height"),
         ([torch.zeros(2, 3, 16, 24)] * 2, 0.0, "teacher_temperature=0.0 must be above 0"),
     ],

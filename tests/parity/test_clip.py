@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.clip_config import hf_options
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.checkpoints.clip import hf_options
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 from vitlab.models.clip import CLIP, CLIPConfig, TextConfig, clip_vit, contrastive_loss, same_captions
 from vitlab.models.registry import build, build_config
 from vitlab.text.tokenizer import Tokenizer
@@ -362,7 +362,7 @@ def test_what_another_library_cannot_express_is_refused(tmp_path):
         assert all(name in str(caught.value) for name in names) and "--to native" in str(caught.value)
     with pytest.raises(ValueError, match="--encoder"):
         convert.write(model, tmp_path / "out", "timm")
-    with pytest.raises(ValueError, match="is for a CLIP"):
+    with pytest.raises(ValueError, match="is not written as open_clip: use --to timm, hf, jax or native"):
         convert.write(vitlab.create("vit_digits"), tmp_path / "out", "open_clip")
     assert not (tmp_path / "out").exists()
 

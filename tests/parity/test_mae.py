@@ -257,11 +257,11 @@ def test_convert_checks_what_it_wrote_in_transformers(tmp_path):
     model, _ = load_with_report(tmp_path / "hf")
     for to in ("native", "hf"):
         convert.write(model, tmp_path / to / "out", to)
-        rows = convert.check(tmp_path / "hf", tmp_path / to / "out", model, changed=False)
+        rows = convert.compare(tmp_path / "hf", tmp_path / to / "out", model, changed=False)
         assert len(rows) == (2 if to == "native" else 3)
         assert all(row.difference is not None and row.difference < 1e-5 for row in rows), rows
     convert.write(model, tmp_path / "bare.safetensors", "hf")
-    rows = convert.check(tmp_path / "hf", tmp_path / "bare.safetensors", model, changed=False)
+    rows = convert.compare(tmp_path / "hf", tmp_path / "bare.safetensors", model, changed=False)
     assert rows[0].difference < 1e-5
     for to in ("timm", "jax"):
         with pytest.raises(ValueError, match="--to hf or native, or --encoder"):
@@ -275,7 +275,7 @@ def test_a_config_of_other_weights_is_refused(tmp_path):
     their_mae(image_size=32).save_pretrained(tmp_path)
     says = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**says, "decoder_num_hidden_layers": 5}))
-    with pytest.raises(ValueError, match="depth 5 was asked for, but the weights have width 32 and depth 2"):
+    with pytest.raises(ValueError, match="depth 5 is requested, but the weights have width 32 and depth 2"):
         vitlab.load(tmp_path)
 
 

@@ -19,13 +19,13 @@ import transformers as hf
 from PIL import Image, ImageOps
 
 import vitlab
-from vitlab.checkpoints import convert
-from vitlab.checkpoints.files import CheckpointError
-from vitlab.checkpoints.hf import MODEL_TYPES, PROCESSOR_OF, preprocess_from
+from vitlab.checkpoints import convert, families
+from vitlab.checkpoints.hf import preprocess_from
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.input_size import input_size
 
+MODEL_TYPES = {name: kind for family in families.FAMILIES.values() for name, kind in family.model_types.items()}
 TOLERANCE = 1e-5
 ORIENTATION = 0x0112
 SMALL = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, layer_norm_eps=1e-6)
@@ -209,7 +209,7 @@ def test_photo_to_features(name, folders, photos):
             warnings.filterwarnings("ignore", message=".*images are read at", category=AssumedWarning)
         model = vitlab.load(folder)
     side = FAMILIES[name][2]
-    assert input_size(model) == (side, side)
+    assert model.input_size == (side, side)
     ours = np.stack([row.vector for row in vitlab.embed(model, photos)])
     np.testing.assert_allclose(ours, F.normalize(features, dim=1).numpy(), rtol=0, atol=TOLERANCE)
     apart = np.linalg.norm(ours[:, None] - ours[None], axis=-1)[np.triu_indices(3, 1)]
@@ -224,7 +224,7 @@ def test_photo_to_features(name, folders, photos):
 
 def test_every_model_type_that_is_read_is_compared():
     kinds = {name.split(",")[0] for name in FAMILIES}
-    assert kinds == {*MODEL_TYPES, "clip", "swin", "pvt", "pvt_v2", "resnet"}
+    assert kinds == MODEL_TYPES.keys()
 
 
 # ---------------------------------------------------------------- one DINOv2 folder, on every road
@@ -241,7 +241,7 @@ def test_a_native_copy_keeps_the_grid_and_the_numbers(dinov2, photos, tmp_path):
     vitlab.save(model, tmp_path / "native")
     again = vitlab.load(tmp_path / "native")
     assert again.config.image_size == (518, 518) and again.positions.table.shape[1] == 1 + 37 * 37
-    assert input_size(again) == (224, 224) and again.preprocess.resize == 256
+    assert again.input_size == (224, 224) and again.preprocess.resize == 256
     for one, other in zip(vitlab.embed(model, photos), vitlab.embed(again, photos), strict=True):
         np.testing.assert_array_equal(one.vector, other.vector)
 
@@ -260,7 +260,7 @@ def test_written_for_another_library_it_gives_the_same_numbers(dinov2, photos, t
     target = tmp_path / ("out.npz" if to == "jax" else "out")
     notes = convert.write(model, target, to)
     again, _ = load_with_report(target)
-    (row, *_) = convert.check("unused", target, model, changed=True)
+    (row, *_) = convert.compare("unused", target, model, changed=True)
     assert row.difference < TOLERANCE
     kept = to == "hf"
     assert again.config.image_size == ((518, 518) if kept else (224, 224))
@@ -283,17 +283,19 @@ def folders_for(to: str, dinov2: Path, tmp_path: Path) -> Path:
 
 def test_it_is_explained_inspected_and_exported_at_the_size_it_reads(dinov2, photos):
     from vitlab.explain.attention_maps import attention_maps
-    from vitlab.export.about import about_model
-    from vitlab.export.tower import example
-    from vitlab.serve.looking import about
+    from vitlab.export.metadata import model_metadata
+    from vitlab.export.wrapper import example_input
+    from vitlab.serve.model_pool import ServedModel
+    from vitlab.serve.page_queries import model_info
 
     model = vitlab.load(dinov2)
     assert attention_maps(model, photos[0]).shape[-2:] == (16, 16)
     assert vitlab.inspect(dinov2).image_size == vitlab.inspect(model).image_size == (224, 224)
     assert vitlab.inspect(dinov2, image_size=518).image_size == (518, 518)
-    assert about_model(model, "features").image_size == (224, 224)
-    assert tuple(example(model, "features").shape[-2:]) == (224, 224)
-    assert (about(model)["grid"], about(model)["size"]) == ([16, 16], [224, 224])
+    assert model_metadata(model, "features").image_size == (224, 224)
+    assert tuple(example_input(model, "features").shape[-2:]) == (224, 224)
+    info = model_info(ServedModel("dinov2", model))
+    assert (info["grid"], info["size"]) == ([16, 16], [224, 224])
 
 
 # ---------------------------------------------------------------- what a preprocessor_config.json leaves out
@@ -329,7 +331,7 @@ def test_a_file_that_names_no_processor_is_its_model_types(model_type):
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
     theirs = IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"]
-    assert PROCESSOR_OF[model_type] == theirs.removesuffix("ImageProcessor")
+    assert MODEL_TYPES[model_type].processor == theirs.removesuffix("ImageProcessor")
 
 
 def test_a_size_that_patches_do_not_divide_is_refused_with_one_that_they_do(dinov2, tmp_path):

@@ -145,7 +145,7 @@ def test_a_model_without_head(name, tmp_path):
         pooled = tokens.mean(dim=1) if name == "pvt_v2" else tokens[:, 0]
         torch.testing.assert_close(ours(images), pooled, atol=1e-5, rtol=0)
     convert.write(ours, tmp_path / "back", "hf")
-    rows = convert.check(tmp_path / "hf", tmp_path / "back", ours, changed=False)
+    rows = convert.compare(tmp_path / "hf", tmp_path / "back", ours, changed=False)
     assert len(rows) == 3 and all(row.difference is not None and row.difference < 1e-5 for row in rows), rows
 
 

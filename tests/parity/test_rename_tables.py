@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.checkpoints.files import CheckpointError
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
+from vitlab.errors import CheckpointError
 
 TOLERANCE = 1e-5
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -158,7 +158,7 @@ def test_timm_has_the_option(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_args"]["final_norm"] is False
     assert load_with_report(tmp_path / "out")[0].config.final_norm == "no"
     convert.write(model, tmp_path / "bare.safetensors", "timm")
-    (row,) = convert.check("unused", tmp_path / "bare.safetensors", model, changed=False)
+    (row,) = convert.compare("unused", tmp_path / "bare.safetensors", model, changed=False)
     assert row.difference == 0
 
 
@@ -242,7 +242,7 @@ def test_two_towers_that_do_not_fit_are_told(clip, tmp_path):
         load_with_report(weights, map=table)
     one = '"image_projection.weight" = "visual_projection.weight"'
     weights, table = two_towers(tmp_path, clip, lambda text: text.replace(one, "") + "[ignore]\n'net.visual.*' = 'no'")
-    with pytest.raises(CheckpointError, match=r"image_projection.weight is missing, so this is not a whole CLIP"):
+    with pytest.raises(CheckpointError, match=r"image_projection.weight is missing, so this is not a complete CLIP"):
         load_with_report(weights, map=table)
 
 

@@ -140,7 +140,7 @@ def test_convert_checks_itself_against_transformers(tmp_path):
     model = vitlab.load(tmp_path / "hf", image_size=(45, 70))
     for target in (tmp_path / "out", tmp_path / "bare.safetensors"):
         convert.write(model, target, "hf")
-        rows = convert.check(tmp_path / "hf", target, model, changed=False)
+        rows = convert.compare(tmp_path / "hf", target, model, changed=False)
         assert len(rows) == (3 if target.is_dir() else 2)
         assert all(row.difference is not None and row.difference < 1e-5 for row in rows), rows
 

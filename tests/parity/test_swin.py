@@ -129,7 +129,7 @@ def test_a_model_without_head(tmp_path):
         torch.testing.assert_close(ours.forward_features(images), out.last_hidden_state, atol=1e-5, rtol=0)
     model = vitlab.load(tmp_path / "hf")
     convert.write(model, tmp_path / "back", "hf")
-    rows = convert.check(tmp_path / "hf", tmp_path / "back", model, changed=False)
+    rows = convert.compare(tmp_path / "hf", tmp_path / "back", model, changed=False)
     assert len(rows) == 3 and all(row.difference is not None and row.difference < 1e-5 for row in rows), rows
 
 

@@ -335,10 +335,10 @@ def test_in_words(text, expected):
     [
         ("tomme:r=3", "Did you mean 'tome'"),
         ("random:like=tomme:r=3", "Did you mean 'tome'"),
-        ("tome", "say how many go"),
-        ("tome:r=3,keep=0.5", "say how many go"),
+        ("tome", "give the number to remove"),
+        ("tome:r=3,keep=0.5", "give the number to remove"),
         ("tome:s=3", "'s=3' is not understood"),
-        ("tome:r=-1", "must be a whole number"),
+        ("tome:r=-1", "must be an integer"),
         ("tome:r=x", "invalid literal"),
         ("evit:keep=0", "must be above 0"),
         ("evit:keep=0.5,schedule=constant", "schedule belongs to r"),

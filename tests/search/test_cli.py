@@ -16,7 +16,7 @@ from PIL import Image
 import vitlab
 import vitlab.cli.main
 from vitlab.images.samples import open_sample
-from vitlab.search.ledger import Ledger
+from vitlab.search.database import ImageDatabase
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -98,8 +98,8 @@ def test_pictures_by_words(clip, command, photos, tmp_path):
 def test_words_to_a_model_that_knows_none(command, checkpoint, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     said = command("search", tmp_path / "ix", "a dog", code=2).stderr
-    assert f"made with {checkpoint}, a model that knows pictures and no words" in said and "--image x.jpg" in said
-    with pytest.raises(ValueError, match=r"\(vit\) knows pictures and no words"):
+    assert f"made with {checkpoint}, a model that reads no text" in said and "--image x.jpg" in said
+    with pytest.raises(ValueError, match=r"\(vit\) reads no text"):
         vitlab.embed_text(vitlab.load(checkpoint), "a dog")
 
 
@@ -139,7 +139,7 @@ def test_again_without_naming_the_model(command, checkpoint, photos, tmp_path, d
     (photos / "[bad].png").write_bytes(b"nothing")
     done = command("index", photos, "-o", tmp_path / "ix")
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0][-5:] == ["23", "pictures", "can", "be", "found"]
+    assert lines[0][-5:] == ["23", "images", "can", "be", "found"]
     assert lines[1:] == [["new", "2"], ["removed", "1"], ["unchanged", "22"], ["unreadable", "1"]]
     assert done.stderr.startswith("vitlab: [bad].png: not a picture that can be read.")
     found = json.loads(command("index", photos, "-o", tmp_path / "ix", "--json").stdout)
@@ -160,8 +160,8 @@ def test_questions_that_are_none(command, checkpoint, photos, tmp_path):
     command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint)
     (tmp_path / "bad.png").write_bytes(b"nothing")
     for args, words in (
-        ([], "ask in words or with a picture"),
-        (["a dog", "--image", "x.jpg"], "ask in words or with a picture"),
+        ([], "search by a text or by an image"),
+        (["a dog", "--image", "x.jpg"], "search by a text or by an image"),
         (["--image", tmp_path / "bad.png"], "bad.png: not a picture that can be read"),
         (["--image", tmp_path / "none.png"], "none.png: no such file"),
         (["--image", "digits#3", "--sheet", tmp_path / "x.txt"], "Name a .png, .svg or .pdf file"),
@@ -214,11 +214,11 @@ def test_a_picture_of_a_data_source(command, tmp_path):
 
 
 def rows(index: Path) -> dict[str, tuple]:
-    with Ledger(index / "pictures.sqlite") as ledger:
-        numbers, paths = ledger.numbers(), ledger.paths(ledger.numbers())
-        parts = [zip(part.tolist(), found, strict=True) for part, found in ledger.vectors(numbers)]
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        numbers, paths = database.numbers(), database.paths(database.numbers())
+        parts = [zip(part.tolist(), found, strict=True) for part, found in database.vectors(numbers)]
         vectors = {paths[number]: vector for part in parts for number, vector in part}
-        return {path: (known, vectors.get(path)) for path, known in ledger.known().items()}
+        return {path: (known, vectors.get(path)) for path, known in database.file_states().items()}
 
 
 def test_two_processes_make_the_index_that_one_makes(command_in_two, command, checkpoint, photos, tmp_path, draw):

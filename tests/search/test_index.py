@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitlab.search import Index, SearchError, update
-from vitlab.search.ledger import Ledger
+from vitlab.search.database import ImageDatabase
 
 MODEL = {"checkpoint": "some/model", "fingerprint": "f00d", "reads_text": False}
 
@@ -60,17 +60,17 @@ def everything(folder: Path) -> dict[str, np.ndarray]:
 
 
 def held(index: Path) -> dict[str, np.ndarray]:
-    with Ledger(index / "pictures.sqlite") as ledger:
-        numbers = ledger.numbers()
-        paths = ledger.paths(numbers)
+    with ImageDatabase(index / "pictures.sqlite") as database:
+        numbers = database.numbers()
+        paths = database.paths(numbers)
         vectors = {
-            paths[n]: v for part, rows in ledger.vectors(numbers) for n, v in zip(part.tolist(), rows, strict=True)
+            paths[n]: v for part, rows in database.vectors(numbers) for n, v in zip(part.tolist(), rows, strict=True)
         }
-        return {str(Path(ledger.about["folder"]) / path): vector for path, vector in vectors.items()}
+        return {str(Path(database.about["folder"]) / path): vector for path, vector in vectors.items()}
 
 
 def assert_right(index: Path, folder: Path) -> None:
-    """The ledger's vectors, and what searching finds for every one of them, are those of the folder."""
+    """The database's vectors, and what searching finds for every one of them, are those of the folder."""
     truth, found = everything(folder), held(index)
     assert found.keys() == truth.keys()
     assert all(np.array_equal(found[path], truth[path]) for path in truth)
@@ -120,8 +120,8 @@ def test_another_time_and_the_same_content_is_not_embedded(photos, tmp_path):
     counts = update(tmp_path / "ix", photos, MODEL, embed)
     assert (counts.unchanged, embed.seen) == (23, [])
     assert_right(tmp_path / "ix", photos)
-    with Ledger(tmp_path / "ix" / "pictures.sqlite") as ledger:  # the new time is known, so none is read next time
-        assert {known.mtime for known in ledger.known().values()} == {1}
+    with ImageDatabase(tmp_path / "ix" / "pictures.sqlite") as database:  # the new time is stored
+        assert {known.mtime for known in database.file_states().values()} == {1}
 
 
 def test_another_content_of_the_same_size_is_seen_by_its_time(photos, tmp_path):
@@ -292,7 +292,7 @@ def test_another_model_is_refused_and_nothing_is_changed(photos, tmp_path):
 def test_another_folder_is_refused_unless_the_pictures_have_moved(photos, tmp_path):
     update(tmp_path / "ix", photos, MODEL, Embed())
     new = photos.rename(tmp_path / "new place")
-    with pytest.raises(SearchError, match=f"pictures in {photos}, not in {new}.*--moved"):
+    with pytest.raises(SearchError, match=f"images in {photos}, not in {new}.*--moved"):
         update(tmp_path / "ix", new, MODEL, Embed())
     embed = Embed()
     assert update(tmp_path / "ix", new, MODEL, embed, moved=True).unchanged == 23
@@ -304,13 +304,13 @@ def test_another_folder_is_refused_unless_the_pictures_have_moved(photos, tmp_pa
     ("make", "words"),
     [
         (lambda here: (here / "ix").write_text("x"), "is a file. An index is a folder"),
-        (lambda here: shutil.copytree(here / "photos", here / "ix"), "no index and not empty"),
+        (lambda here: shutil.copytree(here / "photos", here / "ix"), "not empty and not an index"),
         (
             lambda here: (here / "ix").mkdir() or (here / "ix" / "pictures.sqlite").write_text("x" * 999),
             "not a database",
         ),
         (lambda here: shutil.rmtree(here / "photos"), "photos: no such folder"),
-        (lambda here: shutil.rmtree(here / "photos") or (here / "photos").mkdir(), "no pictures in it"),
+        (lambda here: shutil.rmtree(here / "photos") or (here / "photos").mkdir(), "no images in it"),
         (lambda here: shutil.rmtree(here / "photos") or (here / "photos").write_text("x"), "is a file"),
     ],
 )
@@ -326,7 +326,7 @@ def test_an_emptied_folder_does_not_empty_the_index(photos, tmp_path):
     before = held(tmp_path / "ix")
     shutil.rmtree(photos)
     photos.mkdir()
-    with pytest.raises(SearchError, match="no pictures in it; nothing was changed"):
+    with pytest.raises(SearchError, match="no images in it; nothing was changed"):
         update(tmp_path / "ix", photos, MODEL, Embed())
     assert held(tmp_path / "ix").keys() == before.keys()
 

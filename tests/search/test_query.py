@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitlab.search import Index, SearchError, graph
-from vitlab.search.ledger import Entry, Ledger
+from vitlab.search.database import ImageDatabase, ImageRecord
 
 GROUPS, EACH, WIDTH = 20, 75, 48
 ABOUT = {"folder": "/photos", "made_by": {"checkpoint": "m", "fingerprint": "f00d", "reads_text": False}}
@@ -25,15 +25,15 @@ def grouped(seed: int, groups: range = range(GROUPS)) -> np.ndarray:
 def write(place: Path, vectors: np.ndarray, names: range | None = None) -> None:
     if not place.exists():
         place.mkdir()
-        Ledger.create(place / "pictures.sqlite", ABOUT).rows.close()
-    with Ledger(place / "pictures.sqlite") as ledger:
+        ImageDatabase.create(place / "pictures.sqlite", ABOUT).rows.close()
+    with ImageDatabase(place / "pictures.sqlite") as database:
         numbered = zip(names or range(len(vectors)), vectors, strict=True)
-        ledger.put(Entry(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in numbered)
+        database.put(ImageRecord(f"{n}.jpg", 1, 1, vector.tobytes(), vector) for n, vector in numbered)
 
 
-def bring_up_to_date(place: Path) -> None:
-    with Ledger(place / "pictures.sqlite") as ledger:
-        graph.bring_up_to_date(ledger, place / graph.FILE)
+def update_graph(place: Path) -> None:
+    with ImageDatabase(place / "pictures.sqlite") as database:
+        graph.update_graph(database, place / graph.FILE)
 
 
 def recall(place: Path, known: dict[int, np.ndarray], queries: np.ndarray, top: int = 10) -> float:
@@ -63,7 +63,7 @@ def least(request, monkeypatch) -> float:
 def test_finds_what_brute_force_finds(least, tmp_path):
     vectors = grouped(1)
     write(tmp_path / "ix", vectors)
-    bring_up_to_date(tmp_path / "ix")
+    update_graph(tmp_path / "ix")
     assert recall(tmp_path / "ix", dict(enumerate(vectors)), grouped(2)[::37]) >= least
 
 
@@ -72,18 +72,18 @@ def test_additions_changes_and_removals(least, tmp_path):
     vectors = grouped(1)
     known = dict(enumerate(vectors))
     write(tmp_path / "ix", vectors)
-    bring_up_to_date(tmp_path / "ix")
+    update_graph(tmp_path / "ix")
     gone = [*range(EACH), *range(EACH, len(vectors), 6)]
     changed = range(800, 1200)
-    with Ledger(tmp_path / "ix" / "pictures.sqlite") as ledger:
-        ledger.drop(f"{n}.jpg" for n in gone)
+    with ImageDatabase(tmp_path / "ix" / "pictures.sqlite") as database:
+        database.drop(f"{n}.jpg" for n in gone)
     write(tmp_path / "ix", grouped(3)[:400], changed)
     write(tmp_path / "ix", grouped(4)[:200], range(5000, 5200))
     known = {n: vector for n, vector in known.items() if n not in gone}
     known |= dict(zip(changed, grouped(3)[:400], strict=True)) | dict(zip(range(5000, 5200), grouped(4), strict=False))
     queries = np.concatenate([vectors[:3], grouped(5)[::41]])  # the first are of the group that has gone
     assert recall(tmp_path / "ix", known, queries) >= least  # the graph still is of what was there before
-    bring_up_to_date(tmp_path / "ix")
+    update_graph(tmp_path / "ix")
     assert recall(tmp_path / "ix", known, queries) >= least
     with Index(tmp_path / "ix") as index:
         assert index.graph is not None and len(index.graph) == len(index) == len(known)
@@ -95,29 +95,29 @@ def test_a_few_removals_leave_the_graph_and_many_make_it_anew(tmp_path, monkeypa
     monkeypatch.setattr(graph, "_new", lambda width: made.append(width) or new(width))
     write(tmp_path / "ix", grouped(1)[:200])
     for drop, graphs in ((0, 1), (40, 1), (90, 2)):
-        with Ledger(tmp_path / "ix" / "pictures.sqlite") as ledger:
-            ledger.drop(f"{n}.jpg" for n in range(drop))
-        bring_up_to_date(tmp_path / "ix")
+        with ImageDatabase(tmp_path / "ix" / "pictures.sqlite") as database:
+            database.drop(f"{n}.jpg" for n in range(drop))
+        update_graph(tmp_path / "ix")
         assert made == [WIDTH] * graphs
     assert recall(tmp_path / "ix", {n: v for n, v in enumerate(grouped(1)[:200]) if n >= 90}, grouped(2)[:9]) == 1
 
 
 def test_all_removed(tmp_path):
     write(tmp_path / "ix", grouped(1)[:20])
-    bring_up_to_date(tmp_path / "ix")
-    with Ledger(tmp_path / "ix" / "pictures.sqlite") as ledger:
-        ledger.drop(f"{n}.jpg" for n in range(20))
+    update_graph(tmp_path / "ix")
+    with ImageDatabase(tmp_path / "ix" / "pictures.sqlite") as database:
+        database.drop(f"{n}.jpg" for n in range(20))
     for _ in range(2):
         with Index(tmp_path / "ix") as index:
             assert index.search(grouped(1)[0]) == [] and len(index) == 0
-        bring_up_to_date(tmp_path / "ix")
+        update_graph(tmp_path / "ix")
 
 
 def test_equal_pictures_come_by_name_and_top_may_be_more_than_all(tmp_path):
     vectors = grouped(1)[:12]
     vectors[5:9] = vectors[5]
     write(tmp_path / "ix", vectors)
-    bring_up_to_date(tmp_path / "ix")
+    update_graph(tmp_path / "ix")
     with Index(tmp_path / "ix") as index:
         hits = index.search(3 * vectors[5], top=99)  # the length does not matter
     assert [hit.path.name for hit in hits[:4]] == ["5.jpg", "6.jpg", "7.jpg", "8.jpg"]
@@ -136,7 +136,7 @@ def test_bad_questions(tmp_path):
                     index.search(wrong)
             with pytest.raises(ValueError, match="top=0"):
                 index.search(np.ones(48), top=0)
-        bring_up_to_date(tmp_path / "ix")
+        update_graph(tmp_path / "ix")
     with pytest.raises(SearchError, match=r"nothing: no such index\. Make one: vitlab index FOLDER -o"):
         Index(tmp_path / "nothing")
     with pytest.raises(SearchError, match="no index in it"):
@@ -154,8 +154,8 @@ def test_a_damaged_graph_is_rebuilt(tmp_path):
 
 def test_a_format_of_another_version_is_named(tmp_path):
     write(tmp_path / "ix", grouped(1)[:2])
-    with Ledger(tmp_path / "ix" / "pictures.sqlite") as ledger:
-        ledger.tell("format", 99)
+    with ImageDatabase(tmp_path / "ix" / "pictures.sqlite") as database:
+        database.set_about("format", 99)
     with pytest.raises(SearchError, match="format 99 is not known"):
         Index(tmp_path / "ix")
 
@@ -164,4 +164,4 @@ def test_usearch_is_missing(tmp_path, monkeypatch):
     write(tmp_path / "ix", grouped(1)[:2])
     monkeypatch.setitem(__import__("sys").modules, "usearch.index", None)
     with pytest.raises(SearchError, match=r"pip install 'vitlab\[search\]'"):
-        bring_up_to_date(tmp_path / "ix")
+        update_graph(tmp_path / "ix")

@@ -39,7 +39,7 @@ def test_a_folder(command, checkpoint, photos, tmp_path):
     (photos / "b/c/bad.png").write_bytes(b"nothing")
     (photos / "a").rename(photos / "train")
     said = command("embed", photos, "-o", tmp_path / "out.parquet", "--model", checkpoint)
-    assert "out.parquet: 24 pictures, 64 numbers each; 24 of them made now" in said.stdout.replace(str(tmp_path), "")
+    assert "out.parquet: 24 images, 64 numbers each; 24 of them made now" in said.stdout.replace(str(tmp_path), "")
     assert said.stderr.startswith("vitlab: b/c/bad.png: not a picture")
     rows = read(tmp_path / "out.parquet")
     assert [row["path"] for row in rows] == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
@@ -73,7 +73,7 @@ def test_what_is_of_another_kind_is_left_alone(command, checkpoint, photos, tmp_
     assert out.read_bytes() == before
     (tmp_path / "mine.parquet").write_text("my own notes")
     said = command("embed", photos, "-o", tmp_path / "mine.parquet", "--model", checkpoint, code=2).stderr
-    assert "no table of vitlab embed" in said and (tmp_path / "mine.parquet").read_text() == "my own notes"
+    assert "not a table of vitlab embed" in said and (tmp_path / "mine.parquet").read_text() == "my own notes"
     (tmp_path / "empty").mkdir()
     command("embed", tmp_path / "empty", "-o", tmp_path / "x.parquet", "--model", checkpoint, code=2)
 

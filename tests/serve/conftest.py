@@ -12,16 +12,16 @@ from starlette.testclient import TestClient
 
 import vitlab
 from vitlab.serve.app import create_app
-from vitlab.serve.house import Served, refusals
+from vitlab.serve.model_pool import ServedModel
 from vitlab.serve.settings import Settings
 from vitlab.text.tokenizer import Tokenizer
 
 URL = "http://127.0.0.1:8000"
 
 
-def small_model():
+def small_model(**options):
     torch.manual_seed(0)
-    model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4)
+    model = vitlab.create("vit_digits", image_size=(16, 24), patch_size=8, channels=3, classes=4, **options)
     model.head.weight.data.normal_(std=0.5)  # a new head gives every class the same chance
     model.labels = ["<b>fox</b>", "大熊猫", "dog", "plain"]
     return model
@@ -35,14 +35,20 @@ def small_clip():
     return model
 
 
-def served(**models) -> list[Served]:
-    return [Served(name, model.eval(), refusals(model)) for name, model in models.items()]
+def served(**models) -> list[ServedModel]:
+    return [ServedModel(name, model) for name, model in models.items()]
 
 
 @pytest.fixture(scope="session")
 def models():
     """Loaded once; the tests only ask them."""
     return {"small": small_model(), "clip": small_clip(), "mae": vitlab.create("mae_digits")}
+
+
+@pytest.fixture
+def shallow():
+    """The small classifier with one block, which is exported sooner."""
+    return small_model(depth=1)
 
 
 @pytest.fixture(scope="module")

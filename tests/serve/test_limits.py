@@ -32,11 +32,11 @@ def test_ways_to_ask_wrongly(client, picture, ask):
     check(client.post("/predict", files={"picture": ("x", good)}), 400, "one file in the field image", "it has 0")
     check(client.post("/predict", files=[("image", ("x", good))] * 2), 400, "Too many files")
     check(client.post("/predict", files={"other": ("x", good)}, data={"image": "cat.jpg"}), 400, "came as text")
-    check(ask(client, "/predict", good, url="http://127.0.0.1/x.png"), 422, "a field 'url'")
-    check(ask(client, "/predict", good, path="/etc/passwd"), 422, "a field 'path'")
+    check(ask(client, "/predict", good, url="http://127.0.0.1/x.png"), 422, "field 'url'")
+    check(ask(client, "/predict", good, path="/etc/passwd"), 422, "field 'path'")
     check(ask(client, "/predict?top=0", good), 422, "top='0'")
     check(ask(client, "/predict?model=smal", good), 404, "Did you mean 'small'?", "clip, mae")
-    check(ask(client, "/predict?model=clip", good), 422, "clip cannot predict", "Ask another: small")
+    check(ask(client, "/predict?model=clip", good), 422, "clip cannot predict", "Use another model: small")
     check(ask(client, "/zeroshot?model=small", good, labels="a,b"), 422, "small cannot zeroshot", "this needs a CLIP")
     check(client.get("/predict"), 405, "does not take GET")
     check(client.get("/nothing"), 404, "there is no /nothing here")
@@ -166,7 +166,7 @@ def test_pages_of_other_sites(serving, picture):
     assert client.get("/health", headers={"origin": "http://127.0.0.1:8000"}).status_code == 200
     for origin in ("http://evil.example", "null", "http://127.0.0.1:8001", "http://127.0.0.1", "http://[x"):
         found = client.post("/predict", files={"image": ("x", picture(1))}, headers={"origin": origin})
-        check(found, 403, "may not ask")
+        check(found, 403, "may not send requests")
         assert not any(name.startswith("access-control") for name in found.headers)
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     assert client.options("/predict", headers=preflight).status_code == 403
@@ -186,22 +186,22 @@ def test_pages_of_other_sites(serving, picture):
 
 def test_no_answer_in_time(serving, picture, ask):
     client = serving(timeout=0.3)
-    house = client.app.state.house
-    while not house.warm:
+    pool = client.app.state.pool
+    while not pool.warm:
         time.sleep(0.01)
     look = client.post("/page/look?model=small", files={"image": ("x", picture(1))}).json()["look"]
-    held, worker = threading.Event(), house.models["small"].worker
+    held, worker = threading.Event(), pool.models["small"].worker
     holding = client.portal.start_task_soon(worker.run, lambda items: [held.wait(30)], None, 0, time.monotonic() + 60)
     check(ask(client, "/predict", picture(1)), 504, "no answer within 0.3 s")
     check(client.get(f"/page/look/{look}/predict"), 504, "no answer within 0.3 s")
     late = client.portal.start_task_soon(worker.run, lambda items: items, None, 0, time.monotonic())
-    assert house.models["small"].inside == 0
+    assert pool.models["small"].in_progress == 0
     held.set()
     holding.result()
     with pytest.raises(TimeoutError):
         late.result(timeout=30)
     seen = []
-    worker.watch = lambda *batch: seen.append(batch)
+    worker.on_batch = lambda *batch: seen.append(batch)
     assert ask(client, "/predict", picture(1)).json()["batch"] == 1
     assert len(seen) == 1  # what nobody waits for any more was not run
 

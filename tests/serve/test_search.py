@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 import vitlab
 from vitlab.inference import encoder_of, fingerprint, reads_text
 from vitlab.search import Index, SearchError, graph, update
-from vitlab.search.ledger import FILE, Ledger, row_digest
+from vitlab.search.database import FILE, ImageDatabase, row_digest
 from vitlab.serve.app import create_app
+from vitlab.serve.search_index import open_index
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import open_index
 
 from .conftest import URL, ask, picture, served, small_model
 from .test_limits import check
@@ -93,7 +93,7 @@ def test_an_index_of_a_model_without_words_takes_pictures_only(searching, models
     found = ask(client, "/search?top=5", picture(4, 11, 17)).json()
     assert_same(found, alike, photos)
     assert found["hits"][0]["name"] == "4.png" and found["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
-    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that knows pictures and no words")
+    check(client.post("/search", files={"text": (None, "a dog")}), 422, "mae, a model that reads no text")
 
 
 def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, photos, tmp_path):
@@ -111,17 +111,17 @@ def test_each_row_has_its_picture_small_and_no_request_names_a_file(searching, p
         assert client.get(f"/search/pictures/{wrong}").status_code in (404, 422)
     for wrong in ("0", "-1", "1e3", "1.5", str(2**63), "９９x", "1;2"):
         check(client.get(f"/search/pictures/{wrong}"), 422, "number")
-    check(client.get("/search/pictures/9999"), 404, "has no picture 9999")
-    with Ledger(tmp_path / "ix" / FILE) as ledger:
+    check(client.get("/search/pictures/9999"), 404, "has no image 9999")
+    with ImageDatabase(tmp_path / "ix" / FILE) as database:
         for path, name in ((b"../secret.png", "plain.png"), (os.fsencode(tmp_path / "secret.png"), "wide.png")):
             number = hits[name]
-            ledger.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, number))
+            database.rows.execute("UPDATE pictures SET path = ? WHERE id = ?", (path, number))
             found = check(client.get(f"/search/pictures/{number}"), 503, "cannot be searched")  # its digest is another
             assert str(tmp_path) not in str(found)
             query = "SELECT hash, vector FROM pictures JOIN vectors USING (id) WHERE id = ?"
-            digest = row_digest(number, path, *ledger.rows.execute(query, (number,)).fetchone())
-            ledger.rows.execute("UPDATE checks SET digest = ? WHERE id = ?", (digest, number))
-            check(client.get(f"/search/pictures/{number}"), 404, "has no picture")
+            digest = row_digest(number, path, *database.rows.execute(query, (number,)).fetchone())
+            database.rows.execute("UPDATE checks SET digest = ? WHERE id = ?", (digest, number))
+            check(client.get(f"/search/pictures/{number}"), 404, "has no image")
 
 
 def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(searching, photos):
@@ -148,7 +148,7 @@ def test_a_damaged_index_is_503_without_its_path_and_one_line_in_the_log(searchi
         found = check(answer, 503, "cannot be searched", "log")
         assert str(tmp_path) not in str(found)
     assert [record.exc_info for record in caplog.records] == [None, None]
-    assert all("the row of picture 3 has changed" in record.message for record in caplog.records)
+    assert all("the row of image 3 has changed" in record.message for record in caplog.records)
 
 
 def test_requests_never_rebuild_a_graph(searching, models, photos, tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_requests_never_rebuild_a_graph(searching, models, photos, tmp_path, mon
     usual = ask(client, "/search?top=16", picture(1)).json()["hits"]
     (tmp_path / "ix" / graph.FILE).unlink()
     with monkeypatch.context() as patched:
-        patched.setattr("vitlab.search.query.bring_up_to_date", lambda *args: pytest.fail("rebuilt in a request"))
+        patched.setattr("vitlab.search.query.update_graph", lambda *args: pytest.fail("rebuilt in a request"))
         hits = ask(client, "/search?top=16", picture(1)).json()["hits"]
         (note,) = open_index(tmp_path / "ix", served(**models)).notes
     assert [hit["number"] for hit in hits] == [hit["number"] for hit in usual]
@@ -170,7 +170,7 @@ def test_ways_to_ask_wrongly(searching, client):
         check(there.post("/search", files=form), 422, "either a text or an image")
     check(there.post("/search", files=[("text", (None, "a")), ("text", (None, "b"))]), 422, "either a text or an image")
     check(there.post("/search", files={"text": (None, "x" * 301)}), 422, "longer than 300")
-    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "a field 'path'")
+    check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "field 'path'")
     check(there.post("/search", data={"text": "a dog"}), 415, "multipart/form-data")
     check(ask(there, "/search", b"no picture"), 415, "not a picture")
     check(ask(there, "/search?top=101", picture(1)), 422, "top='101'")

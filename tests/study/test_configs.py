@@ -23,14 +23,13 @@ from safetensors.torch import load_file
 
 import vitlab.cli.main
 from vitlab.cli import study as verb
-from vitlab.cli.study import OneBar
-from vitlab.study import cells as cells_module
-from vitlab.study.cells import Outcome
-from vitlab.study.configs import study_configs
-from vitlab.study.grid import Cell, file_safe, read_grid, split_values
-from vitlab.study.plot import draw
-from vitlab.study.table import Group, for_people, group, rows
-from vitlab.training.doctor import TrainingError
+from vitlab.cli.study import LastRunBar
+from vitlab.study import runner as runner_module
+from vitlab.study.configs import ConfigsStudy, study_configs
+from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
+from vitlab.study.plot import draw_groups
+from vitlab.study.runner import Group, Outcome
+from vitlab.training.doctor import DivergedError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 
@@ -74,7 +73,7 @@ def pretend(monkeypatch):
         run.mkdir(parents=True, exist_ok=True)
         (run / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
         if recipe.optim.lr > 1:
-            raise TrainingError("step 3 (epoch 0): the loss is nan; no layer. Try optim.lr=1e-3, or less.")
+            raise DivergedError("step 3 (epoch 0): the loss is nan; no layer. Try optim.lr=1e-3, or less.")
         drawn = np.random.default_rng([recipe.run.seed, recipe.model.options.get("depth", 0)]).random(5).tolist()
         keys = ("top1", "val_top1", "loss", "seconds", "images_per_second")
         result = {"split": "test", **dict(zip(keys, drawn, strict=True)), "params": 1234}
@@ -82,7 +81,7 @@ def pretend(monkeypatch):
         (run / "result.json").write_text(json.dumps(result))
         return result
 
-    monkeypatch.setattr(cells_module, "fit", fake)
+    monkeypatch.setattr(runner_module, "fit", fake)
     return asked
 
 
@@ -183,11 +182,11 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
         (["optim.lr=0.1,big"], r"^lr=big: optim.lr='big' is not valid"),
         (["optim.lr=0.1,-1"], r"^lr=-1: .*above 0"),
         (["model.heads=4,5", "model.positions=learned,sincos"], r"^heads=5,positions=learned: .*16.*5"),
-        (["model.depth=1,"], r"'model.depth=1,' leaves a value empty"),
-        (["model.depth="], r"leaves a value empty"),
+        (["model.depth=1,"], r"'model.depth=1,' has an empty value"),
+        (["model.depth="], r"has an empty value"),
         (["model.depth=1,2", "model.depth=3"], r"model.depth is set twice.*model.depth=1,2,3"),
-        (["model.depth=1,1"], r"depth=1 stands twice"),
-        (["optim.lr=1,1.0"], r"lr=1.0 stands twice"),
+        (["model.depth=1,1"], r"depth=1 is in the grid twice"),
+        (["optim.lr=1,1.0"], r"lr=1.0 is in the grid twice"),
         (["model.depth=2"], r"nothing to compare"),
         (["model.depth"], r"'model.depth' is not a setting"),
         (["run.dir=a,b"], r"--dir"),
@@ -231,7 +230,7 @@ def test_stopped_while_it_grows_the_table_keeps_what_was_there(tmp_path, pretend
     def stop(*args, **more):
         raise Stopped("saved")
 
-    monkeypatch.setattr(cells_module, "fit", stop)
+    monkeypatch.setattr(runner_module, "fit", stop)
     with pytest.raises(Stopped):
         study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2,4"], tmp_path / "s")
     with (tmp_path / "s" / "results.csv").open() as file:
@@ -329,9 +328,9 @@ def test_means_and_spreads_are_numpy_s_over_the_result_files(tmp_path, pretend):
 def test_failed_seeds_are_left_out_of_the_mean_and_counted():
     numbers = dict(split="test", val_top1=0.5, loss=1.0, seconds=1.0, images_per_second=2.0, params=7)
     good = [{**numbers, "top1": top1} for top1 in (0.5, 0.75)]
-    cells = [Cell(f"seed={s}", Recipe(), {"run.seed": s}) for s in range(3)]
+    cells = [GridCell(f"seed={s}", Recipe(), {"run.seed": s}) for s in range(3)]
     found = [Outcome(cells[0], good[0]), Outcome(cells[1], failed="it broke. Really"), Outcome(cells[2], good[1])]
-    (row,) = rows(group(found))
+    (row,) = ConfigsStudy(Path(), "", [], found).rows
     assert (row["n"], row["top1"], row["note"]) == (2, 0.625, "1 of 3 failed: it broke")
 
 
@@ -354,15 +353,14 @@ def made_up(axes: dict[str, list], seeds: int = 1) -> list[Group]:
     for key, values in axes.items():
         groups = [{**g, key: value} for g in groups for value in values]
     return [
-        Group(g, [Outcome(Cell("", Recipe(), g), {"split": "val", "top1": t}) for t in rng.random(seeds)])
+        Group(g, [Outcome(GridCell("", Recipe(), g), {"split": "val", "top1": t}) for t in rng.random(seeds)])
         for g in groups
     ]
 
 
 def test_a_number_along_the_axis_with_least_and_greatest(tmp_path):
     groups = made_up({"optim.lr": [1e-3, 1e-4, 1e-2]}, seeds=5)
-    figure = draw(groups, tmp_path / "p.png", "digits")
-    (axes,) = figure.axes
+    axes = draw_groups(groups, tmp_path / "p.png", "digits")
     (bars,) = axes.containers
     tops = np.array([g.numbers("top1") for g in groups])[[1, 0, 2]]  # in order of the rate
     np.testing.assert_allclose(bars[0].get_xdata(orig=False), [1e-4, 1e-3, 1e-2])
@@ -379,8 +377,7 @@ def test_a_number_along_the_axis_with_least_and_greatest(tmp_path):
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_axes_give_a_line_for_each_name(order, tmp_path):
     axes_of = {"model.depth": [2, 4, 6], "model.positions": ["learned", "$x_1$", "随机"]}
-    figure = draw(made_up(dict(list(axes_of.items())[::order])), tmp_path / "p.png", "digits")
-    (axes,) = figure.axes
+    axes = draw_groups(made_up(dict(list(axes_of.items())[::order])), tmp_path / "p.png", "digits")
     assert [bars.get_label() for bars in axes.containers] == [f"positions={v}" for v in axes_of["model.positions"]]
     assert (
         all(list(bars[0].get_xdata(orig=False)) == [2, 4, 6] for bars in axes.containers)
@@ -391,7 +388,7 @@ def test_two_axes_give_a_line_for_each_name(order, tmp_path):
 
 def test_three_axes_give_a_list_the_best_on_top(tmp_path):
     groups = made_up({"a.x": [1, 2], "a.y": ["p", "q"], "a.z": [True, False]}, seeds=3)
-    (axes,) = draw(groups, tmp_path / "p.png", "digits").axes
+    axes = draw_groups(groups, tmp_path / "p.png", "digits")
     named = {f"x={g.values['a.x']}, y={g.values['a.y']}, z={str(g.values['a.z']).lower()}": g for g in groups}
     labels = [t.get_text() for t in axes.get_yticklabels()]
     assert labels == sorted(named, key=lambda name: -np.mean(named[name].numbers("top1")))
@@ -401,7 +398,7 @@ def test_three_axes_give_a_list_the_best_on_top(tmp_path):
 
 @pytest.mark.parametrize("axes", [{}, {"model.positions": ["learned", "sincos"]}, {"data.per_class": [5, 10, None]}])
 def test_names_are_listed_in_their_order(axes, tmp_path):
-    (drawn,) = draw(made_up(axes, seeds=2), tmp_path / "p.png", "digits").axes
+    drawn = draw_groups(made_up(axes, seeds=2), tmp_path / "p.png", "digits")
     expected = {
         0: ["all seeds"],
         2: ["positions=learned", "positions=sincos"],
@@ -438,23 +435,23 @@ def test_stopped_it_says_how_to_go_on(run, monkeypatch):
     def stop(*args, **more):
         raise Stopped("saved")
 
-    monkeypatch.setattr(cells_module, "fit", stop)
+    monkeypatch.setattr(runner_module, "fit", stop)
     found = run("study", "configs", "digits", "model.depth=1,2", "--dir", "my study", code=130)
-    assert "goes on: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
+    assert "continues: vitlab study configs digits model.depth=1,2 --dir 'my study'" in found.err
 
 
 @pytest.mark.parametrize("width", [70, 120])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path, pretend, monkeypatch, capsys):
     study = study_configs("tiny", Recipe(), [*TINY, "model.depth=1,2", "run.seed=0,1"], tmp_path / "s")
-    monkeypatch.setattr(verb, "out", lambda: Console(width=width))
-    verb._print_table(for_people(study.rows))
+    monkeypatch.setattr(verb, "console", lambda: Console(width=width))
+    verb.print_table(study.tables()[0])
     text = capsys.readouterr().out
     assert len(text.splitlines()) == 3 and all(len(line) <= width for line in text.splitlines())
     assert ("images/s" in text) == (width == 120) and "best on val" in text and "spread" in text
 
 
 def test_one_bar_for_the_run_that_is_going_on(capsys):
-    with OneBar() as bar:
+    with LastRunBar() as bar:
         for total in (3, 5):
             bar.start(0, total)
             bar.step(1, {"loss": 1.0, "lr": 0.1})

@@ -11,25 +11,27 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta
 from vitlab.cli.main import app
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.study.data_efficiency import study_data_efficiency
-from vitlab.study.families import resolve
+from vitlab.study.families import resolve_model
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import DataRecipe, read_recipe
 
 SETTINGS = ["run.epochs=1", "data.batch_size=64", "run.save_every=100", "vit:model.depth=1", "deit:model.depth=1"]
 OF_RESNET = ["resnet:optim.lr=0.05", "resnet:model.depths=[1,1]", "resnet:model.widths=[16,32]"]
 SHARES = [0.1, 1.0]
+DIGITS = DataRecipe("digits")
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     asked = dict(seeds=2, settings=[*SETTINGS, *OF_RESNET], folder=tmp_path_factory.mktemp("study") / "s")
-    return study_data_efficiency("digits", "vit,deit,resnet", SHARES, **asked), asked
+    return study_data_efficiency(DIGITS, "vit,deit,resnet", SHARES, **asked), asked
 
 
 def runs(study):
@@ -66,10 +68,10 @@ def test_a_student_learns_from_the_teacher_of_its_own_pictures(study):
         recipe, config = read_recipe(folder / "recipe.toml"), load(folder / "best").config
         if name.startswith("deit"):
             teacher = study[0].folder / name.replace("deit", "resnet") / "best"
-            assert (recipe.objective.name, recipe.objective.teacher) == ("distill", str(teacher))
+            assert (recipe.objective.name, recipe.objective.options["teacher"]) == ("distill", str(teacher))
             assert config.tokens.distill_token
         else:
-            assert recipe.objective.name == "supervised" and recipe.objective.teacher is None
+            assert recipe.objective.name == "supervised" and "teacher" not in recipe.objective.options
     optim = {
         name.partition(",")[0]: read_recipe(folder / "recipe.toml").optim for name, folder in runs(study[0]).items()
     }
@@ -89,7 +91,7 @@ def test_the_table_is_what_the_runs_say(study):
     lines = list(csv.DictReader((found.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     assert len(lines) == 12 and {line["seed"] for line in lines} == {"0", "1"}
     table = (found.folder / "table.md").read_text(encoding="utf-8")
-    assert "same number of steps" in table and "by resnet, which learned from the same pictures" in table
+    assert "same number of steps" in table and "by resnet, which learned from the same images" in table
     assert np.asarray(Image.open(found.folder / "plot.png").convert("L")).std() > 5  # something is drawn
 
 
@@ -121,8 +123,8 @@ def test_a_stopped_study_goes_on(study, tmp_path):
 
     asked = {**study[1], "folder": tmp_path / "s", "seeds": 1, "settings": SETTINGS[:4]}
     with pytest.raises(Stopped):
-        study_data_efficiency("digits", "vit", SHARES, **asked, show=Impatient())
-    study_data_efficiency("digits", "vit", SHARES, **asked)
+        study_data_efficiency(DIGITS, "vit", SHARES, **asked, show=Impatient())
+    study_data_efficiency(DIGITS, "vit", SHARES, **asked)
     for share in ("0.1", "1"):
         ours, theirs = (s / f"vit,fraction={share},seed=0" / "best" for s in (tmp_path / "s", study[0].folder))
         assert (ours / "weights.safetensors").read_bytes() == (theirs / "weights.safetensors").read_bytes()
@@ -130,7 +132,7 @@ def test_a_stopped_study_goes_on(study, tmp_path):
 
 def test_words_mean_networks_that_fit_the_pictures():
     def names(side):
-        return [resolve(word, (word, {}), side).name for word in ("vit", "deit", "swin", "resnet")]
+        return [resolve_model(word, (word, {}), side).name for word in ("vit", "deit", "swin", "resnet")]
 
     assert names(8) == ["vit_digits", "vit_digits", "swin_cifar", "resnet_cifar"]
     assert names(32) == ["vit_cifar", "vit_cifar", "swin_cifar", "resnet_cifar"]
@@ -138,13 +140,15 @@ def test_words_mean_networks_that_fit_the_pictures():
     for side in (8, 28, 32, 500):
         sizes = []
         for word in ("vit", "deit", "swin", "resnet"):
-            network = resolve(word, (word, {}), side)
+            network = resolve_model(word, (word, {}), side)
             model = on_meta(lambda n=network: create(n.name, classes=10, **n.options))
-            assert network.distilled == (word == "deit") and network.convolves == (word == "resnet")
+            assert network.distilled == (word == "deit") and network.is_cnn == (word == "resnet")
             assert model.config.image_size == ((side, side) if side < 65 else (224, 224))
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
         assert side == 8 or max(sizes) < 1.6 * min(sizes)  # of like size
-    assert resolve("vit_tiny:depth=4", ("vit_tiny", {"depth": 4}), 32).options == {"depth": 4}  # a name means itself
+    assert resolve_model("vit_tiny:depth=4", ("vit_tiny", {"depth": 4}), 32).options == {
+        "depth": 4
+    }  # a name means itself
 
 
 @pytest.mark.parametrize(
@@ -162,12 +166,12 @@ def test_words_mean_networks_that_fit_the_pictures():
 )
 def test_bad_input(models, settings, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        study_data_efficiency("digits", models, [0.5, 1.0], settings=settings, folder=tmp_path / "s")
+        study_data_efficiency(DIGITS, models, [0.5, 1.0], settings=settings, folder=tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
 def test_a_student_without_a_teacher_gets_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitlab.study.data_efficiency.run_cells", lambda cells, folder, show: iter(()))
-    found = study_data_efficiency("digits", "deit", [1.0], folder=tmp_path / "s")
+    monkeypatch.setattr("vitlab.study.runner.run_cells", lambda cells, folder, show: iter(()))
+    found = study_data_efficiency(DIGITS, "deit", [1.0], folder=tmp_path / "s")
     assert any("resnet is trained, too" in note for note in found.notes)
     assert json.loads((tmp_path / "s" / "study.json").read_text())["models"] == ["deit", "resnet"]

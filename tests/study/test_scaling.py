@@ -13,9 +13,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitlab.cli.main import app
-from vitlab.study.named import read_models, read_numbers
-from vitlab.study.peak import peak_of
+from vitlab.study.memory import forward_bytes, peak_bytes
+from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.study.scaling import Point, exponent, growth_of, study_scaling
+from vitlab.training.loop import Silent
 
 SMALL = "vit_cifar:depth=1:width=32:heads=2"
 MODELS = f"{SMALL},{SMALL}:attention=explicit"
@@ -58,7 +59,7 @@ def test_memory_is_what_is_alive_at_once():
         del kept
         torch.empty(megabyte // 2, dtype=torch.uint8)
 
-    assert [peak_of(lambda n=n: hold(n)) for n in (1, 3)] == [megabyte, 3 * megabyte]
+    assert [peak_bytes(lambda n=n: hold(n)) for n in (1, 3)] == [megabyte, 3 * megabyte]
 
 
 def test_stored_weights_cost_memory_and_fused_ones_do_not(study):
@@ -79,14 +80,18 @@ def test_what_is_written(study):
     assert np.asarray(Image.open(study.folder / "plot.png").convert("L")).std() > 5  # something is drawn
 
 
-def test_it_goes_on_and_grows(study):
+def test_it_goes_on_and_grows(study, monkeypatch):
+    def in_this_process(models, batch):
+        return {label: forward_bytes(*spec, size, batch) for label, (spec, size) in models.items()}
+
+    monkeypatch.setattr("vitlab.study.scaling.peak_memory", in_this_process)
     before = {point.name: (list(point.seconds), point.peak) for point in study.points}
-    told = []
-    again = study_scaling(MODELS, [*SIZES, 48], rounds=3, folder=study.folder, tell=told.append)
+    show = Silent()
+    again = study_scaling(MODELS, [*SIZES, 48], rounds=3, folder=study.folder, show=show)
     for point in again.points:
         seconds, peak = before.get(point.name, ([], point.peak))
         assert point.seconds[: len(seconds)] == seconds and len(point.seconds) == 3 and point.peak == peak
-    assert f"memory of {', '.join(f'{model}@48' for model in study.models)}" in told
+    assert f"memory of {', '.join(f'{model}@48' for model in study.models)}" in show.notes
     with pytest.raises(ValueError, match="was measured with batch=1, now it is 2"):
         study_scaling(MODELS, SIZES, batch=2, folder=study.folder)
 
@@ -107,8 +112,8 @@ def test_on_the_command_line(study):
         ("vit_tiny", [64, 100], "vit_tiny at 100 px: "),
         ("vit_tiny:dept=3", [64, 96], "Did you mean 'depth'"),
         ("mae_tiny", [64, 96], "name the encoder"),
-        ("vit_tiny", [64], "two sizes at least"),
-        ("vit_tiny,,", [64, 96], "leaves a name empty"),
+        ("vit_tiny", [64], "at least two sizes"),
+        ("vit_tiny,,", [64, 96], "has an empty name"),
         ("vit_tiny,vit_tiny", [64, 96], "twice"),
     ],
 )
@@ -119,7 +124,7 @@ def test_bad_input(models, sizes, words, tmp_path):
 
 
 def test_names_and_numbers_as_typed():
-    assert read_models("a:depths=[2,2],b") == {"a:depths=[2,2]": ("a", {"depths": [2, 2]}), "b": ("b", {})}
-    assert read_numbers("--fractions", "1,0.1,0.1", float) == [0.1, 1.0]
+    assert parse_models("a:depths=[2,2],b") == {"a:depths=[2,2]": ("a", {"depths": [2, 2]}), "b": ("b", {})}
+    assert parse_numbers("--fractions", "1,0.1,0.1", float) == [0.1, 1.0]
     with pytest.raises(ValueError, match="--sizes 'big' is not a list of numbers"):
-        read_numbers("--sizes", "big")
+        parse_numbers("--sizes", "big")

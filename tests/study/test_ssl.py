@@ -8,23 +8,25 @@ import pytest
 from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitlab.checkpoints.load import create, load
+from vitlab.checkpoints.load import load
 from vitlab.checkpoints.native import on_meta, save
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
-from vitlab.study.encoders import encoder_of
+from vitlab.study.encoders import recipe_encoder
 from vitlab.study.ssl import study_ssl
 from vitlab.training.loop import Silent, Stopped
-from vitlab.training.recipe import ModelRecipe, read_recipe
+from vitlab.training.recipe import DataRecipe, ModelRecipe, read_recipe
 
 PRETRAIN = ["run.epochs=2", "run.eval_every=2", "model.width=32", "model.depth=2"]
 FEW = ["run.epochs=2"]
+DIGITS = DataRecipe("digits", per_class=10)
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "ssl"
-    asked = dict(per_class=10, pretrain=[*PRETRAIN], few=FEW, folder=folder)
-    return study_ssl("digits", ["mae", "dino"], **asked), asked
+    asked = dict(pretrain=[*PRETRAIN], few=FEW, folder=folder)
+    return study_ssl(DIGITS, ["mae", "dino"], **asked), asked
 
 
 def test_each_method_is_judged_frozen_tuned_and_from_scratch(study):
@@ -65,7 +67,7 @@ def test_the_same_command_again_trains_nothing(study):
     found, asked = study
     before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
     show = Silent()
-    again = study_ssl("digits", ["mae", "dino"], **asked, show=show)
+    again = study_ssl(DIGITS, ["mae", "dino"], **asked, show=show)
     assert again.rows == found.rows and "dino-pretrained: finished already." in show.notes
     assert before == {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
 
@@ -79,24 +81,24 @@ def test_a_stopped_study_goes_on(study, tmp_path):
     asked = {**study[1], "folder": tmp_path / "ssl"}
     show = Impatient()
     with pytest.raises(Stopped):
-        study_ssl("digits", ["mae"], **asked, show=show)
+        study_ssl(DIGITS, ["mae"], **asked, show=show)
     assert "run 1 of 3: mae-pretrained" in show.notes and not (tmp_path / "ssl" / "mae-fine-tuned").exists()
-    again = study_ssl("digits", ["mae"], **asked)
+    again = study_ssl(DIGITS, ["mae"], **asked)
     rows = [{**row, "pretraining_seconds": None} for row in (again.rows[1], study[0].rows[1])]
     assert rows[0] == rows[1]  # to the bit
 
 
 def test_what_cannot_work_is_refused_before_anything_is_trained(tmp_path, study):
     with pytest.raises(ValueError, match=r"no method\. Did you mean 'dino'"):
-        study_ssl("digits", ["dinno"], folder=tmp_path / "a")
+        study_ssl(DataRecipe("digits"), ["dinno"], folder=tmp_path / "a")
     with pytest.raises(ValueError, match="give one of them"):
-        study_ssl("digits", per_class=3, fraction=0.1, folder=tmp_path / "b")
+        study_ssl(DataRecipe("digits", per_class=3, fraction=0.1), folder=tmp_path / "b")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds no study"):
-        study_ssl("digits", folder=tmp_path / "c")
+        study_ssl(DataRecipe("digits"), folder=tmp_path / "c")
     with pytest.raises(ValueError, match="another recipe"):
-        study_ssl("digits", ["mae"], **{**study[1], "pretrain": [*PRETRAIN, "optim.lr=0.1"]})
+        study_ssl(DIGITS, ["mae"], **{**study[1], "pretrain": [*PRETRAIN, "optim.lr=0.1"]})
     assert json.loads((study[0].folder / "study.json").read_text())["study"] == "ssl"
 
 
@@ -107,8 +109,8 @@ def judged(study, tmp_path_factory):
     whole = study[0].folder / "dino-pretrained" / "best"
     save(load(whole, encoder=True), folder / "encoder")
     there = [f"mae={study[0].folder / 'mae-pretrained' / 'best'}", f"dino={folder / 'encoder'}"]
-    asked = dict(per_class=10, few=FEW, pretrained=there, folder=folder / "ssl")
-    return study_ssl("digits", ["mae", "dino"], **asked), asked
+    asked = dict(few=FEW, pretrained=there, folder=folder / "ssl")
+    return study_ssl(DIGITS, ["mae", "dino"], **asked), asked
 
 
 def test_an_encoder_that_is_there_is_judged_as_the_one_that_was_trained_here(study, judged):
@@ -126,31 +128,31 @@ def test_an_encoder_that_is_there_is_judged_as_the_one_that_was_trained_here(stu
 def test_judging_again_trains_nothing(judged):
     found, asked = judged
     before = {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
-    assert study_ssl("digits", ["mae", "dino"], **asked).rows == found.rows
+    assert study_ssl(DIGITS, ["mae", "dino"], **asked).rows == found.rows
     assert before == {path: path.stat().st_mtime_ns for path in found.folder.rglob("weights.safetensors")}
 
 
 def test_an_encoder_of_another_method_is_refused(tmp_path, study, judged):
     def refuse(words, methods, *pretrained, folder=tmp_path / "s", **more):
         with pytest.raises(ValueError, match=words):
-            study_ssl("digits", methods, pretrained=list(pretrained), folder=folder, per_class=10, few=FEW, **more)
+            study_ssl(DIGITS, methods, pretrained=list(pretrained), folder=folder, few=FEW, **more)
 
-    refuse("bundled:mae was taught by mae, not by dino", ["mae", "dino"], "dino=bundled:mae")
-    refuse("bundled:dino was taught by dino, not by mae", ["mae"], "mae=bundled:dino")
-    refuse(r"taught by labels \(10 classes\), not by mae", ["mae"], "mae=bundled:digits")
+    refuse("bundled:mae was trained by mae, not by dino", ["mae", "dino"], "dino=bundled:mae")
+    refuse("bundled:dino was trained by dino, not by mae", ["mae"], "mae=bundled:dino")
+    refuse(r"trained by labels \(10 classes\), not by mae", ["mae"], "mae=bundled:digits")
     refuse("dino is not compared here.*--methods mae,dino", ["mae"], "dino=bundled:dino")
     refuse("METHOD=CHECKPOINT", ["mae"], "bundled:mae")
     refuse("names mae twice", ["mae"], "mae=bundled:mae", "mae=bundled:mae")
     refuse("--pretrain changes nothing", ["mae"], "mae=bundled:mae", pretrain=["run.epochs=1"])
     assert not (tmp_path / "s").exists()
-    refuse("another is asked for", ["mae"], "mae=bundled:mae", folder=study[0].folder)
-    refuse("another is asked for", ["dino"], folder=judged[0].folder)
+    refuse("has another encoder", ["mae"], "mae=bundled:mae", folder=study[0].folder)
+    refuse("has another encoder", ["dino"], folder=judged[0].folder)
 
 
 @pytest.mark.parametrize("name", ["mae_tiny", "dino_small_patch16", "mae_cifar"])
 def test_the_network_of_an_encoder_is_that_encoder(name):
     """Of the models for folders, too, which read pictures otherwise than the ViT of their name."""
     asked = ModelRecipe(name=name, options={"image_size": [64, 48]})
-    same = encoder_of(asked).network({})
+    same = recipe_encoder(asked).network({})
     ours, theirs = on_meta(lambda: (create(same.name, classes=0, **same.options), create(name, **asked.options)))
     assert ours.config == theirs.config.encoder and ours.preprocess == theirs.preprocess

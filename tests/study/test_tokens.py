@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 
 import vitlab
 from vitlab.cli.main import app
+from vitlab.export.timing import TimingOptions
 from vitlab.images.datasets import open_data
 from vitlab.study.tokens import ALL, default_ways, study_tokens
-from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier
+from vitlab.training.recipe import DataRecipe
 
 WAYS = ["tome:r=3", "evit:keep=0.5"]
 
@@ -21,14 +23,20 @@ WAYS = ["tome:r=3", "evit:keep=0.5"]
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     ways = ["tome:r=0", *WAYS, *(f"random:like={way}" for way in WAYS)]
-    return study_tokens("bundled:digits", "digits", ways=ways, rounds=3, batch=4, folder=folder / "study")
+    return study_tokens(
+        "bundled:digits",
+        DataRecipe("digits"),
+        ways=ways,
+        timing=TimingOptions(batch=4, rounds=3),
+        folder=folder / "study",
+    )
 
 
 def test_accuracy_is_that_of_evaluation(study):
     model = vitlab.load("bundled:digits")
     whole, keeping_all, merged, *_ = study.ways
     assert whole.name == ALL
-    assert whole.top1 == evaluate(model, Pictures(open_data("digits").test, model.preprocess)).top(1)
+    assert whole.top1 == evaluate_classifier(model, ImageSet(open_data("digits").test, model.preprocess)).top(1)
     assert (keeping_all.top1, keeping_all.agreement, keeping_all.tokens) == (whole.top1, 1.0, whole.tokens)
     assert merged.tokens == whole.tokens - 3 * len(model.blocks)
     assert 0.9 < merged.agreement < 1
@@ -82,5 +90,5 @@ def test_on_the_command_line(tmp_path):
 )
 def test_bad_input(checkpoint, source, ways, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        study_tokens(checkpoint, source, ways=ways, folder=tmp_path / "s")
+        study_tokens(checkpoint, DataRecipe(source), ways=ways, folder=tmp_path / "s")
     assert not (tmp_path / "s").exists()

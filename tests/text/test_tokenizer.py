@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vitlab.text.tokenizer import LEAST, Tokenizer, TokenizerError
+from vitlab.errors import TokenizerError
+from vitlab.text.tokenizer import LEAST, Tokenizer
 
 CAPTIONS = ["a dog on a beach", "a cat in the house", "two dogs", "the dog's house", "一只狗在海滩上"] * 3
 

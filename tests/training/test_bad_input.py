@@ -23,7 +23,8 @@ import torch
 from PIL import Image
 
 import vitlab
-from vitlab.images.datasets import DataError, open_data
+from vitlab.errors import DataError
+from vitlab.images.datasets import open_data
 from vitlab.images.sources import cifar, download, idx
 from vitlab.images.sources.download import Remote
 
@@ -170,10 +171,10 @@ def single_pictures(root: Path, monkeypatch) -> Case:
 
 
 BAD: dict[str, tuple[Callable[..., Case], list[str]]] = {  # what is wrong -> found, expected, what to do
-    "empty folder": (no_pictures, ["data: the folder is empty", "Put the pictures of each class into a folder"]),
+    "empty folder": (no_pictures, ["data: the folder is empty", "Put the images of each class into a folder"]),
     "one class": (one_class, ["only one class, 'cat'", "needs two or more", "data/dog/2.jpg"]),
-    "class missing in val": (val_lacks_dog, ["val has no pictures of dog", "val/dog", "remove val"]),
-    "class missing in train": (zebra_in_test, ["class 'zebra' is not in", "Add pictures of it to train, or take"]),
+    "class missing in val": (val_lacks_dog, ["val has no images of dog", "val/dog", "remove val"]),
+    "class missing in train": (zebra_in_test, ["class 'zebra' is not in", "Add images of it to train, or take"]),
     "CSV label": (csv_label_beyond, ["list.csv, line 4: label 2 is outside the 2 classes", "(0..1). Correct one"]),
     "shard label": (shard_label_beyond, ["train-0.tar, 2.png: label 77 is outside", "classes.txt (0..1). Correct"]),
     "IDX label": (idx_label_77, ["labels-idx1-ubyte.gz: label 7 is 77, outside 0..9", "Fetch https://x.org/t10k"]),
@@ -183,7 +184,7 @@ BAD: dict[str, tuple[Callable[..., Case], list[str]]] = {  # what is wrong -> fo
     ),
     "CIFAR checksum": (cifar_checksum, ["wrong checksum of data_batch_4.bin: SHA-1 is", "expected", "Fetch https://x"]),
     "no data": (a_text_file, ["notes.txt: no kind of data known", "a folder of class folders"]),
-    "nothing for val": (single_pictures, ["each class has a single picture", "Add pictures, or a val split"]),
+    "nothing for val": (single_pictures, ["each class has a single image", "Add images, or a val split"]),
 }
 
 
@@ -327,7 +328,7 @@ def test_other_classes_are_an_error_that_lists_them(tmp_path, command, checkpoin
     assert "only the checkpoint has dog; only the data has emu, yak" in text
     assert f"vitlab train {source} model.init_from={checkpoint}" in text and "--knn" in text
     found = command("eval", checkpoint, source, "--knn", "--json")
-    assert "Its features alone are judged" in found.stderr
+    assert "Only its features are evaluated" in found.stderr
     assert 0 <= json.loads(found.stdout)["knn"] <= 1 and "top1" not in found.stdout
     kept = [s for s in TINY if not s.startswith("model.")]
     trained = command("train", source, *kept, f"model.init_from={checkpoint}", f"run.dir={tmp_path / 'tuned'}")
@@ -403,7 +404,7 @@ def test_grey_digits_through_a_colour_checkpoint(tmp_path, command):
 
 
 WHOLE = {
-    "resnet_cifar10 data.source=digits": "a resnet reads its pictures whole",
+    "resnet_cifar10 data.source=digits": "a resnet needs all patches",
     "digits model.positions=relative": "the whole grid",
     "mae_digits": "objective.name=mae decides itself",
 }

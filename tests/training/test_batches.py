@@ -11,8 +11,9 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.images.sources.dataset import ArrayDataset, FileDataset
 from vitlab.training import batches as module
-from vitlab.training.batches import ORDER, Pictures, Plan, Steps
-from vitlab.training.job import augment_of, crops_of
+from vitlab.training.batches import ORDER, BatchDataset, ImageSet, Plan
+from vitlab.training.objectives.base import Objective
+from vitlab.training.objectives.dino import SelfDistillation
 from vitlab.training.recipe import Recipe, with_settings
 
 PRE = Preprocess((24, 32))
@@ -35,8 +36,8 @@ def both(tmp_path_factory):
 def test_crops_from_files_are_resized_as_those_in_memory(both, interpolation):
     recipe = with_settings(Recipe(), ["augment.crop=resized", "augment.scale=[0.3,0.9]", "augment.flip=true"])
     pre, plan = replace(PRE, interpolation=interpolation), Plan(n=6, batch_size=6, epochs=1, seed=0)
-    augment = augment_of(recipe, pre)
-    memory, files = (Steps(Pictures(data, pre), plan, augment)[0, 0].images for data in both)
+    augment = Objective.augmentation(recipe, pre)
+    memory, files = (BatchDataset(ImageSet(data, pre), plan, augment)[0, 0].images for data in both)
     levels = (memory - files).abs() * 127.5  # Pillow and torch round in other places
     assert levels.max() < (0.5 if interpolation == "nearest" else 2.5) and levels.mean() < 0.5
 
@@ -44,12 +45,12 @@ def test_crops_from_files_are_resized_as_those_in_memory(both, interpolation):
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5])
 def test_training_and_judging_see_the_same_values(both, scale):
     pre = Preprocess((24, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), scale=scale)
-    pictures, plan = Pictures(both[0], pre), Plan(n=6, batch_size=6, epochs=1, seed=0)
-    steps = Steps(pictures, plan, augment_of(Recipe(), pre))
+    pictures, plan = ImageSet(both[0], pre), Plan(n=6, batch_size=6, epochs=1, seed=0)
+    steps = BatchDataset(pictures, plan, Objective.augmentation(Recipe(), pre))
     judged, _ = pictures.normalised(np.arange(6))
     seen = steps.batch(0, np.arange(6), np.zeros(6, dtype=np.int64)).images
     torch.testing.assert_close(seen, judged)
-    normalise = crops_of(with_settings(Recipe(), ["objective.name=dino"]), pre).plain.normalize
+    normalise = SelfDistillation.augmentation(with_settings(Recipe(), ["objective.name=dino"]), pre).plain.normalize
     torch.testing.assert_close(normalise(pictures.take(np.arange(6))[0]), judged)
 
 

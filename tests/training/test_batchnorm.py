@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import vitlab
 from vitlab.training.batchnorm import statistics, update_average
-from vitlab.training.job import Job, prepare, steps_of
+from vitlab.training.job import TrainingJob, prepare, steps_of
 from vitlab.training.recipe import Recipe, with_settings
 
 TINY = ["model.name=resnet_cifar", "model.image_size=8", "model.stem_width=8", "model.widths=[8, 12, 16]"]
@@ -49,13 +49,13 @@ def test_the_average_of_the_weights_averages_the_statistics_too():
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_all_processes_have_the_mean_of_their_statistics_when_they_judge(sharding, tmp_path, monkeypatch, fit_in_two):
-    kept = Job.save_best
+    kept = TrainingJob.save_best
 
     def telling(job):
-        save_file(buffers(job.judged), tmp_path / f"judged{job.who.rank}.safetensors")
+        save_file(buffers(job.evaluated_model), tmp_path / f"judged{job.who.rank}.safetensors")
         kept(job)
 
-    monkeypatch.setattr(Job, "save_best", telling)
+    monkeypatch.setattr(TrainingJob, "save_best", telling)
     recipe = with_settings(Recipe(), [*ONE_STEP, f"run.sharding={sharding}", "optim.ema=0.5"])
     assert fit_in_two(recipe, tmp_path / "two") == [0, 0]
     judged = [load_file(tmp_path / f"judged{rank}.safetensors") for rank in range(2)]

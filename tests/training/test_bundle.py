@@ -17,7 +17,7 @@ import vitlab.checkpoints.bundled
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.images.datasets import open_data
 from vitlab.text.templates import LISTS
-from vitlab.training.batches import Pictures
+from vitlab.training.batches import ImageSet
 from vitlab.training.loop import fit
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
@@ -51,7 +51,7 @@ def slow_knn(encoder, data) -> float:
     """Section 4.1 of DINO, one picture after another."""
     found = {}
     for split in ("train", "test"):
-        images, _ = Pictures(getattr(data, split), encoder.preprocess).normalised(np.arange(len(getattr(data, split))))
+        images, _ = ImageSet(getattr(data, split), encoder.preprocess).normalised(np.arange(len(getattr(data, split))))
         with torch.no_grad():
             found[split] = encoder(images).double().numpy()  # (N, D)
     bank, right = found["train"] / np.linalg.norm(found["train"], axis=1)[:, None], 0
@@ -79,7 +79,7 @@ def test_the_card_tells_what_was_measured_of_the_rounded_model(method, into):
 
 def test_mae_is_whole_and_paints_as_its_card_says(into):
     model = vitlab.load(into / "mae")
-    pictures, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.arange(357))
+    pictures, _ = ImageSet(open_data("digits").test, model.preprocess).normalised(np.arange(357))
     error = vitlab.explain.reconstruct(model, pictures, seed=3, batch_size=357).error.mean()  # other patches are hidden
     assert model.card.metrics["test_reconstruction"] == pytest.approx(float(error), rel=0.1)
 
@@ -144,7 +144,7 @@ def test_the_card_of_clip_tells_its_zero_shot_accuracy(into):
     metrics, recipe = model.card.metrics, read_recipe(into / "clip" / "recipe.toml")
     assert metrics.keys() == {"seed", "test_zeroshot_top1"} and recipe.run.dir == ""
     data = open_data("digits", per_class=20)
-    images, _ = Pictures(data.test, model.preprocess).normalised(np.arange(len(data.test)))
+    images, _ = ImageSet(data.test, model.preprocess).normalised(np.arange(len(data.test)))
     with torch.no_grad():
         sentences = [[template.replace("{}", name) for template in LISTS["held_out"]] for name in data.classes]
         classes = torch.stack([model.encode_text(model.tokenizer(each)).mean(0) for each in sentences])

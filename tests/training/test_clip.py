@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.text.templates import LISTS, class_embeddings, fill, read_templates
-from vitlab.training.batches import Pictures
+from vitlab.text.templates import LISTS, class_prompts, fill, read_templates
+from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_zeroshot
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, Stopped, fit
-from vitlab.training.objectives import At
+from vitlab.training.objectives.base import MicroStep
+from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import read_log
@@ -73,7 +74,7 @@ def test_zero_shot_is_the_nearest_mean_of_sentences(learned, command):
             image = model.encode_image((pixels[None] - 0.5) / 0.5)[0]
             answer = max(range(10), key=lambda k: float(image @ classes[k]))
             right += answer == data.test.labels[i]
-    torch.testing.assert_close(class_embeddings(model, data.classes, sentences), torch.stack(classes))
+    torch.testing.assert_close(model.class_embeddings(class_prompts(data.classes, sentences)), torch.stack(classes))
     assert result["top1"] == pytest.approx(right / len(data.test), abs=1e-6)
     found = json.loads(command("eval", run / "best", "digits", "--zeroshot", "--json").stdout)
     assert found["top1"] == pytest.approx(result["top1"]) and found["loss"] == pytest.approx(result["loss"], rel=1e-4)
@@ -86,9 +87,9 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     run, _ = learned
     model = vitlab.load(run / "best")
     found = json.loads(command("zeroshot", run / "best", "digits#3", "digits#7", "--labels", LABELS, "--json").stdout)
-    weights = class_embeddings(model, list("0123456789"), read_templates("train"))
+    weights = model.class_embeddings(class_prompts(list("0123456789"), read_templates("train")))
     with torch.no_grad():
-        pixels, _ = Pictures(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
+        pixels, _ = ImageSet(open_data("digits").test, model.preprocess).normalised(np.array([3, 7]))
         chances = (model.scale * model.encode_image(pixels) @ weights.T).softmax(1)
     for row, expected in zip(found, chances, strict=True):
         values, order = expected.topk(5)
@@ -99,7 +100,7 @@ def test_the_verb_zeroshot(learned, command, tmp_path):
     done = command(
         "zeroshot", run / "best", "digits#3", tmp_path / "no.png", "--labels", tmp_path / "words.txt", code=1
     )
-    assert "1 of 2 pictures" in done.stderr and done.stdout.count("%") == 2
+    assert "1 of 2 images" in done.stderr and done.stdout.count("%") == 2
     once = vitlab.inference.embed_labels(model, ["3", "8"], "a {}")
     picture = np.repeat(open_data("digits").test.read(3), 3, axis=2)
     alone, reused = (vitlab.zero_shot(model, picture, labels, templates="a {}") for labels in (["3", "8"], once))
@@ -116,7 +117,7 @@ def test_the_words_of_zeroshot_must_make_sense(learned, command):
         ("--labels", "3", "--templates", "a {} and a {}"): "must hold {} once",
     }.items():
         assert says in command("zeroshot", best, "digits#3", *words, code=2).stderr
-    assert "reads no words" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
+    assert "reads no text" in command("zeroshot", "bundled:digits", "digits#3", "--labels", "3", code=2).stderr
     assert "vitlab zeroshot" in command("predict", best, "digits#3", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", "digits", "--zeroshot", code=2).stderr
     assert "leave them out" in command("eval", best, "digits", "--zeroshot", "--knn", code=2).stderr
@@ -185,7 +186,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], settings), tmp_path)
     batch = job.steps[3, 0]
     job.objective.begin_step(3, job.optimisers)
-    inputs = job.objective.inputs(batch, At(0, 3))
+    inputs = job.objective.inputs(batch, MicroStep(0, 3))
     with torch.no_grad():
         found, _ = job.objective.loss(job.forward, inputs)
         images, texts = job.forward(inputs["images"], inputs["ids"])
@@ -211,7 +212,7 @@ def test_pictures_of_one_class_are_no_negatives_of_each_other(loss, tmp_path):
 
 def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     job = prepare(with_settings(find_recipe("clip_digits")[1], TINY), tmp_path)
-    words, indices = job.objective.words, np.array([5, 900, 5])
+    words, indices = job.objective.captions, np.array([5, 900, 5])
     drawn = words.draw(indices, seed=0, epoch=4)
     assert drawn == words.draw(indices, seed=0, epoch=4) and drawn[0] == drawn[2]
     over = {words.draw(np.array([5]), seed=0, epoch=epoch)[0] for epoch in range(300)}
@@ -219,7 +220,7 @@ def test_sentences_are_drawn_by_seed_epoch_and_index(tmp_path):
     assert over == {fill(template, name) for template in LISTS["train"]}
     per_epoch = job.plan.steps_per_epoch
     batch = job.steps[per_epoch, 0]
-    ids = job.objective.inputs(batch, At(0, per_epoch))["ids"]
+    ids = job.objective.inputs(batch, MicroStep(0, per_epoch))["ids"]
     expected = job.model.tokenizer(words.draw(batch.indices.numpy(), seed=0, epoch=1))
     assert torch.equal(ids, expected[:, : ids.shape[1]]) and (expected[:, ids.shape[1] :] == expected[0, -1]).all()
 
@@ -270,11 +271,11 @@ def test_captions_are_learned_and_judged_by_recall(painted, tmp_path, command):
     assert found["recall"] == {way: pytest.approx(result["recall"][way]) for way in found["recall"]}
     assert found["captions"] == 2 * found["images"] == 64
     text = command("eval", run / "best", painted, "--split", "val").stdout
-    assert "picture -> caption" in text and "recall@10" in text and "chance" in text
+    assert "image -> caption" in text and "recall@10" in text and "chance" in text
     assert "above" in (run / "report.html").read_text()  # captions of samples
     assert "leave out --zeroshot" in command("eval", run / "best", painted, "--zeroshot", code=2).stderr
     assert "family vit" in command("eval", "bundled:digits", painted, code=2).stderr
-    assert "captions   train 256 (2 a picture)" in command("data", painted).stdout
+    assert "captions   train 256 (2 per image)" in command("data", painted).stdout
 
 
 class StopAt(Silent):
@@ -319,9 +320,9 @@ def said_by_the_doctor(settings: list[str], run: Path) -> list[str]:
 
 def test_the_doctor_sees_a_loss_that_stays_at_ln_b_and_a_collapse(tmp_path, monkeypatch):
     said = said_by_the_doctor(["optim.lr=1e-6", "optim.muon_lr=1e-6"], tmp_path / "slow")
-    assert any("have not found each other" in words for words in said), said
+    assert any("are not matched yet" in words for words in said), said
     said = said_by_the_doctor(["objective.loss=sigmoid", "optim.lr=1e-9", "optim.muon_lr=1e-9"], tmp_path / "sigmoid")
-    assert any("have not found each other" in words for words in said), said
+    assert any("are not matched yet" in words for words in said), said
     from vitlab.models.clip import CLIP
 
     plain = CLIP.encode_text
@@ -367,7 +368,7 @@ def test_captions_without_an_objective_for_them(painted, command, tmp_path):
 
 def test_the_recipe_of_a_run_tells_how_it_was_judged(learned):
     recipe = read_recipe(learned[0] / "recipe.toml")
-    assert (recipe.objective.templates, recipe.objective.eval_templates) == ("train", "held_out")
+    assert (CLIPOptions.of(recipe).templates, CLIPOptions.of(recipe).eval_templates) == ("train", "held_out")
     model = vitlab.load(learned[0] / "best")
-    other = evaluate_zeroshot(model, Pictures(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
+    other = evaluate_zeroshot(model, ImageSet(open_data("digits").test, model.preprocess), list("0123456789"), ["{}"])
     assert other.top(1) > 0.85  # the bare name, too, is a sentence it has not seen

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from vitlab.checkpoints.load import load
 from vitlab.training.job import prepare
 from vitlab.training.loop import fit
-from vitlab.training.objectives import At
+from vitlab.training.objectives.base import MicroStep
 from vitlab.training.recipe import Recipe, with_settings
 
 SETTINGS = [
@@ -22,7 +22,7 @@ SETTINGS = [
 def test_the_loss_is_that_of_two_heads_and_a_teacher(kind, tmp_path):
     settings = [f"objective.distillation={kind}", "objective.teacher_share=0.3", "objective.temperature=2"]
     job = prepare(with_settings(Recipe(), [*SETTINGS, *settings, "augment.crop=padded", "augment.padding=1"]), tmp_path)
-    inputs = job.objective.inputs(job.steps[0, 0], At(0, 0))
+    inputs = job.objective.inputs(job.steps[0, 0], MicroStep(0, 0))
     loss, told = job.objective.loss(job.forward, inputs)
     teacher = load("bundled:digits")(inputs["images"]).double()
     by_labels, by_teacher = (h.double() for h in job.model.forward_heads(job.model.forward_features(inputs["images"])))
@@ -39,7 +39,7 @@ def test_the_loss_is_that_of_two_heads_and_a_teacher(kind, tmp_path):
 def test_both_heads_learn_and_the_teacher_does_not(tmp_path):
     job = prepare(with_settings(Recipe(), SETTINGS), tmp_path)
     before = {k: v.clone() for k, v in job.objective.teacher.model.state_dict().items()}  # type: ignore[attr-defined]
-    loss, _ = job.objective.loss(job.forward, job.objective.inputs(job.steps[0, 0], At(0, 0)))
+    loss, _ = job.objective.loss(job.forward, job.objective.inputs(job.steps[0, 0], MicroStep(0, 0)))
     loss.backward()
     for head in (job.model.head, job.model.head_distill):
         assert head.weight.grad.abs().sum() > 0
@@ -54,7 +54,7 @@ def test_kept_answers_are_those_of_the_plain_pictures(tmp_path):
     plain, kept = (
         prepare(with_settings(Recipe(), [*SETTINGS, *more]), tmp_path) for more in ([], ["objective.cache=true"])
     )
-    a, b = (job.objective.inputs(job.steps[3, 0], At(0, 3))["teacher"] for job in (plain, kept))
+    a, b = (job.objective.inputs(job.steps[3, 0], MicroStep(0, 3))["teacher"] for job in (plain, kept))
     torch.testing.assert_close(a, b, atol=2e-2, rtol=1e-3)
     assert (tmp_path / "teacher" / "answers.json").is_file() and F.cross_entropy(a, b.argmax(1)) < 1
 

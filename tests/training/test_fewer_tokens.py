@@ -17,11 +17,11 @@ from vitlab.images.samples import open_sample
 from vitlab.models.clip import same_captions
 from vitlab.models.deit import hard_loss
 from vitlab.reduce import reducer_of
-from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, fit
-from vitlab.training.objectives import At
+from vitlab.training.objectives.base import MicroStep
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import Recipe, read_recipe, with_settings
 
@@ -56,7 +56,7 @@ def test_a_run_is_a_plain_loop_with_the_reducer(text, tmp_path):
         torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=1e-5, msg=key)
     assert any((value - otherwise[key]).abs().max() > 1e-3 for key, value in found.items())
     best, test = vitlab.load(tmp_path / "run/best"), open_data("digits").test
-    images, _ = Pictures(test, best.preprocess).normalised(np.arange(len(test)))
+    images, _ = ImageSet(test, best.preprocess).normalised(np.arange(len(test)))
     with torch.no_grad():
         answers = best(images, reducer=reducer_of(text)).argmax(1).numpy()
     assert result["top1"] == pytest.approx((answers == test.labels).mean())
@@ -88,7 +88,7 @@ def test_random_drop_resumes_to_the_bit(tmp_path):
 def test_a_student_learns_with_fewer_tokens_and_its_teacher_looks_at_all(two_heads, tmp_path):
     taught = ["objective.name=distill", "objective.teacher=bundled:digits", f"model.distill_token={two_heads}"]
     job = prepare(recipe(*taught, "model.reducer=tome:r=3"), tmp_path)
-    inputs = job.objective.inputs(job.steps[0, 0], At(0, 0))
+    inputs = job.objective.inputs(job.steps[0, 0], MicroStep(0, 0))
     loss, _ = job.objective.loss(job.forward, inputs)
     m, images = job.model, inputs["images"]
     heads = (m(images, reducer=reducer_of("tome:r=3")),) * 2
@@ -101,21 +101,21 @@ def test_a_student_learns_with_fewer_tokens_and_its_teacher_looks_at_all(two_hea
 def test_a_clip_learns_and_is_judged_with_fewer_tokens(tmp_path):
     small = ["data.per_class=6", "data.batch_size=20", "model.reducer=tome:r=3"]
     job = prepare(with_settings(find_recipe("clip_digits")[1], small), tmp_path)
-    inputs = job.objective.inputs(job.steps[0, 0], At(0, 0))
+    inputs = job.objective.inputs(job.steps[0, 0], MicroStep(0, 0))
     job.objective.begin_step(0, job.optimisers)
     loss, _ = job.objective.loss(job.forward, inputs)
     seen = job.model.encode_image(inputs["images"], reducer=reducer_of("tome:r=3"))
     read = job.model.encode_text(inputs["ids"])
     torch.testing.assert_close(loss, job.model.loss(seen, read, same_captions(inputs["kinds"])))
-    few = Pictures(job.data.val, job.model.preprocess)
-    with_fewer = job.objective.scores(job.model, few).logits
+    few = ImageSet(job.data.val, job.model.preprocess)
+    with_fewer = job.objective.evaluate(job.model, few).logits
     job.objective.reducer = None
-    assert not torch.allclose(with_fewer, job.objective.scores(job.model, few).logits)
+    assert not torch.allclose(with_fewer, job.objective.evaluate(job.model, few).logits)
 
 
 REFUSED = {
-    "resnet_cifar10 data.source=digits": "a resnet reads its pictures whole",
-    "resnet_cifar10 data.source=digits model.name=swin_cifar": "a swin reads its pictures whole",
+    "resnet_cifar10 data.source=digits": "a resnet needs all patches",
+    "resnet_cifar10 data.source=digits model.name=swin_cifar": "a swin needs all patches",
     "digits model.positions=rotary": "belong to a full grid",
     "mae_digits": "objective.name=mae decides itself",
     "dino_digits": "objective.name=dino decides itself",
@@ -128,7 +128,7 @@ REFUSED = {
 def test_what_cannot_do_with_fewer_tokens_says_so(what, why, tmp_path):
     name, *settings = what.split()
     asked = with_settings(find_recipe(name)[1], ["model.reducer=tome:r=1", *settings])
-    with pytest.raises(ValueError, match=rf"model\.reducer=.* cannot be: .*{why}"):
+    with pytest.raises(ValueError, match=rf"model\.reducer=.* is not possible: .*{why}"):
         fit(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -145,7 +145,7 @@ def test_eval_and_predict_with_fewer_tokens(command):
     model, val = vitlab.load("bundled:digits"), open_data("digits").val
     asked = ["eval", "bundled:digits", "digits", "--split", "val", "--knn", "--json"]
     plain, fewer = (json.loads(command(*asked, *more).stdout) for more in ([], ["--reducer", "tome:r=7"]))
-    right = evaluate(model, Pictures(val, model.preprocess), reducer=reducer_of("tome:r=7"))
+    right = evaluate_classifier(model, ImageSet(val, model.preprocess), reducer=reducer_of("tome:r=7"))
     assert fewer["loss"] == pytest.approx(right.loss(), rel=1e-5) != pytest.approx(plain["loss"], rel=1e-3)
     assert fewer["knn"] != plain["knn"]
     assert (plain["reducer"], fewer["reducer"]) == (None, "tome:r=7")
@@ -166,4 +166,4 @@ def test_an_exported_file_has_its_tokens_inside(command, tmp_path):
 def test_eval_says_how_a_run_was_trained(tmp_path, command):
     fit(recipe("model.reducer=tome:r=3"), tmp_path / "run")
     said = command("eval", tmp_path / "run/best", "digits", "--split", "val", "--json").stderr
-    assert "To judge it so: --reducer tome:r=3" in " ".join(said.split())
+    assert "To evaluate it so: --reducer tome:r=3" in " ".join(said.split())

@@ -12,10 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_data
-from vitlab.training.batches import Pictures, Plan
-from vitlab.training.doctor import TrainingError, check_installation
-from vitlab.training.evaluate import Scores, evaluate, features, knn_accuracy, probe_accuracy
+from vitlab.training.batches import ImageSet, Plan
+from vitlab.training.doctor import DivergedError, check_installation
+from vitlab.training.evaluate import Scores, evaluate_classifier, features, knn_accuracy, probe_accuracy
 from vitlab.training.loop import fit
 from vitlab.training.recipe import Recipe, with_settings
 
@@ -38,18 +39,18 @@ def test_two_batches_are_learned_by_heart(tmp_path):
     fit(recipe(*few), tmp_path)
     data = open_data("digits", per_class=6)
     model = vitlab.load(tmp_path / "last")
-    assert evaluate(model, Pictures(data.train, model.preprocess)).top(1) == 1.0
+    assert evaluate_classifier(model, ImageSet(data.train, model.preprocess)).top(1) == 1.0
 
 
 def test_it_learns_digits(tmp_path):
     """Four short epochs: far above chance, which is 10 %."""
-    result = fit(recipe("run.epochs=8", "run.eval_every=8", "optim.name=muon", "optim.lr=2e-3"), tmp_path)
+    result = fit(recipe("run.epochs=4", "run.eval_every=4", "optim.name=muon", "optim.lr=2e-3"), tmp_path)
     assert result["top1"] > 0.6
     assert result["split"] == "test" and result["seed"] == 0
     best = vitlab.load(tmp_path / "best")
     assert best.labels == [str(i) for i in range(10)]
     data = open_data("digits")
-    again = evaluate(best, Pictures(data.test, best.preprocess))
+    again = evaluate_classifier(best, ImageSet(data.test, best.preprocess))
     assert again.top(1) == result["top1"]
     assert best.card.metrics["test_top1"] == result["top1"]
     assert (tmp_path / "report.html").stat().st_size > 10_000
@@ -111,7 +112,7 @@ def test_a_loss_that_is_not_finite_stops_with_layer_and_advice(tmp_path):
         start.blocks[1].mlp.fc1.weight.mul_(1e30)
         start.blocks[1].mlp.fc2.weight.mul_(1e30)
     vitlab.save(start, tmp_path / "start")
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(DivergedError) as error:
         fit(with_settings(Recipe(), [f"model.init_from={tmp_path / 'start'}", "run.epochs=1"]), tmp_path / "run")
     text = str(error.value)
     assert "step 0" in text and "block 1, fc" in text and "optim.lr" in text
@@ -157,7 +158,7 @@ def test_unreadable_pictures_are_named_skipped_and_limited(tmp_path):
     assert result["unreadable"] >= 1
     skips = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines() if '"skip"' in line]
     assert all(".png" in line["message"] for line in skips) and skips
-    with pytest.raises(TrainingError, match=r"data\.max_unreadable=0(?s:.*)\.png"):
+    with pytest.raises(DataError, match=r"data\.max_unreadable=0(?s:.*)\.png"):
         fit(recipe(*settings, "data.max_unreadable=0"), tmp_path / "strict")
 
 
@@ -204,7 +205,7 @@ def test_knn_and_probe_against_scikit_learn(tmp_path):
 
     model = vitlab.create("vit_digits", depth=1).eval()
     data = open_data("digits")
-    known, asked = (features(model, Pictures(split, model.preprocess)) for split in (data.train, data.val))
+    known, asked = (features(model, ImageSet(split, model.preprocess)) for split in (data.train, data.val))
 
     def weigh(distances):
         return np.exp((1 - distances) / 0.07)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.training.optim import Muon, Optimisers, layers_of, newton_schulz, parameter_groups
+from vitlab.training.optim import Muon, Optimisers, layers_of, lr_factor, newton_schulz, parameter_groups
 from vitlab.training.recipe import OptimRecipe
-from vitlab.training.schedule import lr_factor
 
 
 def small(**options):

@@ -26,7 +26,7 @@ def test_a_recipe_is_read_and_its_model_builds(name):
     if recipe.objective.name == "clip":
         options = replace(options, freeze="none")  # a tower that has learned nothing is not locked
     with torch.device("meta"):
-        model, _ = build_model(options, [str(i) for i in range(10)], 3, recipe.objective)
+        model, _ = build_model(replace(recipe, model=options), [str(i) for i in range(10)], 3)
         images = torch.zeros(2, 3, *model.config.image_size)
         if recipe.objective.name in ("mae", "dino"):
             assert model.family == recipe.objective.name and model.encoder(images).shape == (2, model.config.width)

@@ -14,7 +14,8 @@ import vitlab.cli.main
 from vitlab.images.augment import Augment, AugmentOptions
 from vitlab.images.mix import smooth_targets
 from vitlab.images.preprocess import Preprocess
-from vitlab.training.job import crops_of, data_of, prepare
+from vitlab.training.job import data_of, prepare
+from vitlab.training.objectives.dino import SelfDistillation
 from vitlab.training.presets import find_recipe
 from vitlab.training.preview import describe, preview, shares
 from vitlab.training.recipe import Recipe, from_tables, with_settings
@@ -87,7 +88,8 @@ def test_all_views_of_dino_are_shown(tmp_path):
     assert "local_scale=(0.4, 0.8)" in found.settings
     indices = np.array([row.index for row in found.rows])
     pixels = torch.from_numpy(np.stack([data.train.read(i) for i in indices])).permute(0, 3, 1, 2)  # (B, 1, 8, 8)
-    views = crops_of(recipe, Preprocess((8, 8), mean=(0.5,), std=(0.5,)))(pixels, indices, seed=5, epoch=0)
+    crops = SelfDistillation.augmentation(recipe, Preprocess((8, 8), mean=(0.5,), std=(0.5,)))
+    views = crops(pixels, indices, seed=5, epoch=0)
     for number, view in enumerate(views, 1):
         np.testing.assert_allclose([row.images[number] for row in found.rows], back(view, 0.5, 0.5), atol=0.51)
     draw_preview(found, tmp_path / "x.png")

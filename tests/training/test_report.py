@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.training.report import Mistake, duration, write_report
+from vitlab.training.report import GalleryItem, RunReport, duration, write_report
 
 X = "{http://www.w3.org/1999/xhtml}"
 NASTY = [
@@ -41,7 +41,7 @@ def make_log(steps=20):
 def pictures(count, channels=3, size=(5, 9)):
     rng = np.random.default_rng(0)
     return [
-        Mistake(
+        GalleryItem(
             image=rng.integers(0, 256, (*size, channels), dtype=np.uint8),
             truth=NASTY[i % len(NASTY)],
             predicted=NASTY[(i + 1) % len(NASTY)],
@@ -64,7 +64,7 @@ def report(folder: Path, **changes):
         environment={"python": "3.11", "cpu": '<fast> & "cheap"', "gpu": {"name": "无"}},
     )
     folder.mkdir(parents=True, exist_ok=True)
-    path = write_report(folder, **{**given, **changes})
+    path = write_report(folder, RunReport(**{**given, **changes}))
     text = path.read_text(encoding="utf-8")
     return text, ElementTree.fromstring(text)
 
@@ -341,7 +341,7 @@ def test_accuracy_per_class_worst_first(tmp_path):
     assert rows[1:] == [
         ["c", "50.0 %", "4 / 8", "a (2)"],
         ["a", "75.0 %", "3 / 4", "empty (1)"],
-        ["empty", "no pictures", "0 / 0", ""],
+        ["empty", "no images", "0 / 0", ""],
     ]
 
 
@@ -368,7 +368,7 @@ def test_pictures_are_those_given_most_confident_first(tmp_path, channels):
 
 
 def test_photographs_are_made_small(tmp_path):
-    photo = Mistake(np.full((600, 900, 3), (200, 30, 60), np.uint8), "cat", "cat", 1.0, "cat.jpg")
+    photo = GalleryItem(np.full((600, 900, 3), (200, 30, 60), np.uint8), "cat", "cat", 1.0, "cat.jpg")
     _, page = report(tmp_path, samples=[photo], mistakes=[])
     source = next(section(page, "Sample predictions").iter(f"{X}img")).get("src")
     image = Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, read_recipe, with_settings
 from vitlab.training.runlog import read_log

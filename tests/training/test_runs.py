@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitlab.cli import runs as verb
+from vitlab.cli.runs import runs as command
 from vitlab.training.report import plot
 from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.runs import COLUMNS, differences, list_runs, shown, table, to_csv, to_markdown
@@ -208,26 +208,26 @@ def test_plots_that_cannot_be(notebook, tmp_path, monkeypatch):
         plot(runs, tmp_path / "x.png")
 
 
-def test_the_verb(notebook, tmp_path, capsys):
+def test_the_command(notebook, tmp_path, capsys):
     (notebook / "notes").mkdir()
-    verb.run(notebook, "table", tmp_path / "x.png", "top1", False)
+    command(notebook, "table", tmp_path / "x.png", "top1", False)
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["name", "data", "model"] and len(lines) == 6
     assert lines[1].startswith("=e(1) 最新") and "99.00 %" in lines[1]
     assert "notes: is not a run" in err and "without a curve: d unsaved" in err and (tmp_path / "x.png").stat().st_size
-    verb.run(notebook, "csv", None, None, False)
+    command(notebook, "csv", None, None, False)
     assert len(list(csv.reader(io.StringIO(capsys.readouterr().out)))) == 6
-    verb.run(notebook, "markdown", None, None, False)
+    command(notebook, "markdown", None, None, False)
     assert capsys.readouterr().out.count("\n") == 7
-    verb.run(notebook, "table", None, None, True)
+    command(notebook, "table", None, None, True)
     rows = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
     assert rows[0]["loss"] == "NaN" and rows[-1]["top1"] == 0.9875
     with pytest.raises(ValueError, match="table, markdown, csv"):
-        verb.run(notebook, "html", None, None, False)
+        command(notebook, "html", None, None, False)
 
 
 def test_an_empty_folder_is_no_error(tmp_path, capsys):
-    verb.run(tmp_path, "table", tmp_path / "x.png", None, True)
+    command(tmp_path, "table", tmp_path / "x.png", None, True)
     out, err = capsys.readouterr()
     assert json.loads(out) == [] and "vitlab train" in err and not list(tmp_path.iterdir())

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 import vitlab
 from vitlab.images.sources.splits import few_labels
-from vitlab.training.evaluate import Scores, knn_accuracy, probe_accuracy
-from vitlab.training.fewshot import few_shot_accuracies
+from vitlab.training.evaluate import Scores, few_shot_accuracies, knn_accuracy, probe_accuracy
 
 
 def scores(logits: torch.Tensor, labels: torch.Tensor, read: torch.Tensor | None = None) -> Scores:

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 import vitlab
 from vitlab.images.datasets import open_data
-from vitlab.training.batches import Pictures
-from vitlab.training.evaluate import evaluate
-from vitlab.training.job import Job
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier
+from vitlab.training.job import TrainingJob
 from vitlab.training.loop import Silent, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 
@@ -65,7 +65,7 @@ def test_two_processes_that_share_the_model_equal_one(settings, alone, tolerance
         assert results[0][key] == results[1][key], key
     assert results[1]["loss"] == pytest.approx(results[0]["loss"], abs=1e-5)
     best = vitlab.load(tmp_path / "two" / "best")
-    scores = evaluate(best, Pictures(open_data("digits").test, best.preprocess))
+    scores = evaluate_classifier(best, ImageSet(open_data("digits").test, best.preprocess))
     assert scores.top(1) == results[1]["top1"]
     assert scores.loss() == pytest.approx(results[1]["loss"], abs=1e-6)
     last, weights = vitlab.load(tmp_path / "two" / "last"), load_file(tmp_path / "two" / "last" / "weights.safetensors")
@@ -116,17 +116,17 @@ def test_torchrun_with_the_recipe_as_it_is(tmp_path):
 
 def test_each_process_keeps_about_half(tmp_path, monkeypatch, fit_in_two):
     """Of the parameters, of the running average, and of the optimiser's two numbers for each."""
-    save = Job.save
+    save = TrainingJob.save
 
     def counted(job, progress):
         state = job.optimisers.tensors()
-        kept = {"model": job.model.state_dict(), "average": job.judged.state_dict()}
+        kept = {"model": job.model.state_dict(), "average": job.evaluated_model.state_dict()}
         kept |= {name: {k: v for k, v in state.items() if k.endswith(name)} for name in ("|exp_avg", "|exp_avg_sq")}
         sums = {name: sum(v.to_local().numel() for v in tensors.values()) for name, tensors in kept.items()}
         (tmp_path / f"{job.who.rank}.json").write_text(json.dumps(sums))
         save(job, progress)
 
-    monkeypatch.setattr(Job, "save", counted)
+    monkeypatch.setattr(TrainingJob, "save", counted)
     assert fit_in_two(recipe(FSDP, "run.epochs=1", "optim.ema=0.9"), tmp_path / "run") == [0, 0]
     params = result(tmp_path / "run")["params"]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))

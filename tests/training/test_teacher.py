@@ -85,7 +85,7 @@ def test_grey_pictures_for_a_teacher_of_colours():
     found = Teacher(model, CLASSES, student).view(seen(student, images))
     torch.testing.assert_close(found, seen(model.preprocess, images), atol=1e-5, rtol=0)
     grey = resnet(channels=1)
-    with pytest.raises(ValueError, match="sees grey pictures and the student colours"):
+    with pytest.raises(ValueError, match="sees grey images and the student colours"):
         Teacher(grey, CLASSES, HALF)
 
 
@@ -236,9 +236,9 @@ def test_answers_to_other_pictures_are_refused(tmp_path):
     keep_answers(tmp_path, teacher, data, "toy")
     assert data.images is not None
     shuffled = ArrayDataset(data.images[::-1].copy(), data.labels, CLASSES, "toy/train")
-    with pytest.raises(ValueError, match=r"answers to other pictures \(toy, 11 pictures, not toy, 11\)"):
+    with pytest.raises(ValueError, match=r"answers to other images \(toy, 11 images, not toy, 11\)"):
         keep_answers(tmp_path, teacher, shuffled, "toy")
-    with pytest.raises(ValueError, match=r"\(toy, 11 pictures, not toys, 9\)"):
+    with pytest.raises(ValueError, match=r"\(toy, 11 images, not toys, 9\)"):
         keep_answers(tmp_path, teacher, data_of(9), "toys")
 
 
@@ -273,5 +273,5 @@ def test_a_picture_that_cannot_be_read_has_no_answer(tmp_path):
     data = FileDataset([tmp_path / f"{i}.png" for i in range(3)], np.array([0, 1, 2]), CLASSES)
     answers = keep_answers(tmp_path / "kept", Teacher(resnet(), CLASSES, HALF), data, "toy", batch_size=1)
     assert torch.isfinite(answers.take(torch.tensor([0, 2]))).all()
-    with pytest.raises(ValueError, match="could not read picture 1"):
+    with pytest.raises(ValueError, match="could not read image 1"):
         answers.take(torch.tensor([0, 1]))

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlab
-from vitlab.training.doctor import TrainingError
+from vitlab.errors import DataError
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe, to_toml, with_settings
 from vitlab.training.runlog import read_log
@@ -66,7 +66,7 @@ def test_each_is_counted_once_however_many_epochs(workers, source, tmp_path):
     assert named(skips(tmp_path / "run"), source) == sorted(BROKEN)
     told = [note.removeprefix("skipped: ") for note in show.notes if note.startswith("skipped: ")]
     assert named(told, source) == sorted(name for name in BROKEN if not name.startswith("test"))
-    assert "6 pictures could not be read" in show.notes[-1] and "log.jsonl" in show.notes[-1]
+    assert "6 images could not be read" in show.notes[-1] and "log.jsonl" in show.notes[-1]
 
 
 class StopAt(Silent):
@@ -97,17 +97,17 @@ def test_too_many_stop_the_run_with_a_list_and_it_can_go_on(source, tmp_path, co
     (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=4")))
     run = tmp_path / "run"
     text = command("train", tmp_path / "r.toml", f"run.dir={run}", code=2).stderr
-    assert "5 pictures could not be read, more than data.max_unreadable=4" in text and "Traceback" not in text
+    assert "5 images could not be read, more than data.max_unreadable=4" in text and "Traceback" not in text
     assert f"vitlab train --resume {run} data.max_unreadable=... --changed" in text
     for name in BROKEN[:5]:
         assert f"  {source / name}: " in text
     done = command("train", "--resume", run, "data.max_unreadable=9", "--changed")
-    assert "6 pictures could not be read" in done.stdout
+    assert "6 images could not be read" in done.stdout
     assert json.loads((run / "result.json").read_text())["unreadable"] == 6
 
 
 def test_none_is_allowed(source, tmp_path):
-    with pytest.raises(TrainingError, match=r"data\.max_unreadable=0 allows:\n  .*cat"):
+    with pytest.raises(DataError, match=r"data\.max_unreadable=0 allows:\n  .*cat"):
         fit(recipe(source, "data.max_unreadable=0"), tmp_path / "run")
 
 
@@ -118,7 +118,7 @@ def test_a_split_of_which_nothing_can_be_read(split, source, tmp_path, command):
         file.write_bytes(b"\x89PNG")
     (tmp_path / "r.toml").write_text(to_toml(recipe(source, "data.max_unreadable=99")))
     text = command("train", tmp_path / "r.toml", f"run.dir={tmp_path / 'run'}", code=2).stderr
-    assert "pictures can be read" in text and f"{source}/{split}/dog/0.png" in text and "Traceback" not in text
+    assert "images can be read" in text and f"{source}/{split}/dog/0.png" in text and "Traceback" not in text
     if split == "test":  # what was trained is there
         assert vitlab.load(tmp_path / "run/best").labels == ["cat", "dog"]
 
@@ -179,9 +179,9 @@ def test_evaluation_on_a_screen_names_them_too(source, checkpoint, command):
 
 def test_evaluation_stops_where_too_many_or_all_are_unreadable(source, checkpoint, command):
     text = command("eval", checkpoint, source, "--split", "val", "--max-unreadable", 1, code=2).stderr
-    assert "2 pictures could not be read, more than --max-unreadable=1" in text and "val/cat/1.png" in text
+    assert "2 images could not be read, more than --max-unreadable=1" in text and "val/cat/1.png" in text
     for file in (source / "val").glob("*/*.png"):
         file.write_bytes(b"")
     for flags in ([], ["--knn"]):
         text = command("eval", checkpoint, source, "--split", "val", *flags, code=2).stderr
-        assert "none of the 10 pictures can be read" in text and "Traceback" not in text
+        assert "none of the 10 images can be read" in text and "Traceback" not in text

@@ -13,7 +13,7 @@ import torch
 from vitlab.training import loop, verify
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe, with_settings
-from vitlab.training.verify import Difference, Kill, differences, shortened, verify_resume
+from vitlab.training.verify import Kill, TensorDifference, differences, shortened, verify_resume
 
 SMALL = ["data.batch_size=32", "model.depth=2", "model.dropout=0.1", "augment.mixup=0.5", "optim.ema=0.9"]
 
@@ -87,10 +87,10 @@ def test_data_that_start_again_are_found(forks, monkeypatch):
 def test_a_machine_that_does_not_repeat_itself_is_told_from_a_resume_that_fails(forks, monkeypatch):
     update = loop.update
 
-    def noisy(job, step, scaler):
+    def noisy(session, step):
         with torch.no_grad():
-            job.model.head.bias[0] += int.from_bytes(os.urandom(2), "big") * 1e-9
-        return update(job, step, scaler)
+            session.job.model.head.bias[0] += int.from_bytes(os.urandom(2), "big") * 1e-9
+        return update(session, step)
 
     monkeypatch.setattr(loop, "update", noisy)
     verdict = verify_resume(recipe(), kills=1, steps=8)
@@ -109,10 +109,10 @@ def test_a_run_that_cannot_be_resumed_is_a_failure(forks, monkeypatch):
 def test_bits_are_compared():
     nan, one = torch.tensor([float("nan"), 1.0]), torch.tensor(1.0)
     assert not differences({"a": nan, "b": one}, {"a": nan.clone(), "b": one.clone()})
-    assert differences({"a": torch.zeros(2)}, {"a": torch.tensor([0.0, -0.0])}) == [Difference("a", 0.0)]
-    assert differences({"a": one}, {"a": one + 0.5}) == [Difference("a", 0.5)]
-    assert differences({"a": one, "b": one}, {"a": one}) == [Difference("b", None)]
-    assert differences({"a": one}, {"a": one.double()}) == [Difference("a", None)]
+    assert differences({"a": torch.zeros(2)}, {"a": torch.tensor([0.0, -0.0])}) == [TensorDifference("a", 0.0)]
+    assert differences({"a": one}, {"a": one + 0.5}) == [TensorDifference("a", 0.5)]
+    assert differences({"a": one, "b": one}, {"a": one}) == [TensorDifference("b", None)]
+    assert differences({"a": one}, {"a": one.double()}) == [TensorDifference("a", None)]
 
 
 def test_the_run_is_cut_down_and_otherwise_the_recipes():
@@ -161,14 +161,14 @@ def test_on_the_command_line(tmp_path):
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_what_is_said_of_a_difference(repeatable, monkeypatch, capsys, tmp_path):
-    from vitlab.cli import verify_resume as verb
+    from vitlab.cli.train import verify_resume as command
 
-    found = [Difference("weights|head.bias", 0.125), Difference("ema|head.bias", None)]
-    wrong = verify.Verdict(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
-    monkeypatch.setattr(verb, "verify_resume", lambda *a, **k: wrong)
-    monkeypatch.setenv("PYTHONWARNINGS", "")  # which the verb adds to
+    found = [TensorDifference("weights|head.bias", 0.125), TensorDifference("ema|head.bias", None)]
+    wrong = verify.ResumeReport(8, [Kill(6, 4)], 9, found, "", repeatable, 3.0, tmp_path)
+    monkeypatch.setattr(verify, "verify_resume", lambda *a, **k: wrong)
+    monkeypatch.setenv("PYTHONWARNINGS", "")  # which the command adds to
     with pytest.raises(SystemExit) as ended:
-        verb.run("digits", [], 1, 8, False)
+        command("digits", [], 1, 8, False)
     text = capsys.readouterr().out
     assert ended.value.code == 1
     assert (

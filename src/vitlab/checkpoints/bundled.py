@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vitlab.errors import CheckpointError
+
 PREFIX = "bundled:"
 FOLDER = Path(__file__).parents[1] / "bundled"
 
@@ -15,7 +17,5 @@ def names() -> list[str]:
 def find(name: str) -> Path:
     wanted = name.removeprefix(PREFIX)
     if wanted not in names():
-        from vitlab.checkpoints.files import CheckpointError  # which imports torch; the shell asks for the names
-
         raise CheckpointError(f"{name}: there is no such model in the package; there are {', '.join(names())}.")
     return FOLDER / wanted

@@ -6,18 +6,42 @@ which, it is asked for. Read all; write open_clip and transformers.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from vitlab.checkpoints.clip_config import hf_files, open_clip_files
-from vitlab.checkpoints.infer import infer_options
-from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, State
-from vitlab.checkpoints.keymap import write as rename
+import torch
+from torch import Tensor
+
+from vitlab.checkpoints import hf, keymap, schema
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.keymap import (
+    JOIN,
+    SAME,
+    TOKENS,
+    TRANSPOSE,
+    Codec,
+    Dialect,
+    Options,
+    Renamed,
+    Rule,
+    Source,
+    State,
+    Stated,
+    shape_of,
+)
+from vitlab.checkpoints.vit import infer_options
+from vitlab.checkpoints.writable import check_vit
+from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
-from vitlab.models.registry import OPENAI
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
+from vitlab.text.tokenizer import END, START, Tokenizer
 
 PREPROCESS = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
-TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be told
+OPENAI_VOCAB = 49408
+TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
+TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be passed
 CLASS = Codec(TOKENS.read, lambda t, n, h: [t.reshape(-1)])  # (D,) <-> (1, 1, D)
 TABLE = Codec(TOKENS.read, lambda t, n, h: [t[0]])  # (N, D) <-> (1, N, D)
 
@@ -32,14 +56,148 @@ NAMES = {  # ours -> theirs, in every block of both towers
 
 def _openai_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
     joined = [Rule(f"{ours}attention.qkv.{part}", f"{theirs}attn.in_proj_{part}") for part in ("weight", "bias")]
-    return *joined, *(Rule(ours + name, theirs + named[0]) for name, named in NAMES.items())
+    return *joined, *(Rule(ours + name, theirs + names[0]) for name, names in NAMES.items())
 
 
 def _hf_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
     parts = tuple(f"{theirs}self_attn.{part}_proj.*" for part in "qkv")
-    return Rule(f"{ours}attention.qkv.*", parts, JOIN), *(
-        Rule(ours + n, theirs + named[1]) for n, named in NAMES.items()
+    joined = Rule(f"{ours}attention.qkv.*", parts, JOIN)
+    return joined, *(Rule(ours + name, theirs + names[1]) for name, names in NAMES.items())
+
+
+# ------------------------------------------------------------------------------------------ files beside the weights
+
+MODEL_TYPES = {"clip": ModelType("CLIP", hf.INTERPOLATE, {})}
+
+
+def _read_tokenizer(source: Source) -> Stated:
+    """The tokenizer of a folder, with the context length that the text tower's positions have."""
+    if not any((source.path / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        return Stated()
+    theirs = next((rule.keys[0] for rule in source.dialect.rules if rule.ours == "text.positions"), "")
+    tables = [source.state.get(theirs.replace("{p}", prefix)) for prefix in source.dialect.prefixes]
+    length = next((len(table) for table in tables if table is not None), 77)
+    return Stated(tokenizer=Tokenizer.read(source.path, context=length))
+
+
+def _read_hf(source: Source) -> Stated:
+    stated, path = _read_tokenizer(source), source.path / "config.json"
+    if not path.is_file():
+        return stated
+    options = hf_options(read_json(path), stated.tokenizer)
+    return hf.with_processor(replace(stated, options=options), source.path, MODEL_TYPES["clip"])
+
+
+def _read_open_clip(source: Source) -> Stated:
+    stated, path = _read_tokenizer(source), source.path / "open_clip_config.json"
+    return _open_clip_stated(read_json(path), stated.tokenizer) if path.is_file() else stated
+
+
+TEXT_FIELDS: hf.Fields = {  # of transformers
+    "text.vocab": ("vocab_size", 49408),
+    "text.context": ("max_position_embeddings", 77),
+    "text.width": ("hidden_size", 512),
+    "text.depth": ("num_hidden_layers", 12),
+    "text.heads": ("num_attention_heads", 8),
+    "text.eps": ("layer_norm_eps", 1e-5),
+}
+IMAGE_FIELDS: hf.Fields = {
+    "image.image_size": ("image_size", 224),
+    "image.patch_size": ("patch_size", 32),
+    "image.channels": ("num_channels", 3),
+    "image.width": ("hidden_size", 768),
+    "image.depth": ("num_hidden_layers", 12),
+    "image.heads": ("num_attention_heads", 12),
+    "image.eps": ("layer_norm_eps", 1e-5),
+}
+
+
+def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
+    """transformers' config.json -> options by path; what it leaves out has its library's default."""
+    schema.check(config, schema.HF, "config.json")
+    if config.get("model_type") != "clip":
+        raise CheckpointError(
+            f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
+        )
+    text, vision = (_tower_config(config, part) for part in ("text", "vision"))
+    vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
+    if end == 2:  # a mistake of early files, for which transformers looks for the largest number
+        end = tokenizer.end_id if tokenizer is not None else vocab - 1
+    options = {**hf.read_fields(text, TEXT_FIELDS), **hf.read_fields(vision, IMAGE_FIELDS)}
+    return options | {
+        "image.activation": hf.activation_of(vision, "quick_gelu"),
+        "text.activation": hf.activation_of(text, "quick_gelu"),
+        "text.end_id": end,
+        "text.pad_id": tokenizer.pad_id if tokenizer is not None else end,  # config.json's pad_token_id is not used
+        "embed_dim": config.get("projection_dim", 512),
+    }
+
+
+def _tower_config(config: Options, tower: str) -> Options:
+    """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
+    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
+    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
+
+
+OPEN_CLIP_IMAGE: hf.Fields = {  # what open_clip_config.json leaves out, the weights show
+    "image.image_size": ("image_size", None),
+    "image.width": ("width", None),
+    "image.depth": ("layers", None),
+    "image.patch_size": ("patch_size", None),
+}
+OPEN_CLIP_TEXT: hf.Fields = {
+    "text.context": ("context_length", None),
+    "text.vocab": ("vocab_size", None),
+    "text.width": ("width", None),
+    "text.depth": ("layers", None),
+    "text.heads": ("heads", None),
+}
+READ = {
+    "vision_cfg": ("head_width", "mlp_ratio", *(name for name, _ in OPEN_CLIP_IMAGE.values())),
+    "text_cfg": ("mlp_ratio", *(name for name, _ in OPEN_CLIP_TEXT.values())),
+}
+WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are not zero, false or nothing -> which values
+    "pool_type": ("tok", "argmax"),
+    "pos_embed_type": ("learnable",),
+    "proj_type": ("linear",),
+    "block_type": ("default",),
+    **dict.fromkeys(("patch_dropout", "eos_id", "pad_id", "output_tokens", "final_ln_after_pool")),  # any
+    **dict.fromkeys(("attn_pooler_queries", "attn_pooler_heads", "timm_pool", "timm_proj", "hf_model_pretrained")),
+    **dict.fromkeys(("tokenizer_kwargs", "tokenizer_mode", "hf_tokenizer_name")),
+}
+
+
+def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
+    """open_clip_config.json -> options by path, and preprocess values."""
+    where = "open_clip_config.json"
+    schema.check(config, schema.OPEN_CLIP, where)
+    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
+    vision, text = (
+        schema.check(model.get(part) or {}, schema.OPEN_CLIP_TOWER, f"{where}'s {part}")
+        for part in ("vision_cfg", "text_cfg")
     )
+    for part, values in (("vision_cfg", vision), ("text_cfg", text)):
+        for name, value in values.items():
+            harmless = WITHOUT_EFFECT.get(name, ()) if name not in READ[part] else None
+            if value and harmless is not None and value not in harmless:
+                raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
+    options = hf.read_fields(vision, OPEN_CLIP_IMAGE) | hf.read_fields(text, OPEN_CLIP_TEXT)
+    options |= {
+        "image.heads": vision["width"] // vision.get("head_width", 64) if "width" in vision else None,
+        "embed_dim": model.get("embed_dim"),
+        "text.pad_id": tokenizer.pad_id if tokenizer is not None else None,
+        "eps": 1e-5,  # another would stand in norm_kwargs
+    }
+    if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
+        options["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
+    how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
+    cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
+    if (mode := cfg.get("resize_mode", "shortest")) not in how:
+        raise CheckpointError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
+    preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
+    preprocess |= {"how": how[mode]} if preprocess else {}
+    options = {name: value for name, value in options.items() if value is not None}
+    return Stated(options, preprocess, tokenizer=tokenizer)
 
 
 OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a part of its own
@@ -65,6 +223,7 @@ OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a 
     preprocess=PREPROCESS,
     options={"resize_rule": "bicubic_antialias"},
     prefixes=("", "text."),
+    read_stated=_read_open_clip,
     ignored={"input_resolution|context_length|vocab_size": "a number beside OpenAI's weights, seen in their shapes"},
 )
 HF = Dialect(
@@ -90,9 +249,13 @@ HF = Dialect(
     assumed={"eps": 1e-5},
     preprocess=PREPROCESS,
     options={"resize_rule": "bicubic"},
+    read_stated=_read_hf,
     ignored={r".*\.position_ids": "0, 1, 2, ...: counted anew"},
 )
-DIALECTS = (OPEN_CLIP, HF)
+
+
+# ------------------------------------------------------------------------------------------------------ the network
+
 ASK = (
     "the weights do not say whether they were trained with GELU or with QuickGELU, and with the wrong one every number "
     'is a little wrong. Say it: vitlab.load(path, activation="quick_gelu"), or once and for all: vitlab convert PATH '
@@ -106,11 +269,11 @@ FACTS = (
 )
 
 
-def by_path(told: dict[str, Any], *, encoder: bool = False) -> dict[str, Any]:
+def _by_path(options: Options, encoder: bool) -> Options:
     """Options by path: image=dict(heads=4) is image.heads, and so is heads alone. `encoder`: for the image tower."""
-    flat: dict[str, Any] = {}
-    for name, value in told.items():
-        if name in ("image", "text") and isinstance(value, dict):
+    flat: Options = {}
+    for name, value in options.items():
+        if name in ("image", "text") and schema.is_object(value):
             flat |= {f"{name}.{inner}": part for inner, part in value.items()}
         else:
             flat["image.heads" if name == "heads" else name] = value
@@ -119,129 +282,222 @@ def by_path(told: dict[str, Any], *, encoder: bool = False) -> dict[str, Any]:
     return {name.removeprefix("image."): value for name, value in flat.items() if not name.startswith("text.")}
 
 
-def infer_config(dialect: Dialect, renamed: Renamed, says: dict[str, Any], told: dict[str, Any]) -> CLIPConfig:
-    """The config of tensors under our names. `says`: what a config beside them says; `told`: what the caller does.
-
-    Both by path (image.heads, text.heads); activation and eps without one are both towers'.
-    """
-    tensors, known = renamed.tensors, {**{name: told[name] for name in FACTS if name in told}, **says}
+def _infer(renamed: Renamed, clues: Clues) -> Reading:
+    """Options are by path (image.heads, text.heads); activation and eps without one are both towers'."""
+    tensors, dialect, given, stated = renamed.tensors, clues.dialect, clues.given, clues.stated.options
+    facts = {**{name: given[name] for name in FACTS if name in given}, **stated}
     if "image.class_token" not in tensors:
-        found = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
-        raise ValueError(f"its image tower is no ViT of CLIP's kind ({found} is there): only those are known here.")
-    if "image_projection.weight" not in tensors:
-        raise ValueError("image_projection.weight is missing, so this is not a whole CLIP.")
-    activation = {tower: known.get(f"{tower}.activation", known.get("activation")) for tower in ("image", "text")}
+        other = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
+        raise CheckpointError(
+            f"its image tower is no ViT of CLIP's kind ({other} is there): only those are known here."
+        )
+    embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
+    activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
-        raise ValueError(ASK)
-    eps = {tower: known.get(f"{tower}.eps", known.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
-    image = {name.removeprefix("image."): value for name, value in known.items() if name.startswith("image.")}
-    if "image.image_size" in says:
+        raise CheckpointError(ASK)
+    eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
+    image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
+    if "image.image_size" in stated:
         image["size_is_stored"] = True
-    elif "image_size" in told or "grid" in told:
-        image |= {name: told[name] for name in ("image_size", "grid") if name in told}
-    found = infer_options(_part(tensors, "image."), image)
+    else:
+        image |= {name: given[name] for name in ("image_size", "grid") if name in given}
+    inferred = infer_options(renamed.part("image.").tensors, image)
     vit = ViTConfig().with_options(
-        **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **found, "classes": 0}
+        **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
     )
-    text = _infer_text(_part(tensors, "text."), known)
+    text = _infer_text(tensors, facts)
     text |= {"activation": activation["text"], "eps": eps["text"]}
     loss = "sigmoid" if "bias" in tensors else "softmax"
-    return CLIPConfig(vit, TextConfig(**text), tensors["image_projection.weight"].shape[0], loss)
+    config = CLIPConfig(vit, TextConfig(**text), embed_dim, loss)
+    sizes = ("image_size", "patch_size", "width", "depth", "channels", "vocab", "context")
+    paths = {f"{tower}.{name}" for tower in ("image", "text") for name in sizes} | {"embed_dim"}
+    check_agreement(stated, {path: config.option(path) for path in paths & stated.keys()})
+    values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
+    unstated = {} if "text.eps" in stated else {n: v for n, v in values.items() if n not in {**stated, **given}}
+    return Reading(config, unstated)
 
 
-def _part(tensors: State, prefix: str) -> State:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-
-def _infer_text(state: State, known: dict[str, Any]) -> dict[str, Any]:
-    for key in ("embed.weight", "positions", "blocks.0.mlp.fc1.weight"):
-        if getattr(state.get(key), "ndim", None) != 2:
-            raise ValueError(f"text.{key} is missing or damaged, so this is not a whole CLIP.")
-    vocab, width = state["embed.weight"].shape
-    heads = known.get("text.heads", TEXT_HEADS.get(width))
+def _infer_text(state: State, facts: Options) -> Options:
+    vocab, width = shape_of(state, "text.embed.weight", 2, "CLIP")
+    context, _ = shape_of(state, "text.positions", 2, "CLIP")
+    hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, "CLIP")
+    heads = facts.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
-        raise ValueError(
+        raise CheckpointError(
             f"the number of heads cannot be read from a text tower of width {width}. "
             f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
         )
     return {
-        "context": state["positions"].shape[0],
+        "context": context,
         "vocab": vocab,
         "width": width,
-        "depth": len({key.split(".")[1] for key in state if key.startswith("blocks.")}),
+        "depth": len({key.split(".")[2] for key in state if key.startswith("text.blocks.")}),
         "heads": heads,
-        "mlp_ratio": state["blocks.0.mlp.fc1.weight"].shape[0] / width,
-        "end_id": known.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
-        "pad_id": known.get("text.pad_id", 0),
+        "mlp_ratio": hidden / width,
+        "end_id": facts.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
+        "pad_id": facts.get("text.pad_id", 0),
     }
-
-
-def check_agreement(says: dict[str, Any], config: CLIPConfig) -> None:
-    """A config that contradicts its weights belongs to other weights."""
-    found = {"embed_dim": config.embed_dim}
-    for tower, c in (("image", config.image), ("text", config.text)):
-        names = ("image_size", "patch_size", "width", "depth", "channels", "vocab", "context")
-        found |= {f"{tower}.{name}": getattr(c, name) for name in names if hasattr(c, name)}
-    for name in says.keys() & found.keys():
-        said = (says[name],) * 2 if name == "image.image_size" and isinstance(says[name], int) else says[name]
-        said = tuple(said) if isinstance(said, list) else said
-        if said != found[name]:
-            raise ValueError(
-                f"config says {name}={said} but the weights have {found[name]}: they do not belong together."
-            )
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _check_writable(c: CLIPConfig, to: str) -> None:
+UNSUPPORTED = (
+    *("positions", "class_token", "pooling", "head_hidden", "head_dim", "norm", "final_norm"),
+    *("layer_scale", "qk_norm", "qkv_bias", "stem", "patch_norms", "mlp"),
+)
+
+
+def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> None:
     v = c.image
-    refuse = {
-        f"image.positions={v.positions.kind}": v.positions.kind != "learned",
+    image_tower = {
         f"prefix_positions={v.positions.prefix_positions}": v.positions.prefix_positions != "class",
-        "an image tower without class token": not v.tokens.class_token,
         "registers, a distillation or a mask token": bool(
             v.tokens.registers or v.tokens.distill_token or v.tokens.mask_token
         ),
-        f"pooling={v.head.pooling}": v.head.pooling != "class",
-        "head_hidden": bool(v.head.head_hidden),
-        "head_dim": v.head_dim is not None and v.head_dim * v.heads != v.width,
-        "norm=post": v.norm.kind == "post",
         "norm_pre=False": not v.norm.norm_pre,
-        "final_norm=no": v.final_norm == "no" and v.norm.kind == "pre",
-        "layer_scale": bool(v.residual.layer_scale),
-        "qk_norm": v.attention.qk_norm,
-        "qkv_bias=False": not v.attention.qkv_bias,
-        "stem=conv": v.stem.kind == "conv",
-        "patch_norms": v.stem.patch_norms,
         "patch_bias=True": v.stem.patch_bias and v.stem.kind == "patch",
-        "mlp=swiglu": v.mlp.kind == "swiglu",
     }
-    if to == "hf":
-        refuse |= {
-            "loss=sigmoid": c.loss == "sigmoid",
-            f"images of {v.image_size[0]}x{v.image_size[1]}, which are no square": v.image_size[0] != v.image_size[1],
-            "end_id=2": c.text.end_id == 2,
-        }
-    else:
-        both = {v.mlp.activation, c.text.activation}
-        refuse |= {
-            f"activation={' and '.join(sorted(both))}": both not in ({"gelu"}, {"quick_gelu"}),
-            f"eps={v.norm.eps:g}, text.eps={c.text.eps:g}": {v.norm.eps, c.text.eps} != {1e-5},
-            f"end_id={c.text.end_id}, which is not the largest": c.text.end_id != c.text.vocab - 1,
-        }
-    if found := [what for what, wrong in refuse.items() if wrong]:
-        library = {"hf": "transformers' CLIPModel", "open_clip": "open_clip's CLIP"}[to]
-        raise ValueError(f"{library} cannot express {', '.join(found)}. Use --to native.")
+    check_vit(library, v, UNSUPPORTED, image_tower | others)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
-    """Tensors under the other library's names, and the JSON or text files beside them."""
-    if to not in ("hf", "open_clip"):
-        raise ValueError(f"a CLIP is not written as {to}: use --to hf, open_clip or native, or --encoder for its ViT.")
+def _hf_files(model: Network) -> Options:
+    """config.json, and the tokenizer's files where the model has one."""
+    c, tokenizer = model.config, model.tokenizer
+    text = {
+        **hf.write_fields(c, TEXT_FIELDS),
+        "model_type": "clip_text_model",
+        "intermediate_size": round(c.text.width * c.text.mlp_ratio),
+        "hidden_act": hf.theirs_of_activation(c.text.activation),
+        "projection_dim": c.embed_dim,
+        "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
+        "eos_token_id": c.text.end_id,
+        "pad_token_id": c.text.end_id,
+    }
+    vision = {
+        **hf.write_fields(c, IMAGE_FIELDS),
+        "model_type": "clip_vision_model",
+        "intermediate_size": c.image.mlp_hidden,
+        "hidden_act": hf.theirs_of_activation(c.image.mlp.activation),
+        "projection_dim": c.embed_dim,
+    }
+    config = {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": c.embed_dim,
+        "text_config": text,
+        "vision_config": vision,
+        "dtype": "float32",
+    }
+    return {"config.json": config, **(_hf_tokenizer(tokenizer) if tokenizer is not None else {})}
+
+
+def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
+    """The tokenizer's files; transformers always pads with end-of-text, which changes no embedding."""
+    copy = Tokenizer.from_json(tokenizer.to_json(), pad_id=tokenizer.end_id)
+    config = {
+        "tokenizer_class": "CLIPTokenizer",
+        "model_max_length": copy.context,
+        "bos_token": START,
+        "eos_token": END,
+        "pad_token": END,
+        "unk_token": END,
+    }
+    return {"tokenizer.json": copy.to_json(), "tokenizer_config.json": config, **copy.to_two_files()}
+
+
+def _open_clip_files(model: Network) -> Options:
+    """open_clip_config.json; tokenizer.json too, which open_clip itself does not read."""
     c: CLIPConfig = model.config
-    _check_writable(c, to)
-    if to == "open_clip":
-        return rename("open_clip", OPEN_CLIP.rules, state, heads=c.image.heads), open_clip_files(model)
-    return rename("transformers", HF.rules, state, heads=c.image.heads), hf_files(model)
+    cfg: Options = {
+        "embed_dim": c.embed_dim,
+        "quick_gelu": c.text.activation == "quick_gelu",
+        "vision_cfg": {
+            **hf.write_fields(c, OPEN_CLIP_IMAGE),
+            "head_width": c.image.width // c.image.heads,
+            "mlp_ratio": c.image.mlp_hidden / c.image.width,
+        },
+        "text_cfg": {**hf.write_fields(c, OPEN_CLIP_TEXT), "mlp_ratio": c.text.mlp_ratio},
+    }
+    if c.loss == "sigmoid":
+        cfg |= {"init_logit_bias": -10.0}
+    files: Options = {"open_clip_config.json": {"model_cfg": cfg}}
+    p = model.preprocess
+    if p is not None:
+        how = {"crop": "shortest", "stretch": "squash", "fit": "longest"}[p.how]
+        files["open_clip_config.json"]["preprocess_cfg"] = {
+            "mean": list(p.mean),
+            "std": list(p.std),
+            "interpolation": p.interpolation,
+            "resize_mode": how,
+        }
+    return files | ({"tokenizer.json": model.tokenizer.to_json()} if model.tokenizer is not None else {})
+
+
+def _write_hf(model: Network, state: State) -> Written:
+    c: CLIPConfig = model.config
+    height, width = c.image_size
+    others = {
+        "loss=sigmoid": c.loss == "sigmoid",
+        f"images of {height}x{width}, which are no square": height != width,
+        "end_id=2": c.text.end_id == 2,
+    }
+    _check_writable("transformers' CLIPModel", c, others)
+    tokenizer, files = model.tokenizer, _hf_files(model)
+    notes: list[str] = []
+    if tokenizer is None:
+        notes.append("the model has no tokenizer, so none was written: transformers needs vocab.json and merges.txt.")
+    elif tokenizer.pad_id != tokenizer.end_id:
+        notes.append(f"transformers pads with end-of-text, this tokenizer with {tokenizer.pad_id}: both mean the same.")
+    tensors = keymap.write("transformers", HF.rules, state, heads=c.image.heads)
+    written = hf.folder(tensors, files["config.json"], model.preprocess, processor="CLIPImageProcessor")
+    return replace(written, files={**files, **written.files}, notes=notes + written.notes)
+
+
+def _write_open_clip(model: Network, state: State) -> Written:
+    c: CLIPConfig = model.config
+    activations, epsilons = {c.image.mlp.activation, c.text.activation}, {c.image.norm.eps, c.text.eps}
+    others = {
+        f"activation={' and '.join(sorted(activations))}": activations not in ({"gelu"}, {"quick_gelu"}),
+        f"eps={c.image.norm.eps:g}, text.eps={c.text.eps:g}": epsilons != {1e-5},
+        f"end_id={c.text.end_id}, which is not the largest": c.text.end_id != c.text.vocab - 1,
+    }
+    _check_writable("open_clip's CLIP", c, others)
+    tensors = keymap.write("open_clip", OPEN_CLIP.rules, state, heads=c.image.heads)
+    notes = ["open_clip has OpenAI's vocabulary only: give it numbers from vitlab's tokenizer."]
+    own_vocabulary = model.tokenizer is None or model.tokenizer.vocab != OPENAI_VOCAB
+    return Written(
+        tensors, _open_clip_files(model), notes if own_vocabulary else [], weights="open_clip_model.safetensors"
+    )
+
+
+def _three_texts(model: Network, images: Tensor) -> dict[str, Tensor]:
+    """Texts of any tokens, each with its end."""
+    c = model.config.text
+    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
+    for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
+        text[end:] = c.end_id
+    return {"input_ids": ids}
+
+
+FAMILY = Family(
+    "clip",
+    CLIPConfig,
+    (OPEN_CLIP, HF),
+    _infer,
+    {"hf": Writer(_write_hf), "open_clip": Writer(_write_open_clip)},
+    bare_options=(*FACTS[2:], "image_size"),
+    model_types=MODEL_TYPES,
+    map_template=Dialect(
+        name="",
+        rules=(),
+        recognise=lambda names: any(name.startswith(("image.", "text.")) or name in TOWERLESS for name in names),
+        assumed={"eps": 1e-5},
+        preprocess=PREPROCESS,
+        read_stated=_read_tokenizer,
+    ),
+    by_path=_by_path,
+    check_inputs=_three_texts,
+    check_output=lambda output: output.logits_per_image,
+)

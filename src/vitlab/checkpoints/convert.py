@@ -1,148 +1,141 @@
-"""Any checkpoint -> native, timm, transformers, JAX or open_clip files, and a check that the numbers came along."""
+"""Any checkpoint -> vitlab's own folder or another library's files, and a check that the numbers came along."""
 
 from __future__ import annotations
 
 import copy
 import importlib
 import json
+from dataclasses import dataclass
 from functools import partial
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.checkpoints import clip, hf, jax, keymap, mae, native, pvt, resnet, swin, timm, twins
-from vitlab.checkpoints.files import CheckpointError, read_json
-from vitlab.checkpoints.infer import HEADS
-from vitlab.checkpoints.load import load_with_report, locate, table_grid
-from vitlab.models.input_size import input_size
+from vitlab.checkpoints import native
+from vitlab.checkpoints.families import FAMILIES, family_of
+from vitlab.checkpoints.family import Written
+from vitlab.checkpoints.files import read_json, read_tensors, save_tensors
+from vitlab.checkpoints.keymap import Options, State
+from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
+from vitlab.checkpoints.report import Report
+from vitlab.errors import CheckpointError, UsageError
+from vitlab.models.base import Capability, Network, unwrap
+from vitlab.text.tokenizer import Tokenizer
 
-TARGETS = ("native", "timm", "hf", "jax", "open_clip")
-OPENAI_VOCAB = 49408
-STAGED = {"swin": swin.write, "pvt": pvt.write, "pvt_v2": pvt.write, "twins": twins.write}  # networks of stages
+WRITERS = dict.fromkeys(target for family in reversed(FAMILIES.values()) for target in family.writers)
+TARGETS = ("native", *WRITERS)
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
 
-def write(model: Any, target: str | Path, to: str) -> list[str]:
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did: what became of every key, and how far the results are apart, if that was checked."""
+
+    report: Report
+    checks: list[Compared]
+
+
+def convert(
+    source: ModelOrName,
+    target: str | Path,
+    to: str = "native",
+    *,
+    check: bool = False,
+    force: bool = False,
+    tokenizer: str | Path | None = None,
+    **load_options: Any,
+) -> Conversion:
+    """Write a model, or the checkpoint of this name or path, in the layout of vitlab ("native") or another library.
+
+    `check` compares the numbers, also in the other library where it is installed; `force` overwrites the target;
+    `tokenizer` is added to a CLIP that has none; further options are `load`'s.
+    """
+    target = Path(target).expanduser()
+    if to not in TARGETS:
+        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already. Name another place, or pass --force to write over it.")
+    if isinstance(source, str | PathLike):
+        source = fspath(source)
+        model, report = load_with_report(source, **load_options)
+    else:
+        model = unwrap(source)
+        report = Report(model.family, "native")
+    if tokenizer is not None:
+        _add_tokenizer(model, Path(tokenizer))
+    elif Capability.TEXT in model.capabilities and model.tokenizer is None:
+        report.notes.append("it came without its tokenizer; --tokenizer FILE adds one, so that it can read text.")
+    report.notes += write(model, target, to)
+    changed = any(row.status in ("new", "resized") for row in report.rows)
+    checkpoint = source if isinstance(source, str) else None
+    return Conversion(report, compare(checkpoint, target, model, changed=changed) if check else [])
+
+
+def _add_tokenizer(model: Network, path: Path) -> None:
+    """With the model's context length and padding."""
+    if Capability.TEXT not in model.capabilities:
+        raise UsageError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
+    c = model.config.text
+    model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
+
+
+def write(model: Network, target: str | Path, to: str) -> list[str]:
     """Write a model in the named layout; returns notes on what the other library will do differently."""
     target = Path(target)
     if to not in TARGETS:
-        raise ValueError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
     if to == "native":
         native.save(model, target)
         return []
+    writers = family_of(model.family).writers
+    if to not in writers:
+        choices = " or ".join([", ".join(writers), "native"] if writers else ["native"])
+        encoder = ", or --encoder for its encoder" if model.config.wraps_encoder else ""
+        raise UsageError(f"a {type(model).__name__} is not written as {to}: use --to {choices}{encoder}.")
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    if input_size(model) != model.config.image_size and not _resizes_itself(model, to):
+    notes: list[str] = []
+    if model.input_size != model.config.image_size and not writers[to].any_size(model.config):
         model, state = _at_input_size(model, state)
         size = "x".join(map(str, model.config.image_size))
-        return [
-            f"positions were resized to {size}, the size that images are read at.",
-            *_write(model, state, target, to),
-        ]
-    return _write(model, state, target, to)
+        notes.append(f"positions were resized to {size}, the size that images are read at.")
+    written = writers[to].write(model, state)
+    if written.weights.endswith(".npz"):
+        _write_npz(written.tensors, target)
+        return notes + written.notes
+    _write_folder(written, target)
+    return notes + written.notes + (written.bare_notes if _is_bare(target) else [])
 
 
-def _resizes_itself(model: Any, to: str) -> bool:
-    """Whether the other library runs it at another size than config.json's with the same numbers."""
-    if model.family == "vit":
-        return to == "hf" and hf.architecture(model.config).startswith("dinov2")
-    return model.family in ("swin", "pvt_v2", "twins", "resnet")  # no weights belong to a size
-
-
-def _at_input_size(model: Any, state: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+def _at_input_size(model: Network, state: State) -> tuple[Network, State]:
     """The same network with its position tables resized to the images that it reads."""
     again = copy.copy(model)
-    again.config = model.config.with_options(image_size=input_size(model))
+    again.config = model.config.with_options(image_size=model.input_size)
     for key in state:
         if key.endswith("positions.table"):
             positions = model.get_submodule(key.removesuffix(".table"))
-            state[key] = positions(table_grid(key, again.config), like=state[key]).detach().cpu()
+            grid = again.config.encoder.table_grid(key)
+            state[key] = positions(grid, like=state[key]).detach().cpu()
     return again, state
 
 
-def _write(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
-    c = model.config
-    if model.family == "clip":
-        return _write_clip(model, state, target, to)
-    if to == "open_clip":
-        raise ValueError(f"open_clip has no {model.family} alone: --to open_clip is for a CLIP.")
-    if model.family == "mae":
-        if to != "hf":
-            raise ValueError(
-                f"{to} has no masked autoencoder with its decoder: use --to hf or native, or --encoder for the encoder."
-            )
-        return _write_hf(*mae.write(model, state), model.preprocess, target)
-    if model.family == "resnet":
-        return _write_hf(*resnet.write(model, state, to), model.preprocess, target)
-    if model.family in STAGED:
-        return _write_hf(*STAGED[model.family](model, state, to), model.preprocess, target)
-    if model.family == "vit" and c.positions.kind == "sincos":  # no other library computes them: they become a table
-        state["positions.table"] = model.positions(c.grid, like=next(iter(state.values()))).cpu()
-        c = c.with_options(positions="learned")
-    if to == "jax":
-        jax.check_writable(c)
-        _write_npz(keymap.write("jax", jax.RULES, state, heads=c.heads), target)
-        return _eps_note("Google's JAX code", c) + _size_note(c)
-    if to == "timm":
-        timm.check_writable(c)
-        found = keymap.write("timm", timm.RULES, state, heads=c.heads)
-        _write_folder(found, target, {"config.json": timm.config_for(c, model.preprocess)})
-        bare = target.suffix == ".safetensors" and HEADS.get(c.width) != c.heads
-        heads = [f"a bare file does not say its heads: load it with heads={c.heads}."] if bare else []
-        return _eps_note("timm's ViT", c) + heads
-    rules, prefix = hf.write_rules(c)
-    found = keymap.write("transformers", rules, hf.complete(c, state), prefix=prefix, heads=c.heads)
-    return _write_hf(found, hf.config_for(c, model.labels), model.preprocess, target)
-
-
-def _write_clip(model: Any, state: dict[str, Tensor], target: Path, to: str) -> list[str]:
-    found, extra = clip.write(model, state, to)
-    tokenizer, notes = model.tokenizer, []
-    if to == "open_clip":
-        _write_folder(found, target, extra, "open_clip_model.safetensors")
-        if tokenizer is None or tokenizer.vocab != OPENAI_VOCAB:
-            notes.append("open_clip has OpenAI's vocabulary only: give it numbers from vitlab's tokenizer.")
-        return notes
-    if tokenizer is None:
-        notes.append("the model has no tokenizer, so none was written: transformers needs vocab.json and merges.txt.")
-    elif tokenizer.pad_id != tokenizer.end_id:
-        notes.append(f"transformers pads with end-of-text, this tokenizer with {tokenizer.pad_id}: both mean the same.")
-    processor = hf.preprocessor_for(model.preprocess) if model.preprocess is not None else None
-    if processor is None:
-        notes.append("its preprocess has no counterpart in transformers, so none was written.")
-    else:
-        extra["preprocessor_config.json"] = {**processor, "image_processor_type": "CLIPImageProcessor"}
-    _write_folder(found, target, extra)
-    return notes
-
-
-def _write_hf(state: dict[str, Tensor], config: dict[str, Any], preprocess: Any, target: Path) -> list[str]:
-    extra = {"config.json": config}
-    processor = hf.preprocessor_for(preprocess) if preprocess is not None else None
-    if processor is not None:
-        extra["preprocessor_config.json"] = processor
-    _write_folder(state, target, extra)
-    return [] if processor is not None else ["its preprocess has no counterpart in transformers, so none was written."]
-
-
-def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) -> list[Compared]:
+def compare(source: str | Path | None, target: str | Path, model: Network, *, changed: bool) -> list[Compared]:
     """The result read back by us, and source and result run by the library they belong to, where it is installed.
 
-    `changed`: head or size are no longer the source's, so its numbers cannot be compared.
+    `changed`: head or size are no longer the source's, so its numbers cannot be compared. None: there is no source.
     """
-    c = model.config
-    images = torch.randn(2, c.channels, *input_size(model), generator=torch.Generator().manual_seed(0))
-    told = _told(model) if Path(target).is_file() else {}
+    images = torch.randn(2, model.config.channels, *model.input_size, generator=torch.Generator().manual_seed(0))
+    options = _bare_options(model) if Path(target).is_file() else {}
     with torch.inference_mode():
-        again, _ = load_with_report(target, **told)
+        again, _ = load_with_report(target, **options)
         rows = [_compared(f"{target} read back by vitlab", _answer(model.eval(), images), _answer(again, images))]
-        place = locate(source)
+        place = locate(source) if source is not None else None
         if changed:
             rows.append(Compared(str(source), None, "head or image size were changed, so it was not compared"))
-        elif _foreign_folder(place):
+        elif place is not None and _foreign_folder(place):
             rows.append(_by_library(str(source), place, images, model))
         if _foreign_folder(Path(target)):
             rows.append(_by_library(str(target), Path(target), images, model))
@@ -153,47 +146,16 @@ def check(source: str | Path, target: str | Path, model: Any, *, changed: bool) 
     return rows
 
 
-def _told(model: Any) -> dict[str, Any]:
-    """What a bare file cannot say."""
-    c, size = model.config, input_size(model)
-    if model.family == "mae":
-        names = ("heads", "eps", "activation", "mask_ratio", "norm_pix")
-        return {**{name: getattr(c, name) for name in names}, "image_size": size, "decoder.heads": c.decoder.heads}
-    if model.family == "resnet":
-        return {"image_size": size, "stride_in": c.stride_in}
-    if model.family in STAGED:
-        return {"image_size": size, **{name: getattr(c, name) for name in ("heads", "eps", "merge_eps", "activation")}}
-    if model.family == "clip":
-        both = {"image": (c.image.mlp.activation, c.image.norm.eps), "text": (c.text.activation, c.text.eps)}
-        told = {
-            f"{tower}.{name}": v
-            for tower, pair in both.items()
-            for name, v in zip(("activation", "eps"), pair, strict=True)
-        }
-        return {**told, "image.heads": c.image.heads, "text.heads": c.text.heads, "image_size": size}
-    told = {"heads": c.heads, "image_size": size, "eps": c.norm.eps, "activation": c.mlp.activation}
-    return told | ({"final_norm": c.norm.final_norm} if c.norm.final_norm != "auto" else {})
+def _bare_options(model: Network) -> Options:
+    """What a bare file does not show."""
+    options = {name: model.config.option(name) for name in family_of(model.family).bare_options}
+    return {**options, "image_size": model.input_size}
 
 
-def _answer(model: Any, images: Tensor) -> Tensor:
-    """Logits or features; of a masked autoencoder, what it paints where the same patches are hidden."""
-    if model.family == "clip":
-        return model(images, _texts(model)).logits_per_image
-    return model(images, _noise(model, images)).prediction if model.family == "mae" else model(images)
-
-
-def _noise(model: Any, images: Tensor) -> Tensor:
-    rows, columns = model.encoder.layout(*images.shape[-2:]).grid
-    return torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))
-
-
-def _texts(model: Any) -> Tensor:
-    """Three texts of any tokens, each with its end."""
-    c = model.config.text
-    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
-    for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
-        text[end:] = c.end_id
-    return ids
+def _answer(model: Network, images: Tensor) -> Tensor:
+    """Logits, features or whatever the family compares."""
+    family = family_of(model.family)
+    return family.check_output(model(images, *family.check_inputs(model, images).values()))
 
 
 class Compared(NamedTuple):
@@ -221,7 +183,7 @@ def _foreign_folder(path: Path) -> bool:
     return (path / "config.json").is_file() and not (path / native.CARD).exists()
 
 
-def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared:
+def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Compared:
     config = read_json(folder / "config.json")
     library = "transformers" if "model_type" in config else "timm"
     what = f"{name} in {library}"
@@ -229,10 +191,10 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         module = importlib.import_module(library)
     except Exception as error:  # timm raises more than ImportError where its own needs are broken
         return Compared(what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared")
-    if config.get("model_type") == "vit_mae" and model.family != "mae":
-        return Compared(what, None, "transformers masks the input of an MAE's encoder: not compared")
-    beside = {"mae": lambda: {"noise": _noise(model, images)}, "clip": lambda: {"input_ids": _texts(model)}}
-    more = beside.get(model.family, dict)()
+    family = next((f for f in FAMILIES.values() if config.get("model_type") in f.model_types), None)
+    if family is not None and family.name != model.family:
+        return Compared(what, None, f"{library} runs the {family.name} that this is a part of: not compared")
+    more = family_of(model.family).check_inputs(model, images)
     try:
         if library == "transformers":
             module.utils.logging.disable_progress_bar()
@@ -243,7 +205,7 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
         else:
             args = config.get("model_args", {})
             net = module.create_model(config["architecture"], num_classes=config.get("num_classes", 1000), **args)
-            net.load_state_dict(load_file(folder / "model.safetensors"))
+            net.load_state_dict(read_tensors(folder / "model.safetensors"))
             logits, tokens = net.eval()(images), None
     except Exception as error:  # whatever the other library does not like, the file is written; say it and go on
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -256,24 +218,26 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Any) -> Compared
     return Compared(what, None, "the model there gives neither logits nor features: not compared")
 
 
-def _write_folder(
-    state: dict[str, Tensor], target: Path, extra: dict[str, Any], weights: str = "model.safetensors"
-) -> None:
-    """`extra`: what stands beside the weights, as text or as values for JSON."""
-    if target.suffix == ".safetensors":
+def _is_bare(target: Path) -> bool:
+    return target.suffix == ".safetensors"
+
+
+def _write_folder(written: Written, target: Path) -> None:
+    save = partial(save_tensors, written.tensors)
+    if _is_bare(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        native.write_whole(target, lambda path: save_file(state, path, metadata={"format": "pt"}))
+        native.write_whole(target, save)
         return
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target}: is a file. Name a folder, or a .safetensors file for the weights alone.")
     target.mkdir(parents=True, exist_ok=True)
     texts = {
         name: values if isinstance(values, str) else json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-        for name, values in extra.items()
+        for name, values in written.files.items()
     }
     native.write_together(
         {
-            target / weights: lambda path: save_file(state, path, metadata={"format": "pt"}),
+            target / written.weights: save,
             **{target / name: partial(_write_text, text) for name, text in texts.items()},
         }
     )
@@ -283,9 +247,9 @@ def _write_text(text: str, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _write_npz(state: dict[str, Tensor], target: Path) -> None:
+def _write_npz(state: State, target: Path) -> None:
     if target.suffix != ".npz":
-        raise CheckpointError(f"{target}: a JAX checkpoint is one file: name it {target.name}.npz.")
+        raise UsageError(f"{target}: a JAX checkpoint is one file: name it {target.name}.npz.")
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def save(path: Path) -> None:
@@ -293,15 +257,3 @@ def _write_npz(state: dict[str, Tensor], target: Path) -> None:
             np.savez(file, **{key: value.numpy() for key, value in state.items()})  # type: ignore[arg-type]
 
     native.write_whole(target, save)
-
-
-def _eps_note(who: str, c: Any) -> list[str]:
-    if c.norm.eps == 1e-6:
-        return []
-    return [f"{who} uses LayerNorm eps 1e-6, this network {c.norm.eps:g}: its numbers will differ a little there."]
-
-
-def _size_note(c: Any) -> list[str]:
-    if c.image_size[0] == c.image_size[1]:
-        return []
-    return [f"an .npz does not say its grid: load it with image_size={c.image_size}."]

@@ -1,4 +1,4 @@
-"""SHA-256 digests: what is loaded is what was saved.
+"""Digests: what is loaded is what was saved (SHA-256), and whether two models are the same one.
 
 model.json and state.json list the digest of every file beside them ("digests") and end with one of their own values
 ("seal"). `sha256sum weights.safetensors` prints the same number. Files without them, of earlier versions, load.
@@ -12,7 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints.files import CheckpointError
+import torch
+
+from vitlab.checkpoints.schema import is_object
+from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 
 DIGESTS, SEAL = "digests", "seal"
 
@@ -32,16 +36,16 @@ def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def check_files(folder: Path, values: dict[str, Any], listed_in: str) -> None:
     """Compare the files of a folder with the digests that `values`, read from `listed_in`, has of them."""
-    digests = values.get(DIGESTS) or {}
-    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+    digests: object = values.get(DIGESTS) or {}
+    if not is_object(digests) or not all(isinstance(digest, str) for digest in digests.values()):
         raise DamagedError(f'{folder / listed_in}: "{DIGESTS}" must be a table of file names and SHA-256 digests.')
     for name, expected in digests.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
             raise DamagedError(f"{path}: is missing, and {listed_in} says that it was saved. Copy the whole folder.")
-        if (found := file_digest(path)) != expected:
+        if (digest := file_digest(path)) != expected:
             raise DamagedError(
-                f"{path}: is damaged or was changed: its SHA-256 is {found:.12}..., but {expected:.12}... was saved. "
+                f"{path}: is damaged or was changed: its SHA-256 is {digest:.12}..., but {expected:.12}... was saved. "
                 f"Fetch or save it again; if you changed it yourself, set "
                 f'"{DIGESTS}" and "{SEAL}" to null in {listed_in}.'
             )
@@ -63,5 +67,21 @@ def check_seal(values: dict[str, Any], path: Path) -> None:
 
 
 def _digest_of(values: dict[str, Any]) -> str:
-    """Of the values, not of how they are laid out: white space and the order of keys do not count."""
+    """White space and the order of keys do not count."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(model: Network) -> str:
+    """Equal for models that give the same results: their network, preprocess, tokenizer and weights are the same."""
+    preprocess, tokenizer = model.preprocess, model.tokenizer
+    settings = [
+        model.family,
+        model.config.to_dict(),
+        None if preprocess is None else preprocess.to_dict(),
+        None if tokenizer is None else tokenizer.to_json(),
+    ]
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+    return digest.hexdigest()

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from vitlab.checkpoints import timm
+from vitlab.checkpoints import hf, timm
+from vitlab.checkpoints.family import IMAGENET
 from vitlab.checkpoints.files import BESIDE
-from vitlab.checkpoints.keymap import ONE_ROW, Dialect, Rule, State
-
-IMAGENET = {  # for 224 px: with another size, what is resized before the crop grows along
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "interpolation": "bicubic",
-    "how": "crop",
-    "resize": 256,
-    "size": (224, 224),
-}
+from vitlab.checkpoints.keymap import ONE_ROW, Dialect, Options, Rule, State
 
 RULES = (
     *timm.RULES,
@@ -30,11 +22,7 @@ def _recognise(keys: set[str]) -> bool:
     return timm.DIALECT.recognise(keys) and (bool(own) or encoder)
 
 
-def _recognise_mae(keys: set[str]) -> bool:
-    return timm.DIALECT.recognise(keys) and "decoder_pos_embed" in keys
-
-
-def _hints(state: State) -> dict[str, object]:
+def _hints(state: State) -> Options:
     """Each release resizes its positions in its own way."""
     if "register_tokens" in state:
         return {"resize_rule": "bicubic_antialias"}
@@ -48,13 +36,14 @@ DIALECT = Dialect(
     assumed={"eps": 1e-6, "activation": "gelu"},
     preprocess=IMAGENET,
     hints=_hints,
+    read_stated=timm.DIALECT.read_stated,
     ignored={BESIDE.replace(".", r"\.") + ".*": "stands beside the backbone: DINO's projection head"},
 )
-MAE = Dialect(  # with its decoder, whose width the mask token has; encoders alone look like timm's
+MAE_ENCODER = Dialect(  # of a file with its decoder, whose width the mask token has; encoders alone look like timm's
     name="facebook",
     rules=timm.RULES,
-    recognise=_recognise_mae,
+    recognise=lambda keys: timm.DIALECT.recognise(keys) and "decoder_pos_embed" in keys,
     assumed={"eps": 1e-6, "activation": "gelu"},
     preprocess=IMAGENET,
-    ignored={"decoder_.*|mask_token": "MAE's decoder: only the encoder is loaded"},
+    ignored={"decoder_.*|mask_token": hf.NO_DECODER},
 )

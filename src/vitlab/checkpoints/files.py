@@ -7,7 +7,7 @@ import pickle
 import string
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # not fully typed
 from torch import Tensor
 
+from vitlab.checkpoints.schema import is_object
+from vitlab.errors import CheckpointError, VitlabError
 from vitlab.parsing import parse_json
-from vitlab.printable import one_line
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -32,29 +33,17 @@ MAX_TENSORS = 10_000  # the largest published networks have about a thousand
 MAX_NAME = 500  # characters of a tensor's name
 MAX_HEADER = 2**24  # bytes of names, shapes and offsets, in a .safetensors header or a .pth file's pickle
 SAVE_TENSORS = 'torch.save(model.state_dict(), "weights.pth")'
-LONGEST = 2000  # characters of a message
 SAVE_ARRAYS = "In the program that made it, save arrays of numbers alone: np.savez(path, **arrays)."
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says what was found and what to do.
-
-    A message quotes names out of the file, so it is made one printable line of a sane length.
-    """
-
-    def __init__(self, message: str):
-        super().__init__(one_line(message if len(message) <= LONGEST else f"{message[: LONGEST - 4]} ..."))
-
-
 @contextmanager
-def naming(path: object) -> Iterator[None]:
-    """Whatever is wrong with a file's content is told with the file's name."""
+def naming(path: object) -> Generator[None]:
+    """Errors in a file's content begin with the file's name."""
     try:
         yield
-    except CheckpointError as error:
-        raise (error if str(path) in str(error) else CheckpointError(f"{path}: {error}")) from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    except VitlabError as error:
+        has_name = isinstance(error, CheckpointError) and str(path) in str(error)
+        raise (error if has_name else CheckpointError(f"{path}: {error}")) from None
 
 
 def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor]:
@@ -72,12 +61,11 @@ def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor
     if really not in (kind, None):
         raise CheckpointError(f"{path}: is a {really} file under another name. Rename it to {path.stem}{really}.")
     if suffix == ".safetensors":
-        found: Any = _read_safetensors(path)
+        state = _read_safetensors(path)
     elif suffix == ".npz":
-        found = _read_npz(path)
+        state = _read_npz(path)
     else:
-        found = unwrap(_read_pickle(path), path, notes)
-    state = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+        state = unwrap(_read_pickle(path), path, notes)
     if not state:
         raise CheckpointError(f"{path}: holds no tensors. Expected a state dict: names -> tensors.")
     check_tensors(state, path)
@@ -118,7 +106,7 @@ def _check_header(size: int, path: Path) -> None:
 def read_shards(index: Path) -> dict[str, Tensor]:
     """A model in several files, listed in model.safetensors.index.json."""
     parts = read_json(index).get("weight_map")
-    if not isinstance(parts, dict) or not parts or not all(isinstance(name, str) for name in parts.values()):
+    if not is_object(parts) or not parts or not all(isinstance(name, str) for name in parts.values()):
         raise CheckpointError(f'{index}: has no "weight_map" of tensor names -> files. Fetch it again.')
     state: dict[str, Tensor] = {}
     for name in sorted(set(parts.values())):
@@ -137,12 +125,17 @@ def check_regular(path: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     check_regular(path)
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, of UTF-8, of parse_json
         raise CheckpointError(f"{path}: is not valid JSON ({error}). Fetch or write it again.") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found a {type(found).__name__}.")
-    return found
+    if not is_object(values):
+        raise CheckpointError(f"{path}: expected a JSON object, found a {type(values).__name__}.")
+    return values
+
+
+def save_tensors(state: dict[str, Tensor], path: Path) -> None:
+    """One .safetensors file, as torch's users expect it."""
+    save_file(state, path, metadata={"format": "pt"})
 
 
 def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> None:
@@ -202,19 +195,22 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if size <= path.stat().st_size:  # else it is no header at all, as safetensors itself will say
         _check_header(size, path)
     try:
-        with safe_open(path, "pt") as file:
-            _check_count(len(file.keys()), path)
+        with safe_open(path, "pt") as file:  # pyright: ignore[reportUnknownVariableType]  # without types
+            _check_count(len(list[str](file.keys())), path)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         return load_file(path)
     except SafetensorError as error:
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({error}). It may be cut off: fetch it again."
+            f"{path}: not a complete safetensors file ({error}). It may be cut off: fetch it again."
         ) from None
 
 
-def _from_numpy(array: np.ndarray) -> Tensor:
+def _from_numpy(values: Any, name: str) -> Tensor:
+    array = np.asarray(values)  # a member of the archive that is no array is read as bytes
     if array.dtype == "V2":  # numpy's name for the bfloat16 that JAX wrote
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        return torch.as_tensor(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.kind not in "fiub":
+        raise CheckpointError(f"{name} in it is not an array of numbers. {SAVE_ARRAYS}")
+    return torch.as_tensor(array)
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
@@ -223,7 +219,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             raise zipfile.BadZipFile("File is not a zip file")  # np.load would call it a pickle
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             _check_count(len(archive.files), path)
-            arrays = {key: archive[key] for key in archive.files}
+            arrays: dict[str, Any] = {key: archive[key] for key in archive.files}
     except CheckpointError:
         raise
     except Exception as error:  # zip, zlib, struct and numpy each have their own errors for damaged bytes
@@ -231,11 +227,10 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path}: holds pickled Python objects, and opening those could run foreign code. {SAVE_ARRAYS}"
             ) from None
-        raise CheckpointError(f"{path}: not a whole .npz file ({error}). It may be cut off: fetch it again.") from None
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray) or (array.dtype.kind not in "fiub" and array.dtype != "V2"):
-            raise CheckpointError(f"{path}: {key} in it is not an array of numbers. {SAVE_ARRAYS}")
-    return {key: _from_numpy(array) for key, array in arrays.items()}
+        raise CheckpointError(
+            f"{path}: not a complete .npz file ({error}). It may be cut off: fetch it again."
+        ) from None
+    return {key: _from_numpy(array, f"{path}: {key}") for key, array in arrays.items()}
 
 
 def _read_pickle(path: Path) -> Any:
@@ -260,44 +255,49 @@ def _read_pickle(path: Path) -> Any:
                 f"In the program that made it, save the tensors alone: {SAVE_TENSORS}."
             ) from None
         why = str(error).split(". ")[0]  # torch goes on with advice to open the file unsafely
-        told = isinstance(error, (RuntimeError, OSError)) and why and "weights_only" not in why
-        why = f" ({why})" if told else ""
+        useful = isinstance(error, (RuntimeError, OSError)) and why and "weights_only" not in why
+        why = f" ({why})" if useful else ""
         raise CheckpointError(
-            f"{path}: not a whole PyTorch file{why}. It may be cut off: fetch it again, or save anew: {SAVE_TENSORS}."
+            f"{path}: not a complete PyTorch file{why}. It may be cut off: fetch it again, or save it: {SAVE_TENSORS}."
         ) from None
 
 
-def unwrap(found: Any, path: Path, notes: list[str] | None = None) -> dict[str, Any]:
+def unwrap(content: object, path: Path, notes: list[str] | None = None) -> dict[str, Tensor]:
     """Training scripts save {"model": ..., "args": ...} and prefix names with module. or backbone.: undo both."""
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: holds a {type(found).__name__}, expected a state dict: names -> tensors.")
-    outer = {id(found)}  # a dict can hold itself
-    while inside := [k for k in WRAPPERS if id(found.get(k)) not in outer and _holds_tensors(found.get(k))]:
+    if not is_object(content):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, expected a state dict: names -> tensors.")
+    outer = {id(content)}  # a dict can hold itself
+    while inside := {
+        name: inner
+        for name in WRAPPERS
+        if is_object(inner := content.get(name)) and id(inner) not in outer and _holds_tensors(inner)
+    }:
         if len(outer) > MAX_WRAPPERS:
             raise CheckpointError(f"{path}: weights inside more than {MAX_WRAPPERS} dicts. Save anew: {SAVE_TENSORS}.")
+        first = next(iter(inside))
         if len(inside) > 1 and notes is not None:
-            notes.append(f"holds {', '.join(inside)}: {inside[0]} was read.")
-        found = found[inside[0]]
-        outer.add(id(found))
-    found = {key: value for key, value in found.items() if isinstance(key, str)}
+            notes.append(f"holds {', '.join(inside)}: {first} was read.")
+        content = inside[first]
+        outer.add(id(content))
+    state = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, Tensor)}  # pyright: ignore[reportUnnecessaryIsInstance]  # a pickle's keys may be anything
     for prefix in PREFIXES * 2:
-        keys = [key for key, value in found.items() if isinstance(value, Tensor)]
-        inside = [key for key in keys if key.startswith(prefix)]
-        if inside and len(inside) == len(keys):
-            found = {key.removeprefix(prefix): found[key] for key in inside}
-        elif inside and prefix == "backbone.":  # DINO keeps its projection head beside the backbone
-            found = {k.removeprefix(prefix) if k in inside else BESIDE + k: found[k] for k in keys}
-    return found
+        prefixed = [key for key in state if key.startswith(prefix)]
+        if prefixed and len(prefixed) == len(state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+        elif prefixed and prefix == "backbone.":  # DINO keeps its projection head beside the backbone
+            state = {k.removeprefix(prefix) if k.startswith(prefix) else BESIDE + k: v for k, v in state.items()}
+    return state
 
 
-def _holds_tensors(value: Any) -> bool:
-    """A dict with tensors somewhere in it; one of numbers and words is a config, not weights."""
-    waiting, seen = [value] if isinstance(value, dict) else [], set()
+def _holds_tensors(content: dict[str, Any]) -> bool:
+    """Whether there are tensors somewhere in it; a dict of numbers and texts is a config, not weights."""
+    waiting: list[object] = [content]
+    seen: set[int] = set()
     while waiting:  # no recursion, and nothing twice: a file may nest without end
         part = waiting.pop()
         if isinstance(part, Tensor):
             return True
-        if isinstance(part, dict) and id(part) not in seen:
+        if is_object(part) and id(part) not in seen:
             seen.add(id(part))
             waiting += part.values()
     return False

@@ -6,12 +6,40 @@ transformers 5 renamed its keys in memory but still saves the names of version 4
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints import schema
-from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Renamed, Rule, State
-from vitlab.models.registry import OPENAI
+from vitlab.checkpoints import keymap, schema
+from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.writable import check_vit
+from vitlab.errors import CheckpointError
+from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network
+from vitlab.models.config import Config
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
+
+Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json, and their default
+
+
+def read_fields(config: Options, fields: Fields) -> Options:
+    """config.json -> options; what it leaves out has the library's own default."""
+    values = {ours: config.get(theirs, default) for ours, (theirs, default) in fields.items()}
+    return {ours: tuple(value) if schema.is_sequence(value) else value for ours, value in values.items()}
+
+
+def write_fields(c: Config, fields: Fields) -> Options:
+    """A config -> what config.json says; a square image size is one number there."""
+    values = {theirs: c.option(ours) for ours, (theirs, _) in fields.items()}
+    values = {name: list(value) if schema.is_sequence(value) else value for name, value in values.items()}
+    if "image_size" in values and len(set(values["image_size"])) == 1:
+        values["image_size"] = values["image_size"][0]
+    return values
+
 
 COMMON = (
     Rule("class_token", "{p}embeddings.cls_token"),
@@ -78,20 +106,6 @@ def new_names(layer: str) -> tuple[Rule, ...]:
     )
 
 
-DIALECT = Dialect(
-    name="hf",
-    rules=(
-        *(*COMMON, *HEAD, *DISTILLED_HEAD),
-        *(*VIT_BLOCK, *DINOV2_BLOCK, *DINOV2_SWIGLU_BLOCK),
-        *(*new_names("{p}layers.{i}."), *new_names(LAYER)),
-    ),
-    recognise=lambda keys: any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in keys),
-    assumed={"eps": 1e-12, "activation": "gelu"},
-    preprocess={},
-    options={"resize_rule": "bicubic"},
-    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
-    ignored={r"decoder\..*": "MAE's decoder: only the encoder is loaded"},
-)
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",  # the first of a kind is the one written
@@ -99,36 +113,41 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
-MODEL_TYPES = ("vit", "deit", "vit_mae", "dinov2", "dinov2_with_registers")
+INTERPOLATE = "transformers needs interpolate_pos_encoding=True for that"
+MODEL_TYPES: dict[str, ModelType] = {
+    "vit": ModelType("ViT", INTERPOLATE, {}),
+    "deit": ModelType("DeiT", INTERPOLATE),
+    "dinov2": ModelType("Bit"),
+    "dinov2_with_registers": ModelType("Bit"),
+}
+VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
+FIELDS: Fields = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 16),
+    "channels": ("num_channels", 3),
+    "width": ("hidden_size", 768),
+    "depth": ("num_hidden_layers", 12),
+    "heads": ("num_attention_heads", 12),
+    "qkv_bias": ("qkv_bias", True),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+}
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
-def options_from(config: dict[str, Any]) -> dict[str, Any]:
+def options_from(config: Options) -> Options:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"config.json has model_type {kind!r}; known are {', '.join(MODEL_TYPES)}.")
-    activation = config.get("hidden_act", "gelu")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"config.json has hidden_act {activation!r}; known are {', '.join(ACTIVATIONS)}.")
+    if kind not in (readable := MODEL_TYPES | VIT_MAE):
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(readable)}.")
     if config.get("pooler_act", "tanh") != "tanh":
-        raise ValueError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
+        raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):
-        raise ValueError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
-    options: dict[str, Any] = {
-        "image_size": config.get("image_size", 224),
-        "patch_size": config.get("patch_size", 16),
-        "channels": config.get("num_channels", 3),
-        "width": config.get("hidden_size", 768),
-        "depth": config.get("num_hidden_layers", 12),
-        "qkv_bias": config.get("qkv_bias", True),
-        "heads": config.get("num_attention_heads", 12),
-        "activation": ACTIVATIONS[activation],
-        "eps": config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12),
-        "dropout": config.get("hidden_dropout_prob", 0.0),
-        "attention_dropout": config.get("attention_probs_dropout_prob", 0.0),
-        "stochastic_depth": config.get("drop_path_rate", 0.0),
-    }
+        raise CheckpointError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
+    options = read_fields(config, FIELDS)
+    options["activation"] = activation_of(config)
+    options["eps"] = config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12)
+    options["stochastic_depth"] = config.get("drop_path_rate", 0.0)
     if config.get("layerscale_value"):
         options["layer_scale"] = float(config["layerscale_value"])
     if kind == "dinov2_with_registers":
@@ -136,17 +155,28 @@ def options_from(config: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def labels_from(config: dict[str, Any]) -> list[str] | None:
+def activation_of(config: Options, usual: str = "gelu") -> str:
+    name = config.get("hidden_act", usual)
+    if name not in ACTIVATIONS:
+        raise CheckpointError(f"config.json has hidden_act {name!r}; known are {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+def theirs_of_activation(name: str) -> str:
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)
+
+
+def labels_from(config: Options) -> list[str] | None:
     """Class names; transformers' own fillers LABEL_0, LABEL_1, ... are none."""
     names = config.get("id2label")
     labels = [] if names is None else schema.class_names(names, "config.json")
     return None if all(label == f"LABEL_{i}" for i, label in enumerate(labels)) else labels
 
 
-HALF: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-_CLIP: dict[str, Any] = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3}
-_CLIP |= {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
-PROCESSORS: dict[str, dict[str, Any]] = {  # transformers' image processors -> what they do where a file leaves it out
+HALF: Options = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_CROP: Options = {"size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": 224}
+_CLIP: Options = {"image_mean": OPENAI["mean"], "image_std": OPENAI["std"], "resample": 3, **_CROP}
+PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what they do where a file leaves it out
     "ViT": {"resample": 2, "size": 224, **HALF},
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
     "Bit": _CLIP,
@@ -154,24 +184,19 @@ PROCESSORS: dict[str, dict[str, Any]] = {  # transformers' image processors -> w
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
 }
-PROCESSOR_OF = {  # model_type -> the processor of a file that names none
-    **dict.fromkeys(("vit", "vit_mae", "swin"), "ViT"),
-    "deit": "DeiT",
-    **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
-    **dict.fromkeys(("pvt", "pvt_v2"), "Pvt"),
-    "resnet": "ConvNext",
-    "clip": "CLIP",
-}
 
 
-def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str, Any]:
-    """preprocessor_config.json -> values for Preprocess; what it leaves out is as its image processor has it."""
+def preprocess_from(config: Options, usual: str = "ViT") -> Options:
+    """preprocessor_config.json -> values for Preprocess; what it leaves out is as its image processor has it.
+
+    `usual`: the image processor of a file that names none.
+    """
     schema.check(config, schema.HF_PREPROCESSOR, "preprocessor_config.json")
-    processor = _processor(config, model_type)
+    processor = _processor(config, usual)
     config = _with_defaults(config, processor)
     if config["resample"] not in RESAMPLE:
-        raise ValueError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
-    values: dict[str, Any] = {"how": "stretch", "interpolation": RESAMPLE[config["resample"]]}
+        raise CheckpointError(f"preprocessor_config.json has resample {config['resample']!r}; known are 0 to 5.")
+    values: Options = {"how": "stretch", "interpolation": RESAMPLE[config["resample"]]}
     if config.get("do_normalize", True):
         values |= {"mean": config["image_mean"], "std": config["image_std"]}
     else:
@@ -181,12 +206,14 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
     elif "rescale_factor" in config:
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
-        raise ValueError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
+        raise CheckpointError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
     size, crop = config["size"], config.get("crop_size")
     shorter = _shorter_side(size, processor)
     if processor == "ConvNext":  # transformers' ResNets use it too
         if shorter is None:
-            raise ValueError(f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge.")
+            raise CheckpointError(
+                f"preprocessor_config.json has size {size!r}; a {processor} processor has shortest_edge."
+            )
         values["size"] = _pair(shorter)  # from 384 on it stretches
         values |= {"how": "crop", "resize": int(shorter / (config.get("crop_pct") or 0.875))} if shorter < 384 else {}
     elif config.get("do_center_crop") and crop is not None:
@@ -198,12 +225,13 @@ def preprocess_from(config: dict[str, Any], model_type: str = "vit") -> dict[str
     return values
 
 
-def preprocess_notes(config: dict[str, Any], model_type: str = "vit") -> list[str]:
+def preprocess_notes(config: Options, usual: str = "ViT") -> list[str]:
     """Where our preprocess may differ from what transformers does with this preprocessor_config.json."""
-    processor, notes = _processor(config, model_type), []
-    named = _processor_name(config)
-    if named and not re.match(f"({'|'.join(PROCESSORS)})(Image|Feature)", named):
-        notes.append(f"preprocessor_config.json is for a {named}, which is not known: read as a {processor}'s.")
+    processor = _processor(config, usual)
+    notes: list[str] = []
+    name = _processor_name(config)
+    if name and not re.match(f"({'|'.join(PROCESSORS)})(Image|Feature)", name):
+        notes.append(f"preprocessor_config.json is for a {name}, which is not known: read as a {processor}'s.")
     config = _with_defaults(config, processor)
     cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
     if not cropped and _shorter_side(config["size"], processor) is not None:
@@ -215,40 +243,84 @@ def preprocess_notes(config: dict[str, Any], model_type: str = "vit") -> list[st
     return notes
 
 
-def _with_defaults(config: dict[str, Any], processor: str) -> dict[str, Any]:
+def _with_defaults(config: Options, processor: str) -> Options:
     return {**PROCESSORS[processor], **{key: value for key, value in config.items() if value is not None}}
 
 
 def _shorter_side(size: Any, processor: str) -> int | None:
     """What the shorter side is resized to, in old files one number; None: both sides are given."""
-    if isinstance(size, dict):
+    if schema.is_object(size):
         return size.get("shortest_edge")
     return size if processor in ("CLIP", "Bit", "ConvNext") else None
 
 
-def _processor(config: dict[str, Any], model_type: str) -> str:
+def _processor(config: Options, usual: str) -> str:
     """Which of PROCESSORS this file is for."""
     name = _processor_name(config)
-    found = next((known for known in PROCESSORS if re.match(f"{known}(Image|Feature)", name)), None)
-    return found or PROCESSOR_OF.get(model_type, "ViT")
+    return next((known for known in PROCESSORS if re.match(f"{known}(Image|Feature)", name)), usual)
 
 
-def _processor_name(config: dict[str, Any]) -> str:
+def _processor_name(config: Options) -> str:
     return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
-def usual_preprocess(config: dict[str, Any]) -> dict[str, Any]:
-    """What a folder without preprocessor_config.json was most likely trained with."""
-    if config["model_type"] == "vit":
-        return {}
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return {"mean": mean, "std": std, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
-
-
 def _pair(size: Any) -> tuple[int, int]:
-    if isinstance(size, dict) and "shortest_edge" in size:
-        size = size["shortest_edge"]
-    return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
+    if not schema.is_object(size):
+        return size, size
+    side = size.get("shortest_edge")
+    return (size["height"], size["width"]) if side is None else (side, side)
+
+
+def reader(options: Callable[[Options], Options], model_types: Mapping[str, ModelType]) -> Callable[[Source], Stated]:
+    """How a transformers folder is read whose config.json `options` understands."""
+
+    def read(source: Source) -> Stated:
+        if not (source.path / "config.json").is_file():
+            return Stated()
+        config = schema.check(
+            read_json(source.path / "config.json"), {"model_type": schema.TEXT | schema.NULL}, "config.json"
+        )
+        stated = Stated(options(config), labels=labels_from(config), model_type=config["model_type"])
+        return with_processor(stated, source.path, model_types[config["model_type"]])
+
+    return read
+
+
+def with_processor(stated: Stated, folder: Path, kind: ModelType) -> Stated:
+    """Adds what preprocessor_config.json states, or what is usual where it is missing."""
+    stated = replace(stated, size_note=kind.size_note)
+    if not (folder / "preprocessor_config.json").is_file():
+        return replace(stated, usual_preprocess=kind.preprocess)
+    config = read_json(folder / "preprocessor_config.json")
+    preprocess = preprocess_from(config, kind.processor)
+    return replace(stated, preprocess=preprocess, notes=tuple(preprocess_notes(config, kind.processor)))
+
+
+def has_decoder(keys: set[str]) -> bool:
+    return "decoder.decoder_pos_embed" in keys
+
+
+NO_DECODER = "MAE's decoder: only the encoder is loaded"
+_BASE = Dialect(
+    name="hf",
+    rules=(
+        *(*COMMON, *HEAD, *DISTILLED_HEAD),
+        *(*VIT_BLOCK, *DINOV2_BLOCK, *DINOV2_SWIGLU_BLOCK),
+        *(*new_names("{p}layers.{i}."), *new_names(LAYER)),
+    ),
+    recognise=lambda keys: any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in keys),
+    assumed={"eps": 1e-12, "activation": "gelu"},
+    preprocess={},
+    options={"resize_rule": "bicubic"},
+    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
+    ignored={r"decoder\..*": NO_DECODER},
+    read_stated=reader(options_from, MODEL_TYPES | VIT_MAE),
+)
+MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=has_decoder)
+DIALECT = replace(_BASE, bare_variants=(MAE_ENCODER,))
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
 
 
 def architecture(c: ViTConfig) -> str:
@@ -257,38 +329,20 @@ def architecture(c: ViTConfig) -> str:
     kind = "dinov2_with_registers" if c.tokens.registers else "dinov2" if dino else "vit"
     kind = "deit" if c.tokens.distill_token else kind
     pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "class"
-    refuse = {
-        f"positions={c.positions.kind}": c.positions.kind != "learned",
+    names = ("positions", "class_token", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem")
+    others = {
         f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none"
         or (c.positions.prefix_positions == "all" and bool(c.tokens.registers)),
-        "a network without class token": not c.tokens.class_token,
         "registers without layer_scale": bool(c.tokens.registers) and not dino,
         "distill_token with registers or layer_scale": c.tokens.distill_token and bool(c.tokens.registers or dino),
         f"pooling={c.head.pooling} (only {pooling})": c.head.pooling != pooling,
         "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind != "vit")),
-        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
-        "norm=post": c.norm.kind == "post",
-        "norm_pre": c.norm.norm_pre,
-        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
-        "qk_norm": c.attention.qk_norm,
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "patch_bias=False": not c.stem.patch_bias,
         "mlp=swiglu outside DINOv2": c.mlp.kind == "swiglu" and not kind.startswith("dinov2"),
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
-    if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"transformers' {kind} cannot express {', '.join(found)}. Use --to native.")
+    check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
     return kind
-
-
-def leave_out_pooler(renamed: Renamed) -> None:
-    """Some classifier files also hold a pooler; transformers' classifiers do not read it."""
-    for key in ("pre_logits.weight", "pre_logits.bias"):
-        if key in renamed.tensors:
-            del renamed.tensors[key]
-            renamed.unused |= dict.fromkeys(renamed.origin.pop(key), "a pooler, which the classifier does not read")
 
 
 CLASSES = {  # model_type -> its class with and without a classifier
@@ -310,32 +364,15 @@ def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
     return (*COMMON, *head, *blocks), f"{kind}." if c.classes else ""
 
 
-def complete(c: ViTConfig, state: State) -> State:
-    """DINOv2 always has a mask token in transformers; a network of ours may not."""
-    if architecture(c).startswith("dinov2") and "mask_token" not in state:
-        return {**state, "mask_token": state["class_token"].new_zeros(1, c.width)}
-    return state
-
-
-def config_for(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
+def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
     """config.json."""
     kind = architecture(c)
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
-    square = c.image_size[0] == c.image_size[1]
-    config: dict[str, Any] = {
+    config: Options = {
+        **write_fields(c, FIELDS),
         "architectures": [CLASSES[kind][0 if c.classes else 1]],
         "model_type": kind,
-        "hidden_size": c.width,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
-        "hidden_act": theirs[c.mlp.activation],
+        "hidden_act": theirs_of_activation(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
-        "image_size": c.image_size[0] if square else list(c.image_size),
-        "patch_size": c.patch_size,
-        "num_channels": c.channels,
-        "qkv_bias": c.attention.qkv_bias,
-        "hidden_dropout_prob": c.drop.dropout,
-        "attention_probs_dropout_prob": c.drop.attention_dropout,
         "dtype": "float32",
     }
     if kind.startswith("dinov2"):
@@ -354,7 +391,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
     return config | named_classes(c.classes, labels)
 
 
-def named_classes(classes: int, labels: list[str] | None) -> dict[str, Any]:
+def named_classes(classes: int, labels: list[str] | None) -> Options:
     """What config.json says of a classifier's classes."""
     names = labels or [f"LABEL_{i}" for i in range(classes)]
     both = {
@@ -364,13 +401,35 @@ def named_classes(classes: int, labels: list[str] | None) -> dict[str, Any]:
     return both if classes else {}
 
 
-def preprocessor_for(preprocess: Any) -> dict[str, Any] | None:
+def _write(model: Network, state: State) -> Written:
+    c = model.config
+    rules, prefix = write_rules(c)
+    if architecture(c).startswith("dinov2") and "mask_token" not in state:  # transformers' always has one
+        state = {**state, "mask_token": state["class_token"].new_zeros(1, c.width)}
+    tensors = keymap.write("transformers", rules, state, prefix=prefix, heads=c.heads)
+    return folder(tensors, config_for(c, model.labels), model.preprocess)
+
+
+WRITER = Writer(_write, any_size=lambda config: architecture(config).startswith("dinov2"))
+
+
+def folder(tensors: State, config: Options, preprocess: Preprocess | None, processor: str = "") -> Written:
+    """A transformers folder of these tensors and this config.json; `processor`: its class, where that is certain."""
+    values = preprocessor_for(preprocess) if preprocess is not None else None
+    if values is None:
+        note = "its preprocess has no counterpart in transformers, so none was written."
+        return Written(tensors, {"config.json": config}, [note])
+    values |= {"image_processor_type": processor} if processor else {}
+    return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
+
+
+def preprocessor_for(preprocess: Preprocess) -> Options | None:
     """preprocessor_config.json; None where transformers' image processors have no counterpart."""
     covers = preprocess.how == "crop" and preprocess.resize is None and preprocess.size[0] != preprocess.size[1]
     if preprocess.how == "fit" or covers:
         return None
     size: dict[str, int] = dict(zip(("height", "width"), preprocess.size, strict=True))
-    config: dict[str, Any] = {
+    config: Options = {
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": len(preprocess.mean) == 3,
         "do_resize": True,

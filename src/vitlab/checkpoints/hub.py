@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError
 
 PREFIX = "hf-hub:"
 FIRST = ["*.json", "*.safetensors"]
@@ -16,7 +16,7 @@ SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetenso
 
 def fetch(name: str) -> Path:
     """Download what loading needs (or find it in the cache) and return its folder."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Rule, State
+from vitlab.checkpoints import keymap
+from vitlab.checkpoints.family import Writer, Written
+from vitlab.checkpoints.keymap import TRANSPOSE, Codec, Dialect, Options, Rule, State
+from vitlab.checkpoints.timm import eps_note
+from vitlab.checkpoints.writable import check_vit
+from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
 
 
@@ -50,7 +53,7 @@ RULES = (
 )
 
 
-def _heads(state: State) -> dict[str, Any]:
+def _heads(state: State) -> Options:
     kernel = state.get("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel")
     return {} if kernel is None or kernel.ndim != 3 else {"heads": kernel.shape[1]}
 
@@ -65,25 +68,20 @@ DIALECT = Dialect(
 )
 
 
-def check_writable(c: ViTConfig) -> None:
-    refuse = {
-        f"positions={c.positions.kind}": c.positions.kind != "learned",
-        "a network without class token": not c.tokens.class_token,
-        f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none",
-        "registers": bool(c.tokens.registers),
-        "distill_token": c.tokens.distill_token,
-        "mask_token": c.tokens.mask_token,
-        f"pooling={c.head.pooling}": c.head.pooling != "class",
-        "norm=post": c.norm.kind == "post",
-        "norm_pre": c.norm.norm_pre,
-        "final_norm=no": c.final_norm == "no" and c.norm.kind == "pre",
-        "qk_norm": c.attention.qk_norm,
-        "qkv_bias=False": not c.attention.qkv_bias,
-        "layer_scale": bool(c.residual.layer_scale),
-        "mlp=swiglu": c.mlp.kind == "swiglu",
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "patch_bias=False": not c.stem.patch_bias,
-    }
-    if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"the JAX layout cannot express {', '.join(found)}. Use --to native.")
+UNSUPPORTED = (
+    *("positions", "class_token", "registers", "distill_token", "mask_token", "pooling", "norm", "norm_pre"),
+    *("final_norm", "qk_norm", "qkv_bias", "layer_scale", "mlp", "stem", "patch_norms", "patch_bias"),
+)
+
+
+def _write(model: Network, state: State) -> Written:
+    c: ViTConfig = model.config
+    prefix = c.positions.prefix_positions
+    check_vit("the JAX layout", c, UNSUPPORTED, {f"prefix_positions={prefix}": prefix == "none"})
+    notes = eps_note("Google's JAX code", c)
+    if c.image_size[0] != c.image_size[1]:
+        notes.append(f"an .npz does not say its grid: load it with image_size={c.image_size}.")
+    return Written(keymap.write("jax", RULES, state, heads=c.heads), notes=notes, weights="weights.npz")
+
+
+WRITER = Writer(_write)

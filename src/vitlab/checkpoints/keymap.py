@@ -11,12 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vitlab.errors import CheckpointError
+from vitlab.text.tokenizer import Tokenizer
+
 State = dict[str, Tensor]
+Options = dict[str, Any]  # values of a config's or a preprocess's options, by name
 
 
 @dataclass(frozen=True)
@@ -49,21 +54,6 @@ class Rule:
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """One library's names, and what its bare files leave unsaid."""
-
-    name: str
-    rules: tuple[Rule, ...]
-    recognise: Callable[[set[str]], bool]
-    assumed: Mapping[str, Any]  # eps and activation, as this library usually has them
-    preprocess: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)  # what is certain in this dialect, e.g. the resize rule
-    prefixes: tuple[str, ...] = ("",)  # what {p} may stand for
-    ignored: Mapping[str, str] = field(default_factory=dict)  # regex of keys -> why they are left out
-    hints: Callable[[State], dict[str, Any]] = lambda state: {}  # options that this layout shows, e.g. JAX's heads
-
-
 @dataclass
 class Renamed:
     """Foreign tensors under our names, where each came from, and what was left over."""
@@ -71,6 +61,66 @@ class Renamed:
     tensors: State
     origin: dict[str, tuple[str, ...]]
     unused: dict[str, str]  # foreign key -> why
+
+    def leave_out(self, key: str, why: str) -> None:
+        del self.tensors[key]
+        self.unused |= dict.fromkeys(self.origin.pop(key), why)
+
+    def part(self, prefix: str) -> Renamed:
+        """The tensors of one part of the network, under the part's own names."""
+        keys = {key.removeprefix(prefix): key for key in self.tensors if key.startswith(prefix)}
+        tensors = {own: self.tensors[key] for own, key in keys.items()}
+        origin = {own: self.origin[key] for own, key in keys.items() if key in self.origin}
+        return Renamed(tensors, origin, self.unused)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the files beside the weights, or a rename table, state; empty where there are none."""
+
+    options: Options = field(default_factory=Options)
+    preprocess: Options = field(default_factory=Options)  # values for Preprocess
+    labels: list[str] | None = None
+    usual_preprocess: Mapping[str, Any] = field(default_factory=Options)  # what such networks usually have
+    model_type: str = ""  # transformers' name of the network
+    size_note: str = ""  # what their library needs to read images of another size than the positions were made for
+    notes: tuple[str, ...] = ()
+    tokenizer: Tokenizer | None = None
+
+
+class Source(NamedTuple):
+    """Weights as another library saved them."""
+
+    path: Path
+    dialect: Dialect
+    state: State
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One library's names, what its bare files leave unsaid, and how the files beside its weights are read."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    recognise: Callable[[set[str]], bool]
+    assumed: Mapping[str, Any]  # eps and activation, as this library usually has them
+    preprocess: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=Options)  # what is certain in this dialect, e.g. the resize rule
+    prefixes: tuple[str, ...] = ("",)  # what {p} may stand for
+    ignored: Mapping[str, str] = field(default_factory=dict[str, str])  # regex of keys -> why they are left out
+    hints: Callable[[State], Options] = lambda state: {}  # options that this layout shows, e.g. JAX's heads
+    read_stated: Callable[[Source], Stated | None] = lambda source: None  # of a folder; None: config.json is not theirs
+    bare_variants: tuple[Dialect, ...] = ()  # what weights without a config may be instead, by their keys
+    taken_as: str = "taken as usual there"  # where the assumed values come from
+
+
+def shape_of(state: State, key: str, axes: int, network: str = "network") -> tuple[int, ...]:
+    """The shape of a tensor that must be there, with so many axes."""
+    if key not in state:
+        raise CheckpointError(f"{key} is missing, so this is not a complete {network}.")
+    if state[key].ndim != axes:
+        raise CheckpointError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
+    return tuple(state[key].shape)
 
 
 def expand(rule: Rule, prefix: str) -> list[Rule]:
@@ -103,20 +153,20 @@ def read(dialect: Dialect, state: State) -> Renamed:
             if ours in tensors or taken.intersection(theirs):
                 continue
             if absent := [k for k in theirs if k not in state]:
-                raise ValueError(
+                raise CheckpointError(
                     f"{key} is there but {absent[0]} is missing: the {dialect.name} weights are incomplete."
                 )
             try:
                 tensors[ours] = rule.codec.read([state[k] for k in theirs]).contiguous()
             except (RuntimeError, IndexError) as error:
                 shapes = ", ".join(f"{k} {tuple(state[k].shape)}" for k in theirs)
-                raise ValueError(f"{shapes}: cannot become {ours} ({str(error).splitlines()[0]})") from None
+                raise CheckpointError(f"{shapes}: cannot become {ours} ({str(error).splitlines()[0]})") from None
             origin[ours] = theirs
             taken.update(theirs)
     left = sorted(state.keys() - taken)
     unused = {key: why for key in left for pattern, why in dialect.ignored.items() if re.fullmatch(pattern, key)}
     if stray := [key for key in left if key not in unused]:
-        raise ValueError(
+        raise CheckpointError(
             f"{len(stray)} key(s) are not known in {dialect.name} weights, e.g. {', '.join(stray[:3])}. "
             "If this is another network, write a rename table (map='keys.toml', --map keys.toml); "
             "what the table leaves out goes under [ignore]."
@@ -126,7 +176,7 @@ def read(dialect: Dialect, state: State) -> Renamed:
 
 def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "", heads: int) -> State:
     """Our names to theirs; a tensor of ours that the dialect has no name for is an error."""
-    found: State = {}
+    written: State = {}
     expanded = [r for rule in rules for r in expand(rule, prefix)]
     for ours, tensor in state.items():
         for rule in expanded:
@@ -136,10 +186,10 @@ def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "",
                 assert rule.codec.write is not None, f"{name} is read-only at {ours}"
                 parts = rule.codec.write(tensor, len(rule.keys), heads)
                 for key, part in zip(rule.keys, parts, strict=True):
-                    found[key.replace("{i}", number)] = part.contiguous()
+                    written[key.replace("{i}", number)] = part.contiguous()
                 break
         else:
-            raise ValueError(
+            raise CheckpointError(
                 f"{name} has no name for {ours}: this network cannot be written in that layout. Use --to native."
             )
-    return found
+    return written

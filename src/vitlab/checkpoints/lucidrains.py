@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from vitlab.checkpoints.keymap import TOKENS, Codec, Dialect, Rule
+from vitlab.errors import CheckpointError
 
 
 def _side(values: int) -> tuple[int, int]:
@@ -15,7 +16,7 @@ def _side(values: int) -> tuple[int, int]:
         side = math.isqrt(values // channels)
         if side * side * channels == values:
             return side, channels
-    raise ValueError(f"a patch of {values} values is not P x P x 3, 1 or 4: write a rename table and pass map=.")
+    raise CheckpointError(f"a patch of {values} values is not P x P x 3, 1 or 4: write a rename table and pass map=.")
 
 
 def _kernel(parts: list[Tensor]) -> Tensor:

@@ -5,22 +5,21 @@ Their encoder is read like any ViT; what stands here is the decoder, the config 
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.checkpoints import hf, keymap, timm
-from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
-from vitlab.layers.positions import sincos_2d
+from vitlab.checkpoints import facebook, hf, keymap, timm, vit
+from vitlab.checkpoints.family import IMAGENET, Clues, Family, Reading, Writer, Written
+from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
+from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.mae import DecoderOptions, MAEConfig
 from vitlab.models.vit_config import ViTConfig
 
-HEADS = {512: 16}  # the published decoder's width; others must be told
-USUAL: dict[str, Any] = {"mask_ratio": 0.75, "norm_pix": False}  # what bare weights leave unsaid
-TOLERANCE = 1e-5  # of a stored table from sin-cos positions, which others compute in float32
+HEADS = {512: 16}  # the published decoder's width; others must be passed
+USUAL: Options = {"mask_ratio": 0.75, "norm_pix": False}  # what bare weights do not state
 
 HF_LAYERS = (
     "decoder.decoder_layers.{i}.",  # version 4, which is written; version 5 in memory
@@ -50,52 +49,70 @@ FACEBOOK_RULES = (
     Rule("decoder.norm.*", "decoder_norm.*"),
     Rule("decoder.pixels.*", "decoder_pred.*"),
 )
-DECODERS = {  # whose keys these are -> how they are called, and what of a file is the decoder's
-    "hf": (HF_RULES, re.compile(r"decoder\..*")),
-    "facebook": (FACEBOOK_RULES, re.compile(r"decoder_.*|mask_token")),
+
+
+def _encoder_rules(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    return tuple(Rule(f"encoder.{rule.ours}", rule.theirs, rule.codec) for rule in rules)
+
+
+FIELDS: hf.Fields = {
+    "mask_ratio": ("mask_ratio", 0.75),
+    "norm_pix": ("norm_pix_loss", False),
+    "decoder.width": ("decoder_hidden_size", 512),
+    "decoder.depth": ("decoder_num_hidden_layers", 8),
+    "decoder.heads": ("decoder_num_attention_heads", 16),
 }
 
 
-def has_decoder(keys: set[str]) -> bool:
-    return bool(keys & {"decoder.decoder_pos_embed", "decoder_pos_embed"})
+def _hf_options(config: Options) -> Options:
+    """config.json: the options of any ViT, and MAE-specific ones."""
+    return hf.options_from(config) | hf.read_fields(config, FIELDS)
 
 
-def read_decoder(dialect: str, state: State) -> Renamed:
-    """The decoder's tensors under our names."""
-    rules, pattern = DECODERS[dialect]
-    own = {key: value for key, value in state.items() if pattern.fullmatch(key)}
-    return keymap.read(Dialect(dialect, rules, lambda keys: True, assumed={}, preprocess={}), own)
+HF = replace(
+    hf.DIALECT,
+    rules=(*_encoder_rules(hf.DIALECT.rules), *HF_RULES),
+    recognise=hf.has_decoder,
+    preprocess=IMAGENET,
+    ignored={},
+    read_stated=hf.reader(_hf_options, hf.VIT_MAE),
+    bare_variants=(),
+)
+FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*_encoder_rules(timm.RULES), *FACEBOOK_RULES), ignored={})
 
 
-def options_from(config: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says beside what it says of any ViT."""
-    return {
-        "mask_ratio": config.get("mask_ratio", 0.75),
-        "norm_pix": config.get("norm_pix_loss", False),
-        "decoder.width": config.get("decoder_hidden_size", 512),
-        "decoder.depth": config.get("decoder_num_hidden_layers", 8),
-        "decoder.heads": config.get("decoder_num_attention_heads", 16),
-    }
+def _infer(renamed: Renamed, clues: Clues) -> Reading:
+    own = {name: value for name, value in clues.stated.options.items() if name in FIELDS}
+    shared = {name: value for name, value in clues.stated.options.items() if name not in own}
+    encoder_clues = replace(clues, stated=replace(clues.stated, options=shared))
+    encoder = vit.infer_config(renamed.part("encoder."), encoder_clues)
+    config = _infer_config(encoder, renamed.tensors, {**own, **clues.given})
+    if vit.leave_out_sincos(renamed, "encoder.positions.table", config.grid):
+        config = config.with_options(positions="sincos")
+    if vit.leave_out_sincos(renamed, "decoder.positions.table", config.grid):
+        config = config.with_options(**{"decoder.positions": "sincos"})
+    assumed = vit.assumed_options(encoder, encoder_clues)
+    assumed |= {name: getattr(config, name) for name in USUAL if name not in {**own, **clues.given}}
+    return Reading(config, assumed, notes=tuple(vit.resize_notes(encoder, encoder_clues)))
 
 
-def infer_config(c: ViTConfig, decoder: State, told: dict[str, Any]) -> MAEConfig:
-    """The config of an encoder and a decoder; `told`: what the caller or config.json says."""
+def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
+    """The config of an encoder and a decoder; `facts`: what the caller or config.json states."""
     for key, axes in {"embed.weight": 2, "blocks.0.mlp.fc1.weight": 2, "positions.table": 3}.items():
-        if getattr(decoder.get(f"decoder.{key}"), "ndim", None) != axes:
-            raise ValueError(f"decoder.{key} is missing or damaged, so this is not a whole masked autoencoder.")
+        keymap.shape_of(decoder, f"decoder.{key}", axes, "masked autoencoder")
     width = decoder["decoder.embed.weight"].shape[0]
     depth = len({key.split(".")[2] for key in decoder if key.startswith("decoder.blocks.")})
-    inside = told["decoder"] if isinstance(told.get("decoder"), dict) else {}
-    says = {"width": width, "depth": depth, **inside}
-    says |= {name: told[f"decoder.{name}"] for name in ("width", "depth", "heads") if f"decoder.{name}" in told}
-    if (says["width"], says["depth"]) != (width, depth):
-        raise ValueError(
-            f"a decoder of width {says['width']} and depth {says['depth']} was asked for, but the weights have width "
-            f"{width} and depth {depth}: they do not belong together."
+    group: Options = facts["decoder"] if isinstance(facts.get("decoder"), dict) else {}
+    stated: Options = {"width": width, "depth": depth, **group}
+    stated |= {path.removeprefix("decoder."): facts[path] for path in FIELDS if path in facts}
+    if (stated["width"], stated["depth"]) != (width, depth):
+        raise CheckpointError(
+            f"a decoder of width {stated['width']} and depth {stated['depth']} is requested, but the weights have "
+            f"width {width} and depth {depth}: they do not belong together."
         )
-    heads = says.get("heads", HEADS.get(width))
+    heads = stated.get("heads", HEADS.get(width))
     if heads is None:
-        raise ValueError(
+        raise CheckpointError(
             f"the number of the decoder's heads cannot be read from weights of width {width}. "
             f"Say it: vitlab.load(path, decoder=dict(heads={next(h for h in (16, 8, 4, 2, 1) if width % h == 0)}))."
         )
@@ -110,50 +127,57 @@ def infer_config(c: ViTConfig, decoder: State, told: dict[str, Any]) -> MAEConfi
         attention_dropout=c.drop.attention_dropout,
         positions=c.positions.kind,  # type: ignore[arg-type]  # checked at birth
         decoder=DecoderOptions(width, depth, heads, hidden / width, "learned"),
-        **{name: told.get(name, usual) for name, usual in USUAL.items()},
+        **{name: facts.get(name, usual) for name, usual in USUAL.items()},
     )
     if config.encoder != c:
-        raise ValueError("its encoder is none that a masked autoencoder has here: read it alone, with encoder=True.")
+        raise CheckpointError(
+            "its encoder is none that a masked autoencoder has here: read it alone, with encoder=True."
+        )
     return config
-
-
-def is_sincos(table: Tensor, grid: tuple[int, int]) -> bool:
-    """Whether a stored table, (1, 1 + N, D), is the fixed positions: zeros for the class token, sin-cos for patches."""
-    if table.ndim != 3 or table.shape[1] != 1 + grid[0] * grid[1] or table.shape[2] % 4:
-        return False
-    return torch.allclose(table.float(), F.pad(sincos_2d(grid, table.shape[2]), (0, 0, 1, 0)), rtol=0, atol=TOLERANCE)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
-WRITTEN = (
-    *(Rule(f"encoder.{rule.ours}", rule.theirs, rule.codec) for rule in (*hf.COMMON, *hf.VIT_BLOCK)),
-    *HF_RULES,
-)
+WRITTEN = (*_encoder_rules((*hf.COMMON, *hf.VIT_BLOCK)), *HF_RULES)
 
 
-def write(model: Any, state: State) -> tuple[State, dict[str, Any]]:
-    """Tensors under transformers' names (version 4), and config.json."""
+def _write(model: Network, state: State) -> Written:
+    """transformers' ViTMAEForPreTraining, by the names of version 4."""
     c: MAEConfig = model.config
     if c.image_size[0] != c.image_size[1]:
-        raise ValueError(
+        raise CheckpointError(
             f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "
             f"load it with image_size={max(c.image_size)} first, or use --to native."
         )
     like = state["decoder.mask_token"]
-    tables = {"encoder": model.encoder.positions, "decoder": model.decoder.positions}
-    state = {**state, **{f"{part}.positions.table": p(c.grid, like=like) for part, p in tables.items()}}
-    kept = {key: value.detach() for key, value in state.items()}
-    found = keymap.write("transformers", WRITTEN, kept, prefix="vit.", heads=c.heads)
-    encoder = hf.config_for(c.encoder.with_options(positions="learned"), None)
-    return found, {
-        **encoder,
+    tables = {part: model.get_submodule(f"{part}.positions") for part in ("encoder", "decoder")}
+    state = {**state, **{f"{part}.positions.table": p(c.grid, like=like).detach() for part, p in tables.items()}}
+    config = {
+        **hf.config_for(c.encoder.with_options(positions="learned"), None),
         "architectures": ["ViTMAEForPreTraining"],
         "model_type": "vit_mae",
-        "decoder_hidden_size": c.decoder.width,
-        "decoder_num_hidden_layers": c.decoder.depth,
-        "decoder_num_attention_heads": c.decoder.heads,
+        **hf.write_fields(c, FIELDS),
         "decoder_intermediate_size": c.decoder_stack.mlp_hidden,
-        "mask_ratio": c.mask_ratio,
-        "norm_pix_loss": c.norm_pix,
     }
+    return hf.folder(
+        keymap.write("transformers", WRITTEN, state, prefix="vit.", heads=c.heads), config, model.preprocess
+    )
+
+
+def _noise(model: Network, images: Tensor) -> dict[str, Tensor]:
+    """The same patches are hidden wherever this is passed."""
+    rows, columns = model.grid_of((images.shape[-2], images.shape[-1]))
+    return {"noise": torch.rand(len(images), rows * columns, generator=torch.Generator().manual_seed(1))}
+
+
+FAMILY = Family(
+    "mae",
+    MAEConfig,
+    (HF, FACEBOOK),
+    _infer,
+    {"hf": Writer(_write)},
+    bare_options=("heads", "eps", "activation", *USUAL, "image_size", "decoder.heads"),
+    model_types=hf.VIT_MAE,
+    check_inputs=_noise,
+    check_output=lambda output: output.prediction,
+)

@@ -8,55 +8,55 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vitlab.checkpoints import digests
-from vitlab.checkpoints.files import CheckpointError, check_values, read_json
+from vitlab.checkpoints import digests, schema
+from vitlab.checkpoints.family import LoadedWeights
+from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors, save_tensors
+from vitlab.errors import CheckpointError
+from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
+from vitlab.models.base import Card, Network, unwrap
 from vitlab.parsing import spell_not_finite
+from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
 FORMAT = 1
 WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
 
 
-@dataclass
-class Card:
-    """Where a model comes from; everything here travels in model.json."""
+def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
+    """Write a checkpoint folder. Files appear under their names only when they are complete and will load."""
+    if isinstance(model, str | os.PathLike):
+        from vitlab.checkpoints.load import load  # which reads what is written here
 
-    name: str | None = None
-    source: str | None = None
-    licence: str | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-
-
-def save(model: Any, folder: str | Path) -> Path:
-    """Write a checkpoint folder. Files appear under their names only when they are whole and will load."""
-    folder, model = Path(folder).expanduser(), _unwrapped(model)
+        model = load(os.fspath(model))
+    folder, network = Path(folder).expanduser(), unwrap(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
-    state = _whole_state(model, folder)
-    _check_labels(model, folder)
+    state = _complete_state(network, folder)
+    _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
         "format": FORMAT,
         "vitlab": __version__,
-        "family": model.family,
-        "config": model.config.to_dict(),
-        "preprocess": model.preprocess.to_dict() if model.preprocess is not None else None,
-        "labels": model.labels,
-        **asdict(getattr(model, "card", None) or Card()),
+        "family": network.family,
+        "config": network.config.to_dict(),
+        "preprocess": network.preprocess.to_dict() if network.preprocess is not None else None,
+        "labels": network.labels,
+        **asdict(network.card or Card()),
     }
-    tokenizer = getattr(model, "tokenizer", None)
-    writes = {WEIGHTS: lambda path: save_file(state, path, metadata={"format": "pt"})}
+    tokenizer = network.tokenizer
+    writes: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(save_tensors, state)}
     if tokenizer is not None:
         writes[WORDS] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
     written: dict[str, str] = {}
@@ -75,28 +75,16 @@ def save(model: Any, folder: str | Path) -> Path:
     return folder
 
 
-def _unwrapped(model: Any) -> Any:
-    """Out of what torch.compile, DataParallel and DistributedDataParallel put around a model."""
-    while (inner := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None:
-        model = inner
-    if not hasattr(model, "family") or not hasattr(model, "config"):
-        raise CheckpointError(
-            f"expected a model of vitlab (vitlab.create, vitlab.load), found a {type(model).__name__}. "
-            "For another network: torch.save(model.state_dict(), path)."
-        )
-    return model
-
-
-def _whole_state(model: Any, folder: Path) -> dict[str, Tensor]:
+def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
     wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
     problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys()]
     for key in wanted.keys() & state.keys():
-        found, expected = (tuple(getattr(t, "shape", ())) for t in (state[key], wanted[key]))
-        if found != expected:
-            problems.append(f"{key} is {found}, expected {expected}")
+        shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
+        if shape != expected:
+            problems.append(f"{key} is {shape}, expected {expected}")
     if problems:
         raise CheckpointError(
             f"{folder}: not written, because it could not be loaded: {'; '.join(sorted(problems)[:4])}. "
@@ -111,7 +99,7 @@ def _whole_state(model: Any, folder: Path) -> dict[str, Tensor]:
     return {key: value.detach().cpu().contiguous() for key, value in state.items()}
 
 
-def _remedy(state: dict[str, Any], classes: int) -> str:
+def _remedy(state: dict[str, Tensor], classes: int) -> str:
     head = state.get("head.weight")
     if head is None or head.ndim != 2 or head.shape[0] == classes:
         return "change it by options of vitlab.create or vitlab.load instead"
@@ -122,23 +110,23 @@ def _remedy(state: dict[str, Any], classes: int) -> str:
     )
 
 
-def _check_labels(model: Any, folder: Path) -> None:
+def _check_labels(model: Network, folder: Path) -> None:
     labels, n = model.labels, model.config.classes
-    named = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
-    if labels is not None and not (named and len(labels) == n):
-        found = f"{len(labels)} names" if named else f"{labels!r:.60}"
+    texts = schema.TEXTS.fits(labels)
+    if labels is not None and not (texts and len(labels) == n):
+        found = f"{len(labels)} names" if texts else f"{labels!r:.60}"
         raise CheckpointError(
             f"{folder}: not written: model.labels must be a list of {n} texts, one for each class, or None; "
             f"found {found}."
         )
 
 
-def write_whole(path: Path, write: Any) -> None:
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """One file: under its own name it is always whole."""
     write_together({path: write})
 
 
-def write_together(writes: dict[Path, Any]) -> None:
+def write_together(writes: Mapping[Path, Callable[[Path], object]]) -> None:
     """Write all to temporary names, flush to disk, then rename: if one fails, the files of before stay as they were."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp") for path in writes}
     try:
@@ -176,7 +164,92 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def on_meta(build: Any) -> nn.Module:
-    """Build a model without memory for its weights; they are assigned from the file."""
+def on_meta(build: Callable[[], Network]) -> Network:
+    """Build a model on the meta device; its weights are assigned from the file."""
     with torch.device("meta"):
         return build()
+
+
+def read(folder: Path) -> LoadedWeights:
+    """A checkpoint folder, checked against its digests and its config against the weights."""
+    card = read_card(folder)
+    if card["family"] not in registry.FAMILIES:
+        raise CheckpointError(f"{folder}: family {card['family']!r:.60} is not known. Update vitlab.")
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(f"{folder}: {WEIGHTS} is missing beside {CARD}.")
+    digests.check_files(folder, card, CARD)
+    tensors = read_tensors(folder / WEIGHTS)
+    with naming(folder / CARD):
+        schema.check(card, schema.CARD, CARD)
+        check_plausible(card["config"], tensors, WEIGHTS)
+        config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
+        preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None
+        labels = card.get("labels")
+        if labels is not None and len(labels) != config.classes:
+            raise CheckpointError(f"labels must be a list of {config.classes} names, or null.")
+    return LoadedWeights(
+        tensors,
+        {key: (key,) for key in tensors},
+        {},
+        "native",
+        card["family"],
+        config,
+        preprocess=preprocess,
+        labels=labels,
+        card=Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {}),
+        tokenizer=Tokenizer.read(folder / WORDS) if (folder / WORDS).is_file() else None,
+    )
+
+
+STACKED = ("depth", "depths", "layers")  # options that count equal parts, which the weights number
+NOT_IN_WEIGHTS = ("image_size", "patch_size", "window", "reductions", "sinkhorn")  # need not show in any shape
+MAX_NOT_IN_WEIGHTS = 2**14
+MAX_LISTED = 16  # stages; the published networks have 4
+TENSORS_OF_A_BLOCK = 8  # at least: two norms, and matrices for attention and MLP
+
+
+def check_plausible(config: dict[str, Any], tensors: dict[str, Tensor], weights: str) -> None:
+    """Refuse a config with a number larger than anything that the file `weights` holds, before a network is built.
+
+    Building 10**6 blocks takes minutes, and a layer 10**9 wide cannot be built at all. What passes may still not fit:
+    whoever builds the network compares every name and shape.
+    """
+    widest = max(side for tensor in tensors.values() for side in (*tensor.shape, 1))
+    longest = min(max(_stacks(tensors).values(), default=0), 1 + len(tensors) // TENSORS_OF_A_BLOCK)
+    for name, value in _numbers(config):
+        if name in STACKED:
+            most, what = longest, f"{weights} has at most {longest} blocks in a row"
+        elif name in NOT_IN_WEIGHTS:
+            most, what = MAX_NOT_IN_WEIGHTS, f"{MAX_NOT_IN_WEIGHTS} is the most that is read"
+        else:
+            most, what = widest, f"the longest side of a tensor in {weights} is {widest}"
+        if value > most:
+            raise CheckpointError(
+                f"{name} is {schema.shown(value)}, but {what}: config and weights do not belong together. Fetch "
+                "or save the checkpoint again."
+            )
+
+
+def _stacks(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """blocks.0.norm.weight, blocks.1.norm.weight -> {"blocks": 2}: how many numbers follow each beginning of a name."""
+    numbers: dict[str, set[str]] = defaultdict(set)
+    for key in tensors:
+        parts = key.split(".")
+        for place, part in enumerate(parts):
+            if part.isascii() and part.isdigit():
+                numbers[".".join(parts[:place])].add(part)
+    return {start: len(parts) for start, parts in numbers.items()}
+
+
+def _numbers(value: object, name: str = "") -> list[tuple[str, float]]:
+    """Every number that gives a size, with its option's name. The nesting of JSON is limited, so recursion ends."""
+    if schema.is_object(value):
+        return [pair for key, inner in value.items() for pair in _numbers(inner, key)]
+    if schema.is_sequence(value):
+        if len(value) > MAX_LISTED:
+            raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
+        return [pair for inner in value for pair in _numbers(inner, name)]
+    number = float if name == "mlp_ratio" else int
+    if isinstance(value, int | number) and not isinstance(value, bool):
+        return [(name, value)]
+    return []

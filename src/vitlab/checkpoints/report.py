@@ -23,12 +23,12 @@ class Row:
 class Report:
     source: str
     dialect: str
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what was assumed
+    rows: list[Row] = field(default_factory=list[Row])
+    notes: list[str] = field(default_factory=list[str])  # what was assumed
 
     def counts(self) -> dict[Status, int]:
-        found = Counter(row.status for row in self.rows)
-        return {status: found[status] for status in STATUSES}
+        counts = Counter(row.status for row in self.rows)
+        return {status: counts[status] for status in STATUSES}
 
     def to_dict(self) -> dict[str, Any]:
         rows = [

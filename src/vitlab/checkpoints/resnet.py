@@ -5,16 +5,17 @@ of timm and torchvision, which name everything alike (read only).
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 
-from vitlab.checkpoints import hf, schema, timm
-from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
-from vitlab.checkpoints.keymap import write as rename
+from vitlab.checkpoints import hf, keymap, schema, timm
+from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, Written, check_agreement
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
+from vitlab.checkpoints.staged import STAGES, depths_of
+from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.resnet import ResNetConfig
 
-STAGES = 8  # as many as a file may have; the published ones have 4
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -43,14 +44,90 @@ def _timm_block(stage: int) -> tuple[Rule, ...]:
     return *convs, *_both(f"{ours}shortcut", f"{theirs}downsample.0", f"{theirs}downsample.1")
 
 
-IMAGENET = {
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "how": "crop",
-    "resize": 256,
-    "size": (224, 224),
-}
 STEM = "{p}embedder.embedder."
+KNOWN = re.compile(r"resnet(18|34|50|101|152)")  # timm: those that differ in depth alone
+
+
+def _infer_options(renamed: Renamed) -> Options:
+    """Options for ResNetConfig from tensors under our names; the counters that old files lack are set to 0."""
+    state = renamed.tensors
+    stem = shape_of(state, "stem.conv.weight", 4)
+    depths, widths = depths_of(state), list[int]()
+    kind = "bottleneck" if "stages.0.0.convs.2.conv.weight" in state else "basic"
+    last = {"basic": 1, "bottleneck": 2}[kind]
+    for stage in range(len(depths)):
+        widths.append(shape_of(state, f"stages.{stage}.0.convs.{last}.conv.weight", 4)[0])
+        inside = shape_of(state, f"stages.{stage}.0.convs.1.conv.weight", 4)[:2]
+        expected = (widths[-1] // 4,) * 2 if kind == "bottleneck" else (widths[-1],) * 2
+        if inside != expected:
+            raise CheckpointError(
+                f"stage {stage} has a 3x3 convolution of {inside[1]} to {inside[0]} channels, and ResNet's is of "
+                f"{expected[1]} to {expected[0]}: a ResNeXt or a wide ResNet, which are not known."
+            )
+    if stem[2:] not in ((7, 7), (3, 3)):
+        raise CheckpointError(f"a stem of {stem[2]}x{stem[3]}: expected 7x7 or 3x3.")
+    for key in [key for key in state if key.endswith("norm.running_mean")]:
+        state.setdefault(key.replace("running_mean", "num_batches_tracked"), torch.tensor(0))
+    return {
+        "channels": stem[1],
+        "classes": shape_of(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        "stem": "imagenet" if stem[2] == 7 else "small",
+        "stem_width": stem[0],
+        "block": kind,
+        "depths": depths,
+        "widths": tuple(widths),
+    }
+
+
+def _infer(renamed: Renamed, clues: Clues) -> Reading:
+    stated, inferred = clues.stated, _infer_options(renamed)
+    check_agreement(stated.options, inferred)
+    given = {name: clues.given[name] for name in ("stride_in",) if name in clues.given}
+    usual = clues.dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32}
+    size = {**usual, **stated.usual_preprocess, **stated.preprocess}.get("size", 224)
+    config = ResNetConfig(**{"image_size": size, **given, **stated.options, **inferred})
+    unstated = config.block == "bottleneck" and not stated.options and not given
+    return Reading(config, {"stride_in": config.stride_in} if unstated else {}, usual)
+
+
+FIELDS: hf.Fields = {
+    "channels": ("num_channels", 3),
+    "stem_width": ("embedding_size", 64),
+    "widths": ("hidden_sizes", (256, 512, 1024, 2048)),
+    "depths": ("depths", (3, 4, 6, 3)),
+    "block": ("layer_type", "bottleneck"),
+}
+
+
+def _hf_options(config: Options) -> Options:
+    """transformers' config.json -> options; what they leave out has transformers' own default."""
+    kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
+    if kind != "resnet":
+        raise CheckpointError(f"config.json has model_type {kind!r} beside the weights of a ResNet.")
+    if config.get("hidden_act", "relu") != "relu":
+        raise CheckpointError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
+    if config.get("downsample_in_first_stage", False):
+        raise CheckpointError("config.json has downsample_in_first_stage, which is not known here.")
+    stride_in = "1x1" if config.get("downsample_in_bottleneck", False) else "3x3"
+    return {**hf.read_fields(config, FIELDS), "stem": "imagenet", "stride_in": stride_in}
+
+
+def _read_timm(source: Source) -> Stated | None:
+    """Refuses a variant with the same tensors, which only its name or arguments tell from a plain ResNet."""
+    if (config := timm.read_config(source)) is None:
+        return None
+    name = config["architecture"]
+    if not KNOWN.fullmatch(name):
+        raise CheckpointError(
+            f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152."
+        )
+    if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
+        raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
+    usual = {**{name: IMAGENET[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
+    return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
+
+
+MODEL_TYPES = {"resnet": ModelType("ConvNext")}
 HF = Dialect(
     name="hf",
     rules=(
@@ -60,8 +137,9 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("embedder.embedder.convolution.weight") for key in keys),
     assumed={},
-    preprocess={**IMAGENET, "interpolation": "bicubic"},
+    preprocess=IMAGENET,
     prefixes=("", "resnet."),
+    read_stated=hf.reader(_hf_options, MODEL_TYPES),
 )
 TIMM = Dialect(
     name="timm",
@@ -73,105 +151,21 @@ TIMM = Dialect(
     recognise=lambda keys: {"conv1.weight", "layer1.0.conv1.weight"} <= keys,
     assumed={},
     preprocess={**IMAGENET, "interpolation": "bilinear"},
+    read_stated=_read_timm,
 )
-DIALECTS = (HF, TIMM)
-KNOWN = re.compile(r"resnet(18|34|50|101|152)")  # timm: those that differ in depth alone
 
 
-def infer_options(renamed: Renamed) -> dict[str, Any]:
-    """Options for ResNetConfig from tensors under our names; the counters that old files lack are set to 0."""
-    state = renamed.tensors
-    stem = _shape(state, "stem.conv.weight")
-    depths, widths = [], []
-    kind = "bottleneck" if "stages.0.0.convs.2.conv.weight" in state else "basic"
-    last = {"basic": 1, "bottleneck": 2}[kind]
-    numbers = [key.split(".")[1:3] for key in state if key.startswith("stages.")]
-    for stage in sorted({int(stage) for stage, _ in numbers}):
-        blocks = {int(block) for at, block in numbers if int(at) == stage}
-        if stage != len(depths) or blocks != set(range(len(blocks))):
-            raise ValueError(f"the blocks are not numbered without gaps: stage {stage} has {sorted(blocks)}.")
-        depths.append(len(blocks))
-        widths.append(_shape(state, f"stages.{stage}.0.convs.{last}.conv.weight")[0])
-        inside = _shape(state, f"stages.{stage}.0.convs.1.conv.weight")[:2]
-        expected = (widths[-1] // 4,) * 2 if kind == "bottleneck" else (widths[-1],) * 2
-        if inside != expected:
-            raise ValueError(
-                f"stage {stage} has a 3x3 convolution of {inside[1]} to {inside[0]} channels, and ResNet's is of "
-                f"{expected[1]} to {expected[0]}: a ResNeXt or a wide ResNet, which are not known."
-            )
-    if stem[2:] not in ((7, 7), (3, 3)) or not depths:
-        raise ValueError(
-            f"a stem of {stem[2]}x{stem[3]} and {len(depths)} stages: expected 7x7 or 3x3, and some stages."
-        )
-    for key in [key for key in state if key.endswith("norm.running_mean")]:
-        state.setdefault(key.replace("running_mean", "num_batches_tracked"), torch.tensor(0))
-    return {
-        "channels": stem[1],
-        "classes": _shape(state, "head.weight", axes=2)[0] if "head.weight" in state else 0,
-        "stem": "imagenet" if stem[2] == 7 else "small",
-        "stem_width": stem[0],
-        "block": kind,
-        "depths": tuple(depths),
-        "widths": tuple(widths),
-    }
+# ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _shape(state: State, key: str, axes: int = 4) -> tuple[int, ...]:
-    if key not in state:
-        raise ValueError(f"{key} is missing, so this is not a whole ResNet.")
-    if state[key].ndim != axes:
-        raise ValueError(f"{key} has the shape {tuple(state[key].shape)}, expected {axes} axes.")
-    return tuple(state[key].shape)
-
-
-def hf_options(config: dict[str, Any]) -> dict[str, Any]:
-    """transformers' config.json -> options; what they leave out has transformers' own default."""
-    kind = schema.check(config, schema.HF_STAGES, "config.json").get("model_type")
-    if kind != "resnet":
-        raise ValueError(f"config.json has model_type {kind!r} beside the weights of a ResNet.")
-    if config.get("hidden_act", "relu") != "relu":
-        raise ValueError(f"config.json has hidden_act {config['hidden_act']!r}; only relu is known for a ResNet.")
-    if config.get("downsample_in_first_stage", False):
-        raise ValueError("config.json has downsample_in_first_stage, which is not known here.")
-    return {
-        "channels": config.get("num_channels", 3),
-        "stem": "imagenet",
-        "stem_width": config.get("embedding_size", 64),
-        "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
-        "depths": tuple(config.get("depths", (3, 4, 6, 3))),
-        "block": config.get("layer_type", "bottleneck"),
-        "stride_in": "1x1" if config.get("downsample_in_bottleneck", False) else "3x3",
-    }
-
-
-def timm_options(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """timm's config.json -> options and preprocess values.
-
-    A variant with the same tensors, which only its name or arguments tell from a plain ResNet, is refused.
-    """
-    name = str(timm.check_config(config).get("architecture", ""))
-    if not KNOWN.fullmatch(name):
-        raise ValueError(f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152.")
-    if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
-        raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
-    cfg = config.get("pretrained_cfg", {})
-    size = {"size": tuple(cfg["input_size"][1:])} if len(cfg.get("input_size", ())) == 3 else {}
-    colours = {key: IMAGENET[key] for key in ("mean", "std", "how")}
-    return {"stride_in": "3x3"}, {**colours, "interpolation": "bilinear", **size, **timm.preprocess_from(cfg)}
-
-
-def config_for(c: ResNetConfig, labels: list[str] | None) -> dict[str, Any]:
+def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
     """config.json for transformers."""
     if c.stem != "imagenet":
-        raise ValueError("transformers' resnet cannot express stem=small. Use --to native.")
-    config: dict[str, Any] = {
+        raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
+    config: Options = {
+        **hf.write_fields(c, FIELDS),
         "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
         "model_type": "resnet",
-        "num_channels": c.channels,
-        "embedding_size": c.stem_width,
-        "hidden_sizes": list(c.widths),
-        "depths": list(c.depths),
-        "layer_type": c.block,
         "hidden_act": "relu",
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": c.stride_in == "1x1",
@@ -180,10 +174,18 @@ def config_for(c: ResNetConfig, labels: list[str] | None) -> dict[str, Any]:
     return config | hf.named_classes(c.classes, labels)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
-    """Tensors and config.json as transformers has them."""
-    if to != "hf":
-        raise ValueError(f"a ResNet is not written as {to}: use --to hf or native.")
-    config = config_for(model.config, model.labels)
+def _write(model: Network, state: State) -> Written:
+    config = _config_for(model.config, model.labels)
     prefix = "resnet." if model.config.classes else ""
-    return rename("transformers", HF.rules, state, prefix=prefix, heads=1), config
+    return hf.folder(keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1), config, model.preprocess)
+
+
+FAMILY = Family(
+    "resnet",
+    ResNetConfig,
+    (HF, TIMM),
+    _infer,
+    {"hf": Writer(_write, any_size=lambda config: True)},
+    bare_options=("image_size", "stride_in"),
+    model_types=MODEL_TYPES,
+)

@@ -1,66 +1,79 @@
 """Types of the values in the JSON files beside weights: a value of another type is refused, with its name.
 
-    check(config, HF, "config.json")     # ValueError: config.json has hidden_act ['gelu']; expected a text.
+    check(config, HF, "config.json")     # config.json has hidden_act ['gelu']; expected a text.
 
-The readers (hf.py, timm.py, clip_config.py, ...) then take values without asking again what they are.
+The readers (hf.py, timm.py, clip.py, ...) then take values without checking them again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
+
+from vitlab.errors import CheckpointError
 
 MOST = 2**31 - 1  # of a whole number: any that is larger is a mistake
 
 
 @dataclass(frozen=True)
 class Kind:
-    words: str
-    fits: Callable[[Any], bool]
+    description: str
+    fits: Callable[[object], bool]
 
     def __or__(self, other: Kind) -> Kind:
-        return Kind(f"{self.words} or {other.words}", lambda value: self.fits(value) or other.fits(value))
+        text = f"{self.description} or {other.description}"
+        return Kind(text, lambda value: self.fits(value) or other.fits(value))
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """A JSON object, or a TOML table."""
+    return isinstance(value, dict)
 
 
-def _number(value: Any) -> bool:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and abs(value) <= 1e300 and math.isfinite(value)  # a larger whole number would not become a float
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """A JSON list; a caller may write it as a tuple."""
+    return isinstance(value, list | tuple)
 
 
-def _listed(value: Any, fits: Callable[[Any], bool], lengths: range) -> bool:
-    return isinstance(value, list | tuple) and len(value) in lengths and all(map(fits, value))
+def _integer(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
 
-def _sides(value: Any) -> bool:
-    if not isinstance(value, dict):
+def _positive(value: object) -> bool:
+    return _integer(value, least=1)
+
+
+def _number(value: object, above: float = -math.inf) -> bool:
+    """Finite; a larger whole number would not become a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and above < value and abs(value) <= 1e300
+
+
+def _listed(value: object, fits: Callable[[object], bool], lengths: range) -> bool:
+    return is_sequence(value) and len(value) in lengths and all(map(fits, value))
+
+
+def _sides(value: object) -> bool:
+    if not is_object(value):
         return False
     names = ("shortest_edge",) if "shortest_edge" in value else ("height", "width")
     return all(_positive(value.get(name)) for name in names)
 
 
-def _positive(value: Any) -> bool:
-    return _whole(value) and value > 0
-
-
 NULL = Kind("null", lambda value: value is None)
-WHOLE = Kind(f"a whole number from 0 to {MOST}", _whole)
+WHOLE = Kind(f"a whole number from 0 to {MOST}", _integer)
 POSITIVE = Kind(f"a whole number from 1 to {MOST}", _positive)
 NUMBER = Kind("a finite number", _number)
-ABOVE_ZERO = Kind("a number above 0", lambda value: _number(value) and value > 0)
-EPS = Kind("a number above 0, at most 1", lambda value: _number(value) and 0 < value <= 1)  # added to a variance
+ABOVE_ZERO = Kind("a number above 0", lambda value: _number(value, above=0))
+EPS = Kind("a number above 0, at most 1", lambda value: _number(value, above=0) and not _number(value, above=1))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 NAME = Kind("a name", lambda value: isinstance(value, str) and bool(value.strip()))
-TABLE = Kind("a JSON object", lambda value: isinstance(value, dict))
+TABLE = Kind("a JSON object", is_object)
 WHOLES = Kind("a list of whole numbers from 1", lambda value: _listed(value, _positive, range(1, 17)))
-TEXTS = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value))
+TEXTS = Kind("a list of texts", lambda value: is_sequence(value) and all(isinstance(text, str) for text in value))
 PAIR = Kind(
     "a whole number or [height, width]", lambda value: _positive(value) or _listed(value, _positive, range(2, 3))
 )
@@ -151,34 +164,36 @@ CARD: Kinds = {  # model.json, beside its config
 }
 
 
-def check(values: Any, kinds: Kinds, where: str) -> dict[str, Any]:
+def check(values: object, kinds: Kinds, where: str) -> dict[str, Any]:
     """The values, once each that `kinds` names is of its kind."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{where} is {shown(values)}; expected a JSON object.")
+    if not is_object(values):
+        raise CheckpointError(f"{where} is {shown(values)}; expected a JSON object.")
     for name, kind in kinds.items():
         if name in values and not kind.fits(values[name]):
-            raise ValueError(f"{where} has {name} {shown(values[name])}; expected {kind.words}.")
+            raise CheckpointError(f"{where} has {name} {shown(values[name])}; expected {kind.description}.")
     return values
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in an error message, no longer than a line."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
         return f"a whole number of {value.bit_length()} bits"
-    text = repr(value[:20] if isinstance(value, list | str) else value)
+    text = repr(value[:20] if is_sequence(value) or isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def class_names(names: Any, where: str) -> list[str]:
+def class_names(names: object, where: str) -> list[str]:
     """transformers' id2label, {"0": "cat", "1": "dog"} -> the names in order; every number must be there."""
-    if not isinstance(names, dict):
-        raise ValueError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
+    if not is_object(names):
+        raise CheckpointError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
     for key, name in names.items():
         if not re.fullmatch("[0-9]{1,9}", key):
-            raise ValueError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
-        if not isinstance(name, str) and not _whole(name):
-            raise ValueError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
+            raise CheckpointError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
+        if not isinstance(name, str) and not _integer(name):
+            raise CheckpointError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
     numbers = {int(key): str(name) for key, name in names.items()}
     if len(numbers) != len(names) or numbers.keys() != set(range(len(names))):
-        raise ValueError(f"{where} has id2label with {len(names)} names that are not numbered from 0 without gaps.")
+        raise CheckpointError(
+            f"{where} has id2label with {len(names)} names that are not numbered from 0 without gaps."
+        )
     return [numbers[number] for number in range(len(names))]

@@ -7,15 +7,16 @@ timm counts merging to the stage after it, the authors and transformers to the o
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
-from vitlab.checkpoints import hf, staged
-from vitlab.checkpoints.keymap import JOIN, Dialect, Renamed, Rule, State
-from vitlab.checkpoints.keymap import write as rename
-from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.checkpoints import hf, keymap, staged
+from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
+from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
+from vitlab.checkpoints.staged import STAGES
+from vitlab.errors import CheckpointError
 from vitlab.layers.positions import relative_index
+from vitlab.models.base import Network
 from vitlab.models.swin import SwinConfig
 
 
@@ -64,6 +65,64 @@ def _merging(theirs: str, later: int) -> tuple[Rule, ...]:
     )
 
 
+def _infer_options(renamed: Renamed, stated: Options) -> Options:
+    state = renamed.tensors
+    options = staged.common_options(state)
+    options["patch_size"] = options.pop("kernel")
+    widths = staged.widths_of(state, options["depths"])
+    if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
+        raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
+    tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
+    rows = {rows for rows, _ in tables}
+    side = math.isqrt(min(rows))
+    if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
+        raise CheckpointError(
+            f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
+            "windows of M x M."
+        )
+    options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
+    options["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
+    ratio = staged.mlp_ratio(state, 0, widths[0])
+    if "mlp_ratio" not in stated:
+        options["mlp_ratio"] = ratio
+    elif int(widths[0] * stated["mlp_ratio"]) != int(widths[0] * ratio):
+        raise CheckpointError(f"mlp_ratio={stated['mlp_ratio']} is stated, but the weights have {ratio:g}.")
+    return options
+
+
+FIELDS: hf.Fields = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 4),
+    "channels": ("num_channels", 3),
+    "width": ("embed_dim", 96),
+    "depths": ("depths", (2, 2, 6, 2)),
+    "heads": ("num_heads", (3, 6, 12, 24)),
+    "window": ("window_size", 7),
+    "mlp_ratio": ("mlp_ratio", 4.0),
+    "qkv_bias": ("qkv_bias", True),
+    "eps": ("layer_norm_eps", 1e-5),
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "stochastic_depth": ("drop_path_rate", 0.1),
+}
+
+
+def _hf_options(config: Options) -> Options:
+    """transformers' config.json -> options; what they leave out has transformers' own default."""
+    staged.check_type(config, "swin")
+    if config.get("use_absolute_embeddings", False):
+        raise CheckpointError("config.json has use_absolute_embeddings, which is not known here.")
+    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
+
+
+def _timm_options(config: Options) -> Options:
+    """The weights tell the sizes; model_args may only repeat them."""
+    sizes = ("window_size", "patch_size", "embed_dim", "depths", "num_heads", "mlp_ratio", "qkv_bias")
+    staged.check_arguments(config, sizes)
+    return {"eps": 1e-5, "activation": "gelu"}
+
+
+MODEL_TYPES = {"swin": ModelType("ViT")}
 HF = Dialect(
     name="hf",
     rules=(
@@ -79,6 +138,7 @@ HF = Dialect(
     preprocess=IMAGENET,
     options={"shift_axes": "together"},
     prefixes=("", "swin."),
+    read_stated=hf.reader(_hf_options, MODEL_TYPES),
     ignored={
         r".*relative_position_index": "computed from the window",
         r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
@@ -102,6 +162,7 @@ TIMM = Dialect(
     preprocess=IMAGENET,
     options={"shift_axes": "each"},
     ignored=UNREAD,
+    read_stated=staged.timm_reader(_timm_options),
 )
 AUTHORS = Dialect(
     name="microsoft",
@@ -111,110 +172,44 @@ AUTHORS = Dialect(
     preprocess=IMAGENET,
     options={"shift_axes": "together"},
     ignored=UNREAD,
+    read_stated=TIMM.read_stated,
 )
 
 
-def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
-    state = renamed.tensors
-    found = staged.common_options(state)
-    found["patch_size"] = found.pop("kernel")
-    widths = staged.widths_of(state, found["depths"])
-    if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
-        raise ValueError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
-    tables = [staged.shape(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
-    rows = {rows for rows, _ in tables}
-    side = math.isqrt(min(rows))
-    if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
-        raise ValueError(
-            f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
-            "windows of M x M."
-        )
-    found |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
-    found["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
-    ratio = staged.mlp_ratio(state, 0, widths[0])
-    if "mlp_ratio" not in told:
-        found["mlp_ratio"] = ratio
-    elif int(widths[0] * told["mlp_ratio"]) != int(widths[0] * ratio):
-        raise ValueError(f"mlp_ratio={told['mlp_ratio']} is said, but the weights have {ratio:g}.")
-    return found
+# ------------------------------------------------------------------------------------------------------------ writing
 
 
-def hf_options(config: dict[str, Any]) -> dict[str, Any]:
-    """transformers' config.json -> options; what they leave out has transformers' own default."""
-    staged.check_type(config, "swin")
-    if config.get("use_absolute_embeddings", False):
-        raise ValueError("config.json has use_absolute_embeddings, which is not known here.")
-    return {
-        "image_size": config.get("image_size", 224),
-        "patch_size": config.get("patch_size", 4),
-        "channels": config.get("num_channels", 3),
-        "width": config.get("embed_dim", 96),
-        "depths": tuple(config.get("depths", (2, 2, 6, 2))),
-        "heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
-        "window": config.get("window_size", 7),
-        "mlp_ratio": float(config.get("mlp_ratio", 4.0)),
-        "qkv_bias": config.get("qkv_bias", True),
-        "activation": staged.activation_of(config),
-        "eps": config.get("layer_norm_eps", 1e-5),
-        "dropout": float(config.get("hidden_dropout_prob", 0.0)),
-        "attention_dropout": float(config.get("attention_probs_dropout_prob", 0.0)),
-        "stochastic_depth": float(config.get("drop_path_rate", 0.1)),
-    }
-
-
-def timm_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The weights tell the sizes; model_args may only repeat them."""
-    known = ("window_size", "patch_size", "embed_dim", "depths", "num_heads", "mlp_ratio", "qkv_bias")
-    staged.check_arguments(config, known)
-    return {"eps": 1e-5, "activation": "gelu"}
-
-
-FAMILY = Family(
-    "swin",
-    SwinConfig,
-    (HF, TIMM, AUTHORS),
-    infer_options,
-    hf_options,
-    timm_options,
-    tellable=("eps", "activation", "image_size", "shift_axes"),
-)
-
-
-def config_for(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
+def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
     """config.json for transformers."""
     if c.merge_eps != 1e-5:
-        raise ValueError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
-    square = c.image_size[0] == c.image_size[1]
-    config: dict[str, Any] = {
+        raise CheckpointError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+    config: Options = {
+        **hf.write_fields(c, FIELDS),
         "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
         "model_type": "swin",
-        "image_size": c.image_size[0] if square else list(c.image_size),
-        "patch_size": c.patch_size,
-        "num_channels": c.channels,
-        "embed_dim": c.width,
-        "depths": list(c.depths),
-        "num_heads": list(c.heads),
-        "window_size": c.window,
-        "mlp_ratio": c.mlp_ratio,
-        "qkv_bias": c.qkv_bias,
-        "hidden_act": staged.theirs_of_activation(c.activation),
-        "layer_norm_eps": c.eps,
-        "hidden_dropout_prob": c.dropout,
-        "attention_probs_dropout_prob": c.attention_dropout,
-        "drop_path_rate": c.stochastic_depth,
+        "hidden_act": hf.theirs_of_activation(c.activation),
         "use_absolute_embeddings": False,
         "dtype": "float32",
     }
     return config | hf.named_classes(c.classes, labels)
 
 
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
-    """Tensors and config.json as transformers has them."""
-    if to != "hf":
-        raise ValueError(f"a Swin is not written as {to}: use --to hf or native.")
-    config = config_for(model.config, model.labels)
+def _write(model: Network, state: State) -> Written:
+    config = _config_for(model.config, model.labels)
     prefix = "swin." if model.config.classes else ""
-    found = rename("transformers", HF.rules, state, prefix=prefix, heads=1)
+    tensors = keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1)
     index = relative_index((model.config.window,) * 2, prefix=0, device=torch.device("cpu"))
-    tables = [key for key in found if key.endswith("relative_position_bias_table")]
-    return found | {key.replace("bias_table", "index"): index.clone() for key in tables}, config  # version 4 has it
+    tables = [key for key in tensors if key.endswith("relative_position_bias_table")]
+    tensors |= {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
+    return hf.folder(tensors, config, model.preprocess)
+
+
+FAMILY = staged.family(
+    "swin",
+    SwinConfig,
+    (HF, TIMM, AUTHORS),
+    _infer_options,
+    bare_options=("eps", "activation", "image_size"),
+    model_types=MODEL_TYPES,
+    write_hf=Writer(_write, any_size=lambda config: True),
+)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
-from vitlab.checkpoints import schema
-from vitlab.checkpoints.keymap import Dialect, Rule, State
-from vitlab.models.registry import OPENAI
+from vitlab.checkpoints import keymap, schema
+from vitlab.checkpoints.family import Writer, Written
+from vitlab.checkpoints.files import read_json
+from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.writable import check_vit
+from vitlab.errors import CheckpointError
+from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network
+from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 RULES = (
@@ -35,19 +40,7 @@ RULES = (
     Rule("head_distill.*", "head_dist.*"),
 )
 
-DIALECT = Dialect(
-    name="timm",
-    rules=RULES,
-    recognise=lambda keys: "blocks.0.attn.qkv.weight" in keys and "patch_embed.proj.weight" in keys,
-    assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess={"interpolation": "bicubic", "how": "crop", "mean": (0.5,) * 3, "std": (0.5,) * 3},
-    options={"resize_rule": "bicubic_antialias"},
-)
-CLIP_TRUNK = replace(  # a bare file with norm_pre: the image tower of a CLIP
-    DIALECT,
-    assumed={"eps": 1e-5, "activation": "quick_gelu"},
-    preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
-)
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # the published widths; others must be passed
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -67,8 +60,12 @@ WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm
 OWN_RULE = ("final_norm", "global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
-def check_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of a timm hub folder, once all that is read of it is of the right kind."""
+def read_config(source: Source) -> Options | None:
+    """The config.json of a timm hub folder, its values checked; None: there is none, or it is another library's."""
+    path = source.path / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    if "architecture" not in config:
+        return None
     schema.check(config, schema.TIMM, "config.json")
     schema.check(config.get("model_args", {}), schema.TIMM_ARGUMENTS, "config.json's model_args")
     schema.check(config.get("pretrained_cfg", {}), schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
@@ -76,12 +73,12 @@ def check_config(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A timm hub folder's config.json -> options for our config, and preprocess values."""
-    check_config(config)
+def _read_stated(source: Source) -> Stated | None:
+    if (config := read_config(source)) is None:
+        return None
+    state, name = source.state, config["architecture"]
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
     cfg = config.get("pretrained_cfg", {})
-    name = str(config.get("architecture", ""))
     options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
     if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
         options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
@@ -91,7 +88,7 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
     if "heads" not in options and variant.get("width") == state["patch_embed.proj.weight"].shape[0]:
         options["heads"] = variant["heads"]
     if options.get("activation", "gelu") not in ACTIVATIONS:
-        raise ValueError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
+        raise CheckpointError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
         options["image_size"] = tuple(cfg["input_size"][1:])
     if args.get("no_embed_class"):
@@ -103,55 +100,75 @@ def options_from(config: dict[str, Any], state: State) -> tuple[dict[str, Any], 
     pooled = args.get("global_pool", config.get("global_pool", "token"))
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
-    known = {*ARGUMENTS, *OWN_RULE}
-    wrong |= {k: v for k, v in args.items() if k not in known and not WITHOUT_EFFECT.fullmatch(k) and v}
+    wrong |= {
+        k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
+    }
     if wrong:
-        raise ValueError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
+        raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
-    return options, preprocess_from(cfg)
+    return Stated(options, preprocess_from(cfg), size_note="timm needs dynamic_img_size=True for that")
 
 
-def preprocess_from(cfg: dict[str, Any]) -> dict[str, Any]:
+def preprocess_from(cfg: Options) -> Options:
     """pretrained_cfg -> values for Preprocess."""
-    preprocess: dict[str, Any] = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
+    preprocess: Options = {k: cfg[k] for k in ("mean", "std", "interpolation") if k in cfg}
     if len(cfg.get("input_size", ())) == 3:
         preprocess["size"] = tuple(cfg["input_size"][1:])
     if "crop_pct" in cfg and "size" in preprocess:
         sides = [int(side / cfg["crop_pct"] + 1e-6) for side in preprocess["size"]]
         mode = cfg.get("crop_mode") or "center"
         if mode not in ("center", "squash"):
-            raise ValueError(f"pretrained_cfg has crop_mode {mode!r}; known are center and squash.")
+            raise CheckpointError(f"pretrained_cfg has crop_mode {mode!r}; known are center and squash.")
         preprocess |= {"how": "crop", "resize": tuple(sides) if mode == "squash" else min(sides)}
     return preprocess
 
 
-def check_writable(c: ViTConfig) -> None:
+def _has_norm_pre(keys: set[str]) -> bool:
+    return "norm_pre.weight" in keys
+
+
+_BASE = Dialect(
+    name="timm",
+    rules=RULES,
+    recognise=lambda keys: "blocks.0.attn.qkv.weight" in keys and "patch_embed.proj.weight" in keys,
+    assumed={"eps": 1e-6, "activation": "gelu"},
+    preprocess={"interpolation": "bicubic", "how": "crop", "mean": (0.5,) * 3, "std": (0.5,) * 3},
+    options={"resize_rule": "bicubic_antialias"},
+    read_stated=_read_stated,
+)
+CLIP_TRUNK = replace(  # the image tower of a CLIP
+    _BASE,
+    recognise=_has_norm_pre,
+    assumed={"eps": 1e-5, "activation": "quick_gelu"},
+    preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
+    taken_as="taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)",
+)
+DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def _check_writable(c: ViTConfig) -> None:
     """timm's VisionTransformer must be able to be this network."""
-    refuse = {
+    others = {
         f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
-        "stem=conv": c.stem.kind == "conv",
-        "patch_norms": c.stem.patch_norms,
-        "norm=post": c.norm.kind == "post",
         "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling == "mean_norm",
-        "head_dim": c.head_dim is not None and c.head_dim * c.heads != c.width,
         f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
-        "mlp=swiglu": c.mlp.kind == "swiglu",
-        "head_hidden": bool(c.head.head_hidden),
-        "mask_token": c.tokens.mask_token,
         "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
         "a patch bias with norm_pre, or none without": c.norm.norm_pre == c.stem.patch_bias,
         "registers without positions beside a class token with one": bool(
             c.tokens.registers and c.positions.prefix_positions == "class"
         ),
     }
-    if found := [what for what, wrong in refuse.items() if wrong]:
-        raise ValueError(f"timm's ViT cannot express {', '.join(found)}. Use --to native.")
+    names = ("stem", "patch_norms", "norm", "head_dim", "mlp", "head_hidden", "mask_token")
+    check_vit("timm's ViT", c, names, others)
 
 
-def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
+def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
     """config.json of a timm hub folder; model_args say everything, so that no released name has to fit."""
-    args: dict[str, Any] = {
+    args: Options = {
         "img_size": list(c.image_size),
         "patch_size": c.patch_size,
         "in_chans": c.channels,
@@ -175,24 +192,45 @@ def config_for(c: ViTConfig, preprocess: Any) -> dict[str, Any]:
         args["final_norm"] = False
     size = next((s for s, v in (("tiny", 192), ("small", 384), ("base", 768), ("large", 1024)) if v == c.width), "base")
     name = f"deit_{size}_distilled_patch16_224" if c.tokens.distill_token else f"vit_{size}_patch16_224"
-    return {
+    config: Options = {
         "architecture": name,
         "num_classes": c.classes,
         "num_features": c.width,
         "global_pool": args["global_pool"],
         "model_args": args,
         "vitlab": {"eps": c.norm.eps},  # timm's own ViT always has 1e-6; this lets the file come back exactly
-        "pretrained_cfg": {
+    }
+    if preprocess is not None:
+        config["pretrained_cfg"] = {
             "input_size": [c.channels, *c.image_size],
             "interpolation": preprocess.interpolation,
             "mean": list(preprocess.mean),
             "std": list(preprocess.std),
             "crop_pct": min(preprocess.size) / preprocess.resize if isinstance(preprocess.resize, int) else 1.0,
             "num_classes": c.classes,
-        },
-    }
+        }
+    return config
 
 
 def _ratio(c: ViTConfig) -> float:
-    """timm cuts width * ratio off where we round it."""
+    """timm truncates width * ratio where we round it."""
     return c.mlp.mlp_ratio if int(c.width * c.mlp.mlp_ratio) == c.mlp_hidden else (c.mlp_hidden + 0.5) / c.width
+
+
+def eps_note(library: str, c: ViTConfig) -> list[str]:
+    if c.norm.eps == 1e-6:
+        return []
+    return [f"{library} uses LayerNorm eps 1e-6, this network {c.norm.eps:g}: its numbers will differ a little there."]
+
+
+def _write(model: Network, state: State) -> Written:
+    c: ViTConfig = model.config
+    _check_writable(c)
+    bare = (
+        [] if HEADS.get(c.width) == c.heads else [f"a bare file does not say its heads: load it with heads={c.heads}."]
+    )
+    files = {"config.json": config_for(c, model.preprocess)}
+    return Written(keymap.write("timm", RULES, state, heads=c.heads), files, eps_note("timm's ViT", c), bare)
+
+
+WRITER = Writer(_write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitlab.checkpoints.family import IMAGENET
 from vitlab.checkpoints.keymap import Dialect, Rule
 
 LAYER = "encoder.layers.encoder_layer_{i}."
@@ -26,11 +27,5 @@ DIALECT = Dialect(
     ),
     recognise=lambda keys: "conv_proj.weight" in keys and "encoder.pos_embedding" in keys,
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess={
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
-        "how": "crop",
-        "resize": 256,
-        "size": (224, 224),
-    },
+    preprocess={**IMAGENET, "interpolation": "bilinear"},
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vitlab.checkpoints import staged
-from vitlab.checkpoints.keymap import Dialect, Renamed, Rule, State
+from vitlab.checkpoints.family import IMAGENET
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule
 from vitlab.checkpoints.pvt import common_options
-from vitlab.checkpoints.staged import IMAGENET, STAGES, Family
+from vitlab.checkpoints.staged import STAGES
+from vitlab.errors import CheckpointError
 from vitlab.models.twins import VARIANTS, TwinsConfig
 
 HEADS = {config.widths: config.heads for config in (TwinsConfig(**variant) for variant in VARIANTS.values())}
@@ -31,12 +31,33 @@ RULES = (
     Rule("norm.*", "norm.*"),
     Rule("head.*", "head.*"),
 )
+
+
+def _infer_options(renamed: Renamed, stated: Options) -> Options:
+    windowed = "stages.0.0.attention.qkv.weight" in renamed.tensors
+    options = common_options(renamed, stated, HEADS, block=int(windowed))
+    options["patch_size"] = options.pop("kernel")
+    return options if windowed else {**options, "window": 0}
+
+
+def _timm_options(config: Options) -> Options:
+    """The weights tell the sizes but for heads and windows; model_args may only repeat them."""
+    sizes = ("patch_size", "embed_dims", "depths", "num_heads", "mlp_ratios", "sr_ratios", "wss")
+    args = staged.check_arguments(config, sizes)
+    windows = set(args.get("wss", ()))
+    if len(windows) > 1:
+        raise CheckpointError(f"timm's wss={args['wss']}: windows of one size in all stages are known.")
+    options: Options = {"heads": tuple(args["num_heads"])} if "num_heads" in args else {}
+    return {**ASSUMED, **options, **({"window": windows.pop()} if windows else {})}
+
+
 PCPVT = Dialect(
     name="timm",
     rules=RULES,
     recognise=lambda keys: POSITIONS in keys and WINDOWED not in keys,
     assumed=ASSUMED,
     preprocess=IMAGENET,
+    read_stated=staged.timm_reader(_timm_options),
 )
 SVT = Dialect(
     name="timm",
@@ -44,37 +65,12 @@ SVT = Dialect(
     recognise=lambda keys: {POSITIONS, WINDOWED} <= keys,
     assumed=ASSUMED | {"window": 7},  # the weights are the same for any
     preprocess=IMAGENET,
+    read_stated=staged.timm_reader(_timm_options),
 )
-
-
-def infer_options(renamed: Renamed, told: dict[str, Any]) -> dict[str, Any]:
-    windowed = "stages.0.0.attention.qkv.weight" in renamed.tensors
-    found = common_options(renamed, told, HEADS, block=int(windowed))
-    found["patch_size"] = found.pop("kernel")
-    return found if windowed else {**found, "window": 0}
-
-
-def timm_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The weights tell the sizes but for heads and windows; model_args may only repeat them."""
-    known = ("patch_size", "embed_dims", "depths", "num_heads", "mlp_ratios", "sr_ratios", "wss")
-    args = staged.check_arguments(config, known)
-    windows = set(args.get("wss", ()))
-    if len(windows) > 1:
-        raise ValueError(f"timm's wss={args['wss']}: windows of one size in all stages are known.")
-    found: dict[str, Any] = {"heads": tuple(args["num_heads"])} if "num_heads" in args else {}
-    return {**ASSUMED, **found, **({"window": windows.pop()} if windows else {})}
-
-
-FAMILY = Family(
+FAMILY = staged.family(
     "twins",
     TwinsConfig,
     (PCPVT, SVT),
-    infer_options,
-    None,
-    timm_options,
-    tellable=("eps", "merge_eps", "reduction_eps", "activation", "image_size", "heads", "window"),
+    _infer_options,
+    bare_options=("eps", "merge_eps", "reduction_eps", "activation", "window", "image_size", "heads"),
 )
-
-
-def write(model: Any, state: State, to: str) -> tuple[State, dict[str, Any]]:
-    raise ValueError(f"a Twins is not written as {to}: use --to native.")

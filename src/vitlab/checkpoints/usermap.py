@@ -22,21 +22,21 @@ A table whose names begin with image. and text. is that of a CLIP.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from vitlab.checkpoints.clip import PREPROCESS as CLIP_PREPROCESS
-from vitlab.checkpoints.files import CheckpointError, check_regular
-from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Renamed, Rule, expand
+from vitlab.checkpoints.families import FAMILIES
+from vitlab.checkpoints.family import Family
+from vitlab.checkpoints.files import check_regular
+from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Options, Renamed, Rule, expand
+from vitlab.checkpoints.schema import TEXTS, is_object, is_sequence
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.clip import CLIPConfig
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import parse_toml
 
 SECTIONS = ("model", "preprocess", "keys", "ignore")
-CLIP_ALONE = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")
 WITH_TOKEN_AXES = (
     "class_token",
     "distill_token",
@@ -45,16 +45,17 @@ WITH_TOKEN_AXES = (
 )  # (1, n, D); others save (n, D)
 
 
-class Table(NamedTuple):
-    """A rename table: names as a dialect, options of the network, and values for Preprocess."""
+class RenameTable(NamedTuple):
+    """Names as a dialect, options of the network, and values for Preprocess."""
 
+    path: Path
+    family: Family
     dialect: Dialect
-    options: dict[str, Any]
-    preprocess: dict[str, Any]
-    two_towers: bool  # image.* and text.*: a CLIP
+    options: Options
+    preprocess: Options
 
 
-def read_map(path: Path) -> Table:
+def read_map(path: Path) -> RenameTable:
     """Read and check a rename table."""
     check_regular(path)
     try:
@@ -66,26 +67,33 @@ def read_map(path: Path) -> Table:
     _check_sections(path, sections)
     keys = sections["keys"]
     rules = tuple(_rule(path, ours, theirs) for ours, theirs in keys.items())
-    two_towers = any(ours.startswith(("image.", "text.")) or ours in CLIP_ALONE for ours in keys)
     options = dict(sections.get("model", {}))
-    known = [*option_paths(CLIPConfig if two_towers else ViTConfig), "grid"]
-    known += ["activation", "eps", "heads"] if two_towers else []  # of both towers; heads of the image tower
-    for name in options:
-        if name not in known:
-            raise CheckpointError(f"{path}: [model] has no option {name!r}.{nearest(name, known)}")
-    usual = {"eps": 1e-5} if two_towers else {"eps": 1e-6, "activation": "gelu"}
-    dialect = Dialect(
+    family, template = next(
+        (family, family.map_template)
+        for family in FAMILIES.values()
+        if family.map_template is not None and family.map_template.recognise(set(keys))
+    )
+    _check_options(path, family, options)
+    dialect = replace(
+        template,
         name=path.name,
         rules=rules,
-        recognise=lambda keys: True,
-        assumed={name: value for name, value in usual.items() if two_towers or name not in options},
-        preprocess=CLIP_PREPROCESS if two_towers else {},
         ignored={_pattern(path, key): _reason(path, key, why) for key, why in sections.get("ignore", {}).items()},
     )
-    return Table(dialect, options, _preprocess(path, sections.get("preprocess", {})), two_towers)
+    return RenameTable(path, family, dialect, options, _preprocess(path, sections.get("preprocess", {})))
 
 
-def check_used(path: Path, table: Table, renamed: Renamed) -> None:
+def _check_options(path: Path, family: Family, options: Options) -> None:
+    for name, value in options.items():
+        try:
+            family.check_options(family.by_path({name: value}, False))
+        except UsageError:
+            short = (path.split(".")[-1] for path in family.bare_options)
+            near = nearest(name, [*option_paths(family.config), *short, "grid"])
+            raise CheckpointError(f"{path}: [model] has no option {name!r}.{near}") from None
+
+
+def check_used(table: RenameTable, renamed: Renamed) -> None:
     """Every line under [keys] must have taken a key of the file, or it is a misspelling."""
     for rule in table.dialect.rules:
         used = False
@@ -94,20 +102,19 @@ def check_used(path: Path, table: Table, renamed: Renamed) -> None:
             used |= any(ours.fullmatch(key) and theirs.fullmatch(came[0]) for key, came in renamed.origin.items())
         if not used:
             raise CheckpointError(
-                f"{path}: [keys] {rule.ours!r} = {rule.keys[0]!r} takes no key of the file: none is called so, or "
-                "another line has taken it. Correct the name, or leave the line out."
+                f"{table.path}: [keys] {rule.ours!r} = {rule.keys[0]!r} takes no key of the file: none is called so, "
+                "or another line has taken it. Correct the name, or leave the line out."
             )
 
 
-def _check_sections(path: Path, sections: dict[str, Any]) -> None:
+def _check_sections(path: Path, sections: Options) -> None:
     if not sections:
         raise CheckpointError(f'{path}: is empty. A rename table has at least [keys], e.g. "head.*" = "classifier.*".')
-    known = ", ".join(f"[{name}]" for name in SECTIONS)
     for name in sections:
         if name not in SECTIONS:
-            raise CheckpointError(
-                f"{path}: unknown section [{name}].{nearest(name, list(SECTIONS))} Known are {known}."
-            )
+            known = ", ".join(f"[{section}]" for section in SECTIONS)
+            near = nearest(name, list(SECTIONS))
+            raise CheckpointError(f"{path}: unknown section [{name}].{near} Known are {known}.")
     for name, values in sections.items():
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: {name} must be a section: write [{name}], then its lines.")
@@ -115,36 +122,32 @@ def _check_sections(path: Path, sections: dict[str, Any]) -> None:
         raise CheckpointError(f'{path}: has no [keys], e.g. "patch_embed.proj.*" = "stem.conv.*".')
 
 
-def _preprocess(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    known = [f.name for f in fields(Preprocess)]
+def _preprocess(path: Path, values: Options) -> Options:
+    names = [f.name for f in fields(Preprocess)]
     for name in values:
-        if name not in known:
-            near = nearest(name, known)
-            raise CheckpointError(f"{path}: [preprocess] has no option {name!r}.{near} It has {', '.join(known)}.")
+        if name not in names:
+            near = nearest(name, names)
+            raise CheckpointError(f"{path}: [preprocess] has no option {name!r}.{near} It has {', '.join(names)}.")
     if ("mean" in values) != ("std" in values):
         given, absent = ("mean", "std") if "mean" in values else ("std", "mean")
         raise CheckpointError(f"{path}: [preprocess] has {given} but no {absent}: give both, one number per channel.")
     try:
         checked = Preprocess.from_dict({"size": 224, **values})
-    except ValueError as error:
+    except UsageError as error:
         raise CheckpointError(f"{path}: [preprocess] {error}") from None
     return {name: getattr(checked, name) for name in values}
 
 
-def _rule(path: Path, ours: str, theirs: Any) -> Rule:
-    plain = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+def _rule(path: Path, ours: str, theirs: object) -> Rule:
+    default = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+    keys: tuple[str, ...]
     codec: Codec
     if isinstance(theirs, str):
-        keys, codec = (theirs,), plain
-    elif isinstance(theirs, list) and theirs and all(isinstance(key, str) for key in theirs):
+        keys, codec = (theirs,), default
+    elif is_sequence(theirs) and theirs and TEXTS.fits(theirs):
         keys, codec = tuple(theirs), JOIN
-    elif (
-        isinstance(theirs, dict)
-        and set(theirs) <= {"key", "transpose"}
-        and isinstance(theirs.get("key"), str)
-        and isinstance(theirs.get("transpose", False), bool)
-    ):
-        keys, codec = (theirs["key"],), TRANSPOSE if theirs.get("transpose") else plain
+    elif is_object(theirs) and _is_key_table(theirs):
+        keys, codec = (theirs["key"],), TRANSPOSE if theirs.get("transpose") else default
     else:
         raise CheckpointError(
             f'{path}: {ours!r} must be a key, a list of keys to join, or {{ key = "...", transpose = true }}.'
@@ -156,7 +159,12 @@ def _rule(path: Path, ours: str, theirs: Any) -> Rule:
     return Rule(ours, keys, codec)
 
 
-def _reason(path: Path, key: str, why: Any) -> str:
+def _is_key_table(values: Options) -> bool:
+    only = set(values) <= {"key", "transpose"}
+    return only and isinstance(values.get("key"), str) and isinstance(values.get("transpose", False), bool)
+
+
+def _reason(path: Path, key: str, why: object) -> str:
     if not isinstance(why, str) or not why.strip():
         raise CheckpointError(
             f"{path}: [ignore] {key!r} = {why!r} is of no known form. Each line is a regular expression of whole key "

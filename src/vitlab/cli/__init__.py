@@ -1,1 +1,1 @@
-"""The `vitlab` command: verb -> module, imported on use. Only this package prints."""
+"""The `vitlab` command. Only this package prints."""

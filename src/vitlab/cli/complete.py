@@ -1,4 +1,4 @@
-"""What the shell offers at Tab: values of arguments and options. Nothing here imports torch or numpy."""
+"""Shell completion: values of arguments and options. Nothing here imports torch or numpy."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from io import StringIO
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BREAKS = ":="  # where bash ends a word by itself
+BREAKS = ":="  # characters at which bash splits words
 
 Complete = Callable[[str], list[str]]
 
 
 def one_of(*names: str) -> Complete:
-    return lambda incomplete: _fitting(names, incomplete)
+    return lambda incomplete: _matches(names, incomplete)
 
 
 def models(incomplete: str) -> list[str]:
-    return _fitting((HERE / "model_names.txt").read_text(encoding="utf-8").split(), incomplete)
+    return _matches((HERE / "model_names.txt").read_text(encoding="utf-8").split(), incomplete)
 
 
 def checkpoints(incomplete: str) -> list[str]:
-    """Those in the package, and of the runs in this folder; other paths are the shell's own affair."""
+    """Bundled checkpoints, and those of the runs in this folder; the shell completes other paths itself."""
     from vitlab.checkpoints.bundled import PREFIX, names
 
     trained = [folder.as_posix() for folder in sorted(Path("runs").glob("*/best"))]
-    return _fitting([*(f"{PREFIX}{name}" for name in names()), *trained], incomplete)
+    return _matches([*(f"{PREFIX}{name}" for name in names()), *trained], incomplete)
 
 
 def models_and_checkpoints(incomplete: str) -> list[str]:
@@ -38,33 +38,33 @@ def models_and_checkpoints(incomplete: str) -> list[str]:
 def sources(incomplete: str) -> list[str]:
     from vitlab.images.sources import SOURCES
 
-    return _fitting(SOURCES, incomplete)
+    return _matches(SOURCES, incomplete)
 
 
 def recipes(incomplete: str) -> list[str]:
-    """A source has the name of its recipe, or one of its own."""
+    """Recipes and data sources, which share some names."""
     from vitlab.images.sources import SOURCES
     from vitlab.training.presets import recipes as shipped
 
-    return _fitting(sorted({*shipped(), *SOURCES}), incomplete)
+    return _matches(sorted({*shipped(), *SOURCES}), incomplete)
 
 
 def runs(incomplete: str) -> list[str]:
-    return _fitting([file.parent.as_posix() for file in sorted(Path("runs").glob("*/recipe.toml"))], incomplete)
+    return _matches([file.parent.as_posix() for file in sorted(Path("runs").glob("*/recipe.toml"))], incomplete)
 
 
 def exercises(incomplete: str) -> list[str]:
     files = (HERE.parent / "learn" / "solutions").glob("*.py")
-    return _fitting(sorted(file.stem.replace("_", "-") for file in files), incomplete)
+    return _matches(sorted(file.stem.replace("_", "-") for file in files), incomplete)
 
 
-def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
+def _matches(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
 @contextmanager
 def answering_bash() -> Iterator[None]:
-    """bash tells bundled:ci as three words and replaces the last alone: ask with one word, answer with its end."""
+    """bash splits bundled:ci into three words and completes the last: join them, and print the end of each match."""
     if os.environ.get("_VITLAB_COMPLETE") != "complete_bash":
         yield
         return

@@ -1,16 +1,30 @@
-"""What the verbs share: the console, numbers in words, and how errors are shown."""
+"""What the commands share: printing, tables, and how errors and warnings are shown."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+import warnings
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitlab.cli.language import spoken
+import typer
+
+from vitlab.cli.help import ClickUsageError, usage_error
+from vitlab.cli.language import translate
+from vitlab.errors import UsageError, VitlabError
 from vitlab.parsing import spell_not_finite
-from vitlab.printable import printable, printable_json
+from vitlab.printable import one_line, printable, printable_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+BUG = "vitlab: this is a bug in vitlab: please report it with these lines, your command and `vitlab doctor`'s output."
+NAMED = 10  # unreadable images that are named; --json names all
 
 
 def set_up_output() -> None:
@@ -20,11 +34,8 @@ def set_up_output() -> None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
-def out(markup: bool = True) -> Any:
-    """The console for results; wide when piped, so that no table is cut. Paths and names go out with markup=False.
-
-    Whatever text is printed on it, no control character of that text reaches the terminal.
-    """
+def console(markup: bool = False) -> Console:
+    """The console for results; wide when piped, so that no table is cut. Escapes control characters in all text."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -37,19 +48,42 @@ def out(markup: bool = True) -> Any:
     return PrintableConsole(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
 
 
+def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()) -> Table:
+    """A table without rows; `right`: titles of right-aligned columns, which never wrap."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        number = title in right
+        made.add_column(Text(title), justify="right" if number else "left", no_wrap=number or title in no_wrap)
+    return made
+
+
 def say(text: str) -> None:
-    """A remark beside the result, in the terminal's language: to stderr, so that --json output stays clean."""
-    print(printable(spoken(text)), file=sys.stderr)
+    """Print a remark in the terminal's language to stderr, so that --json output stays clean."""
+    print(printable(translate(text)), file=sys.stderr)
+
+
+def say_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        say(f"note: {note}")
+
+
+def say_unreadable(errors: dict[str, str]) -> None:
+    """Name the first images that could not be read. errors: path -> reason."""
+    for path, reason in list(errors.items())[:NAMED]:
+        say(f"vitlab: {one_line(path)}: {one_line(reason)}")
+    if len(errors) > NAMED:
+        say(f"and {len(errors) - NAMED} more (--json names all)")
 
 
 def print_plain(text: str, end: str = "\n") -> None:
-    """Lines of a result as they are, but for control characters."""
+    """Print lines of a result without markup, with control characters escaped."""
     print(printable(text), end=end, flush=True)
 
 
 def print_json(value: Any) -> None:
-    import json
-
     text = json.dumps(spell_not_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     print_json_text(text + "\n")
 
@@ -70,44 +104,78 @@ def short(n: float) -> str:
     return str(int(n))
 
 
+def by(size: Iterable[int]) -> str:
+    """(224, 196) -> 224 x 196"""
+    return " x ".join(map(str, size))
+
+
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """384 or 384x256 (height x width)."""
     if text is None:
         return None
     parts = text.lower().replace("×", "x").split("x")
     if len(parts) not in (1, 2) or not all(p.strip().isdigit() for p in parts):
-        raise ValueError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
-    numbers = [int(p) for p in parts]
-    return (numbers[0], numbers[-1])
+        raise UsageError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
+    return int(parts[0]), int(parts[-1])
 
 
-def _words(error: Exception) -> str:
-    """The system tells of a file only "[Errno 13] Permission denied: ...": what to do is added."""
+def size_option(text: str | None) -> dict[str, tuple[int, int]]:
+    """--image-size as an option of vitlab.load and vitlab.create."""
+    size = parse_size(text)
+    return {} if size is None else {"image_size": size}
+
+
+def parse_names(text: str | None) -> list[str]:
+    """a, b,c -> [a, b, c]"""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Show warnings for users as notes, each once, and only in the first process of torchrun."""
+    shown: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, UserWarning):
+                show_others(message, category, *place, **more)
+            elif str(message) not in shown and os.environ.get("RANK", "0") == "0":
+                shown.add(str(message))
+                say(f"note: {message}")
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Print a user's error in one line (VITLAB_DEBUG=1 shows its traceback), and a bug with its traceback."""
+    try:
+        yield
+    except ClickUsageError as error:
+        print(printable(usage_error(error)), file=sys.stderr)
+        raise SystemExit(2) from None
+    except (VitlabError, OSError, UnicodeDecodeError) as error:
+        if os.environ.get("VITLAB_DEBUG"):
+            raise
+        say(f"vitlab: error: {_message(error)}")
+        raise SystemExit(2) from None
+    except (KeyboardInterrupt, typer.Abort):
+        say("vitlab: stopped.")
+        raise SystemExit(130) from None
+    except Exception:
+        traceback.print_exc()
+        say(BUG)
+        raise SystemExit(1) from None
+
+
+def _message(error: Exception) -> str:
+    """The error's message; advice is added to the system's own, such as "[Errno 13] Permission denied: ..."."""
     if isinstance(error, UnicodeDecodeError):
         return f"a file that is read as text holds other bytes (at byte {error.start}). Name a text file, in UTF-8."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         advice = "Name another place, or see that it is there and that you may read and write it."
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}. {advice}"
     return str(error)
-
-
-@contextmanager
-def reporting_errors() -> Iterator[None]:
-    """VITLAB_DEBUG=1 shows the whole traceback."""
-    import typer
-
-    from vitlab.cli.help import UsageError, usage_error
-
-    try:
-        yield
-    except UsageError as error:
-        print(printable(usage_error(error)), file=sys.stderr)
-        raise SystemExit(2) from None
-    except (ValueError, OSError) as error:
-        if os.environ.get("VITLAB_DEBUG"):
-            raise
-        say(f"vitlab: error: {_words(error)}")
-        raise SystemExit(2) from None
-    except (KeyboardInterrupt, typer.Abort):
-        say("vitlab: stopped.")
-        raise SystemExit(130) from None

@@ -3,105 +3,119 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitlab.checkpoints import convert
-from vitlab.checkpoints.load import load_with_report
-from vitlab.checkpoints.report import Report
-from vitlab.cli.console import out, parse_size, print_json, say
-from vitlab.inference import reads_text
+import typer
+
+from vitlab.cli.console import by, console, parse_size, print_json, say, table
+from vitlab.cli.options import CHECKPOINT, Heads, Json, Size, checkpoint_argument, choice
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
-from vitlab.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from vitlab.checkpoints.convert import Compared
+    from vitlab.checkpoints.report import Report
 
 COLOURS = {"matched": "green", "resized": "cyan", "new": "yellow", "missing": "red", "unused": "yellow"}
 
 
-def run(
-    source: str,
-    target: Path,
-    to: str,
-    check: bool,
-    map: Path | None,
-    size: str | None,
-    tokenizer: Path | None,
-    told: dict[str, Any],
-    colours: dict[str, str | None],
-    force: bool,
-    json: bool,
+@dataclass(frozen=True)
+class ReadOptions:
+    """What the file does not say, and what to change."""
+
+    map: Annotated[
+        Path | None, typer.Option("--map", metavar="FILE", help="Table of names (TOML) for an unknown network.")
+    ] = None
+    heads: Heads = None
+    text_heads: Annotated[int | None, typer.Option(help="Attention heads of the text tower.")] = None
+    image_size: Size = None
+    classes: Annotated[int | None, typer.Option(help="Replace the head by a new one with this many classes.")] = None
+    encoder: Annotated[bool, typer.Option("--encoder", help="Convert only the ViT of an MAE, DINO or CLIP.")] = False
+    eps: Annotated[float | None, typer.Option(help="LayerNorm eps, if the file does not say.")] = None
+    activation: Annotated[
+        str | None, choice("relu", "gelu", "gelu_tanh", "quick_gelu", help="Activation, if the file does not say.")
+    ] = None
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Mean of each channel, if the file does not say.")
+    ] = None
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Standard deviation of each channel, likewise.")] = (
+        None
+    )
+
+    def for_load(self) -> dict[str, Any]:
+        """As options of vitlab.load."""
+        options = {"heads": self.heads, "text.heads": self.text_heads, "classes": self.classes, "eps": self.eps}
+        options |= {"activation": self.activation, "encoder": self.encoder or None, "preprocess": self._channels()}
+        options |= {"map": self.map and self.map.expanduser(), "image_size": parse_size(self.image_size)}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _channels(self) -> dict[str, tuple[float, ...]] | None:
+        """--mean 0.49,0.48,0.45 and --std likewise, both or neither."""
+        if self.mean is None and self.std is None:
+            return None
+        if self.mean is None or self.std is None:
+            given = "std" if self.mean is None else "mean"
+            raise UsageError(f"--{given} needs its counterpart: give --mean and --std.")
+        try:
+            mean, std = (tuple(map(float, text.split(","))) for text in (self.mean, self.std))
+        except ValueError:
+            raise UsageError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
+        return {"mean": mean, "std": std}
+
+
+def convert(
+    source: Annotated[str, checkpoint_argument("SRC", CHECKPOINT)],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; for jax an .npz file.")],
+    options: ReadOptions,
+    to: Annotated[
+        str, choice("native", "timm", "hf", "jax", "open_clip", name="--to", help="Layout to write.")
+    ] = "native",
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare logits, also in the other library if it is installed.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Tokenizer to add to a CLIP that has none.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing DST.")] = False,
+    json: Json = False,
 ) -> None:
-    if to not in convert.TARGETS:
-        raise ValueError(f"--to {to!r} is not known: use {', '.join(convert.TARGETS)}.")
-    target, map = target.expanduser(), map.expanduser() if map is not None else None
-    if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} is there already. Name another place, or pass --force to write over it.")
-    told = {k: v for k, v in {**told, "image_size": parse_size(size)}.items() if v is not None}
-    model, report = load_with_report(source, map=map, preprocess=_numbers(colours), **told)
-    if tokenizer is not None:
-        _give_tokenizer(model, tokenizer)
-    elif reads_text(model) and model.tokenizer is None:
-        report.notes.append("it came without its tokenizer; --tokenizer FILE puts it in, so that it can read words.")
-    report.notes += convert.write(model, target, to)
-    changed = any(row.status in ("new", "resized") for row in report.rows)
-    rows = convert.check(source, target, model, changed=changed) if check else []
+    """Convert weights between libraries, with a report by key."""
+    from vitlab.checkpoints.convert import convert
+
+    target = target.expanduser()
+    result = convert(source, target, to, check=check, force=force, tokenizer=tokenizer, **options.for_load())
     if json:
-        compared = [dict(what=row.what, max_difference=row.difference, remark=row.remark) for row in rows]
-        print_json({**report.to_dict(), "written": str(target), "to": to, "check": compared})
+        checks = [dict(what=row.what, max_difference=row.difference, remark=row.remark) for row in result.checks]
+        print_json({**result.report.to_dict(), "written": str(target), "to": to, "check": checks})
     else:
-        _show(report)
-        console = out(markup=False)
-        console.print(f"written: {target} ({to})")
-        for what, difference, remark, _ in rows:
-            shown = remark if difference is None else f"largest logit difference {difference:.2e}"
-            console.print(f"check: {what}: {shown}")
-    wrong = [f"{row.what}: {_how_wrong(row)}" for row in rows if row.wrong]
+        _show(result.report)
+        console().print(f"written: {target} ({to})")
+        for row in result.checks:
+            outcome = row.remark if row.difference is None else f"largest logit difference {row.difference:.2e}"
+            console().print(f"check: {row.what}: {outcome}")
+    wrong = [f"{row.what}: {_how_wrong(row)}" for row in result.checks if row.wrong]
     if wrong:
         say(f"vitlab: error: logits differ: {'; '.join(wrong)}")
         raise SystemExit(1)
 
 
-def _how_wrong(row: convert.Compared) -> str:
+def _how_wrong(row: Compared) -> str:
     if row.difference is None or not math.isfinite(row.difference):
         return "NaN or infinity"
     return f"by {row.difference:.2e}, where {row.allowed:.2e} is allowed"
 
 
-def _numbers(colours: dict[str, str | None]) -> dict[str, Any] | None:
-    """--mean 0.49,0.48,0.45 and --std likewise, both or neither -> values for Preprocess."""
-    given = {name: text for name, text in colours.items() if text is not None}
-    if len(given) == 1:
-        raise ValueError(f"--{next(iter(given))} needs its counterpart: give --mean and --std.")
-    try:
-        return {name: tuple(float(part) for part in text.split(",")) for name, text in given.items()} or None
-    except ValueError:
-        raise ValueError("--mean and --std are numbers, one for each channel: --mean 0.49,0.48,0.45.") from None
-
-
-def _give_tokenizer(model: Any, path: Path) -> None:
-    """Its words, as long and padded as the model wants them."""
-    if not reads_text(model):
-        raise ValueError(f"--tokenizer is for a CLIP; this is of the family {model.family}.")
-    c = model.config.text
-    model.tokenizer = Tokenizer.read(path, context=c.context, pad_id=c.pad_id)
-
-
 def _show(report: Report) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    console = out(markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "ours", f"theirs ({report.dialect})", "shape", ""):
-        table.add_column(column)
+    grid = table("", "ours", f"theirs ({report.dialect})", "shape", "")
     for row in report.rows:
-        table.add_row(
-            Text(row.status, style=COLOURS[row.status]),
-            one_line(row.ours or "-"),
-            one_line(" + ".join(row.theirs)) or "-",
-            " x ".join(map(str, row.shape)),
-            one_line(row.note),
-        )
-    console.print(table)
-    console.print(", ".join(f"{n} {status}" for status, n in report.counts().items()))
+        status = Text(row.status, style=COLOURS[row.status])
+        theirs = one_line(" + ".join(row.theirs)) or "-"
+        grid.add_row(status, one_line(row.ours or "-"), theirs, by(row.shape), one_line(row.note))
+    console().print(grid)
+    console().print(", ".join(f"{n} {status}" for status, n in report.counts().items()))
     for note in report.notes:
-        console.print(f"note: {note}")
+        console().print(f"note: {note}")

@@ -3,78 +3,92 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vitlab.cli.console import count, out, print_json, say
+import typer
+
+from vitlab.cli.console import by, console, count, print_json, say, say_notes, table
+from vitlab.cli.options import Json, Recipe, Settings
 from vitlab.cli.progress import following_downloads
-from vitlab.training.job import data_of
-from vitlab.training.presets import find_recipe
-from vitlab.training.preview import describe, preview
-from vitlab.training.recipe import with_settings, with_value
-from vitlab.training.report import draw_preview, picture_kind
 
-SHOWN = 20  # classes of the table
-NAMED = 5  # unreadable pictures
+CLASSES = 20  # rows of the table
+UNREADABLE = 5  # images that are named
 
 
-def run(
-    what: str, settings: list[str], draw_to: Path | None, images: int, views: int, seed: int | None, json: bool
+def data(
+    what: Recipe,
+    settings: Settings = None,
+    preview: Annotated[
+        Path | None,
+        typer.Option("--preview", "-o", metavar="FILE", help="Draw the model's input: .png, .svg or .pdf."),
+    ] = None,
+    images: Annotated[int, typer.Option(help="Images in the preview.", min=1, max=100)] = 8,
+    views: Annotated[int, typer.Option(help="Epochs to show (DINO: all views of one epoch).", min=1, max=20)] = 4,
+    seed: Annotated[int | None, typer.Option(help="Seed. Default: the recipe's.")] = None,
+    json: Json = False,
 ) -> None:
-    _, recipe = find_recipe(what)
-    recipe = with_settings(recipe, settings)
+    """Show the data of a recipe, as numbers or as images.
+
+    The images are shown before and after augmentation.
+    """
+    from vitlab.training.job import data_of
+    from vitlab.training.presets import find_recipe
+    from vitlab.training.preview import describe
+    from vitlab.training.preview import preview as make_preview
+    from vitlab.training.recipe import with_settings, with_value
+    from vitlab.training.report import draw_preview, picture_kind
+
+    recipe = with_settings(find_recipe(what)[1], settings or [])
     if seed is not None:
         recipe = with_value(recipe, "run.seed", seed)
-    if draw_to is not None:
-        picture_kind(draw_to, "--preview")
+    if preview is not None:
+        picture_kind(preview, "--preview")
     with following_downloads():
-        data = data_of(recipe)
-    if draw_to is not None:
-        found = preview(recipe, data, images, views)
-        draw_preview(found, draw_to)
-        for note in found.notes:
-            say(f"note: {note}")
-        say(f"preview: {draw_to}")
+        dataset = data_of(recipe)
+    if preview is not None:
+        sheet = make_preview(recipe, dataset, images, views)
+        draw_preview(sheet, preview)
+        say_notes(sheet.notes)
+        say(f"preview: {preview}")
     if json:
-        print_json(describe(data))
-    elif draw_to is None:
-        _show(describe(data))
+        print_json(describe(dataset))
+    elif preview is None:
+        _show(describe(dataset))
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(summary: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = out(markup=False)
-    console.print(Text(found["name"], "bold"))
-    pairs = Table.grid(padding=(0, 2))
-    if not found["captions"]:
-        pairs.add_row("classes", count(found["classes"]))
-    pairs.add_row("images", ", ".join(f"{name} {count(n)}" for name, n in found["images"].items()))
-    if found["captions"]:
-        pairs.add_row("captions", ", ".join(f"{name} {_captions(told)}" for name, told in found["captions"].items()))
-        pairs.add_row("words", ", ".join(f"{name} {_words(told)}" for name, told in found["captions"].items()))
-        pairs.add_row("the first", Text(found["captions"]["train"]["first"]))
+    captions, splits = summary["captions"], summary["images"]
+    console().print(Text(summary["name"], "bold"))
+    rows = Table.grid(padding=(0, 2))
+    if not captions:
+        rows.add_row("classes", count(summary["classes"]))
+    rows.add_row("images", ", ".join(f"{name} {count(n)}" for name, n in splits.items()))
+    if captions:
+        rows.add_row("captions", ", ".join(f"{name} {_captions(numbers)}" for name, numbers in captions.items()))
+        lengths = (f"{name} {c['words']:.1f} a caption, up to {c['longest']}" for name, c in captions.items())
+        rows.add_row("words", ", ".join(lengths))
+        rows.add_row("the first", captions["train"]["first"])
     else:
-        pairs.add_row("of a class", ", ".join(_range(found["per_class"], split) for split in found["images"]))
-    pairs.add_row("pictures", _sizes(found))
-    for message in found["unreadable"][:NAMED]:
-        pairs.add_row("unreadable", Text(message))
-    if len(found["unreadable"]) > NAMED:
-        pairs.add_row("", f"... {len(found['unreadable']) - NAMED} more of {count(found['looked_at'])} looked at")
-    for note in found["notes"]:
-        pairs.add_row("note", Text(note))
-    console.print(pairs)
-    if found["captions"]:
+        rows.add_row("per class", ", ".join(_range(summary["per_class"], split) for split in splits))
+    rows.add_row("sizes", _sizes(summary))
+    for message in summary["unreadable"][:UNREADABLE]:
+        rows.add_row("unreadable", message)
+    if (more := len(summary["unreadable"]) - UNREADABLE) > 0:
+        rows.add_row("", f"... {more} more of {count(summary['looked_at'])} looked at")
+    for note in summary["notes"]:
+        rows.add_row("note", note)
+    console().print(rows)
+    if captions:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("class")
-    for split in found["images"]:
-        table.add_column(split, justify="right")
-    for row in found["per_class"][:SHOWN]:
-        table.add_row(Text(row["class"]), *[count(row[split]) for split in found["images"]])  # Text: [x] stays [x]
-    console.print(table)
-    if found["classes"] > SHOWN:
-        console.print(f"... {count(found['classes'] - SHOWN)} more (--json lists all)")
+    grid = table("class", *splits, right=splits)
+    for row in summary["per_class"][:CLASSES]:
+        grid.add_row(row["class"], *[count(row[split]) for split in splits])
+    console().print(grid)
+    if summary["classes"] > CLASSES:
+        console().print(f"... {count(summary['classes'] - CLASSES)} more (--json lists all)")
 
 
 def _range(per_class: list[dict[str, Any]], split: str) -> str:
@@ -82,26 +96,18 @@ def _range(per_class: list[dict[str, Any]], split: str) -> str:
     return f"{split} {count(least)}" + (f" to {count(most)}" if most > least else "")
 
 
-def _captions(told: dict[str, Any]) -> str:
-    least, most = told["least"], told["most"]
-    return f"{count(told['captions'])} ({least}{f' to {most}' if most > least else ''} a picture)"
+def _captions(numbers: dict[str, Any]) -> str:
+    least, most = numbers["least"], numbers["most"]
+    return f"{count(numbers['captions'])} ({least}{f' to {most}' if most > least else ''} per image)"
 
 
-def _words(told: dict[str, Any]) -> str:
-    return f"{told['words']:.1f} a caption, up to {told['longest']}"
-
-
-def _sizes(found: dict[str, Any]) -> str:
-    channels = f"{found['channels']} channel{'s' if found['channels'] > 1 else ''}"
-    smallest, largest, common = (found["sizes"][key] for key in ("smallest", "largest", "most_common"))
+def _sizes(summary: dict[str, Any]) -> str:
+    channels = f"{summary['channels']} channel{'s' if summary['channels'] > 1 else ''}"
+    smallest, largest, common = (summary["sizes"][key] for key in ("smallest", "largest", "most_common"))
     if smallest is None:
-        return f"none of {found['looked_at']} looked at can be read"
-    size = _size(smallest)
+        return f"none of {summary['looked_at']} looked at can be read"
+    size = by(smallest)
     if smallest != largest:
-        size += f" to {_size(largest)}" + (f", most often {_size(common)}" if common else "")
-    part = found["looked_at"] < sum(found["images"].values())
-    return f"{size}, {channels}" + (f" (of {count(found['looked_at'])} looked at)" if part else "")
-
-
-def _size(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
+        size += f" to {by(largest)}" + (f", most often {by(common)}" if common else "")
+    part = summary["looked_at"] < sum(summary["images"].values())
+    return f"{size}, {channels}" + (f" (of {count(summary['looked_at'])} looked at)" if part else "")

@@ -1,47 +1,200 @@
-"""vitlab export."""
+"""vitlab export, vitlab bench."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitlab.cli.console import out, print_json, say
-from vitlab.cli.predict import open_model
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
+from vitlab.cli.options import (
+    REDUCERS,
+    ROUNDS,
+    Checkpoint,
+    Json,
+    NameOrCheckpoint,
+    Size,
+    SourcePath,
+    TimedBatch,
+    choice,
+)
 from vitlab.cli.progress import following_downloads
-from vitlab.export.ship import RefusedError, export_model
-from vitlab.export.verify import Verdict
+
+if TYPE_CHECKING:
+    from vitlab.export.bench import Bench
+    from vitlab.export.verify import Comparison, Verification
 
 
-def run(checkpoint: str, target: Path, size: str | None, asked: dict[str, Any], json: bool) -> None:
-    model = open_model(checkpoint, size)
+@dataclass(frozen=True)
+class ExportOptions:
+    int8: Annotated[
+        str | None,
+        choice("dynamic", "static", name="--int8", help="Quantize: smaller, faster; static calibrates on --data."),
+    ] = None
+    dynamic_size: Annotated[bool, typer.Option("--dynamic-size", help="Let the file take any image size.")] = False
+    reducer: Annotated[
+        str | None, typer.Option("--reducer", metavar=REDUCERS, help="Token reducer to build into the file.")
+    ] = None
+    features: Annotated[bool, typer.Option("--features", help="Export features instead of classes.")] = False
+    text: Annotated[bool, typer.Option("--text", help="Export the text tower of a CLIP.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Keep the file even if it differs.")] = False
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Images to compare on, and how many must agree."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DATA",
+            help="Real images to compare on: a data source or folder.",
+            autocompletion=complete.sources,
+        ),
+    ] = None
+    path: SourcePath = None
+    agreement: Annotated[
+        float, typer.Option(help="Share of images that must get the same class; 1: equal up to rounding.")
+    ] = 0.99
+
+    def comparison(self, **more: Any) -> Comparison:
+        from vitlab.export.verify import Comparison
+
+        return Comparison(source=self.data, path=self.path, agreement=self.agreement, **more)
+
+
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="model.onnx, or model.pt2 (torch.export).")],
+    options: ExportOptions,
+    compare: CompareOptions,
+    images: Annotated[int, typer.Option(help="Number of images to compare on.", min=8)] = 128,
+    image_size: Size = None,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of a value, float32.")] = 1e-4,
+    json: Json = False,
+) -> None:
+    """Write a model as ONNX or torch.export, and compare both.
+
+    Preprocess and labels are written too. Both are compared on real images: a file that answers differently is not
+    kept (exit code 1).
+    """
+    from vitlab.checkpoints.load import as_network
+    from vitlab.export.pipeline import ExportMismatchError, export_model
+
+    refused = None
     with following_downloads():
         try:
-            verdict = export_model(model, target, **asked)
-            refused = None
-        except RefusedError as error:
-            verdict, refused = error.verdict, str(error)
-    kept = str(target) if refused is None else None
-    print_json({"written": kept, **verdict.to_dict()}) if json else _show(verdict, kept)
-    for note in verdict.notes:
-        say(f"note: {note}.")
+            model = as_network(checkpoint, **size_option(image_size))
+            result = export_model(
+                model,
+                out,
+                gives="text" if options.text else "features" if options.features else None,
+                int8=options.int8,
+                dynamic_size=options.dynamic_size,
+                reducer=options.reducer,
+                compare=compare.comparison(images=images, tolerance=tolerance),
+                force=options.force,
+            )
+        except ExportMismatchError as error:
+            result, refused = error.result, str(error)
+    written = str(out) if refused is None else None
+    print_json({"written": written, **result.to_dict()}) if json else _show(result, written)
+    say_notes(f"{note}." for note in result.notes)
     if refused is not None:
         say(f"vitlab: error: {refused} --force keeps it.")
         raise SystemExit(1)
-    for problem in verdict.problems:
-        say(f"note: kept by --force: {problem}.")
+    say_notes(f"kept by --force: {problem}." for problem in result.problems)
 
 
-def _show(verdict: Verdict, kept: str | None) -> None:
-    console = out(markup=False)
-    ms, size = verdict.milliseconds, verdict.bytes
-    classes = "" if verdict.answers is None else f", to which the model gives {verdict.answers} different classes"
+def _show(result: Verification, written: str | None) -> None:
+    ms, size = result.milliseconds, result.bytes
+    classes = "" if result.answers is None else f", to which the model gives {result.answers} different classes"
     rows = {
-        "same answer": f"{verdict.agreement:.2%} of {verdict.images} pictures{classes}",
-        "largest difference": f"{verdict.max_difference:.1e}, of values up to {verdict.largest:.3g}",
-        f"a batch of {verdict.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
+        "same answer": f"{result.agreement:.2%} of {result.images} images{classes}",
+        "largest difference": f"{result.max_difference:.1e}, of values up to {result.largest:.3g}",
+        f"a batch of {result.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
         "size": f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB",
     }
-    if kept is not None:
-        console.print(f"written: {kept}")
-    for name, words in rows.items():
-        console.print(f"{name:18s} {words}")
+    if written is not None:
+        console().print(f"written: {written}")
+    for name, value in rows.items():
+        console().print(f"{name:18s} {value}")
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="transformers,onnxruntime", help="Other libraries, with the same weights."),
+    ] = None
+    ways: Annotated[
+        str | None,
+        typer.Option("--ways", metavar="eager,compiled,...", help="Backends to time instead of the default ones."),
+    ] = None
+    reducer: Annotated[
+        list[str] | None,
+        typer.Option("--reducer", metavar="tome:r=8|none", help="Token reducer (repeatable); none: no reducers."),
+    ] = None
+
+
+def bench(
+    what: NameOrCheckpoint,
+    options: BackendOptions,
+    compare: CompareOptions,
+    batch: TimedBatch = 8,
+    rounds: Annotated[int, typer.Option(help=ROUNDS, min=3)] = 15,
+    images: Annotated[int, typer.Option(help="Number of images to compare on.", min=1)] = 64,
+    image_size: Size = None,
+    json: Json = False,
+) -> None:
+    """Time a model with every backend, and pick the fastest.
+
+    The backends are eager, compiled, ONNX Runtime, int8 and token reducers. The fastest that agrees with the eager
+    model on enough images is picked. Run nothing else meanwhile.
+    """
+    from vitlab.export.bench import DEFAULT_BACKENDS, open_or_create, run_bench
+
+    with following_downloads():
+        result = run_bench(
+            open_or_create(what, **size_option(image_size)),
+            backends=parse_names(options.ways) or DEFAULT_BACKENDS,
+            reducers=None if options.reducer is None else [text for text in options.reducer if text != "none"],
+            against=parse_names(options.against),
+            progress=(lambda name: say(f"making {name}")) if sys.stderr.isatty() else None,
+            compare=compare.comparison(images=images),
+            batch=batch,
+            rounds=rounds,
+        )
+    say_notes(result.notes)
+    print_json(result.to_dict()) if json else _show_bench(result)
+
+
+def _show_bench(bench: Bench) -> None:
+    titles = (f"ms, batch {bench.batch}", "half of the runs", "images/s", "speed-up", "agreement", "difference")
+    titles += ("memory MB", "size MB", "")
+    grid = table("way", *titles, right=titles)
+    for row in bench.rows:
+        timing = row.to_dict(bench.batch)
+        grid.add_row(
+            row.title,
+            f"{timing['ms']:.2f}",
+            f"{timing['ms_quarter']:.2f} .. {timing['ms_three_quarters']:.2f}",
+            f"{timing['images_per_second']:.1f}",
+            f"{row.speedup:.2f} x",
+            f"{row.agreement:.1%}",
+            f"{row.difference:.1e}",
+            "-" if row.memory is None else f"{row.memory / 1e6:.1f}",
+            f"{row.bytes / 1e6:.1f}",
+            "*" if row is bench.picked else "",
+        )
+    console().print(grid)
+    share = f"{bench.agreement:.0%} of"
+    if bench.picked is None:
+        console().print(f"none agrees on {share} the images")
+    else:
+        console().print(f"* the fastest that agrees on {share} {bench.images} images: {bench.picked.title}")

@@ -1,143 +1,170 @@
-"""vitlab inspect."""
+"""vitlab inspect, vitlab models."""
 
 from __future__ import annotations
 
-import warnings
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitlab.cli.console import count, out, parse_size, print_json, say, short
-from vitlab.explain.gradients import Gradient, gradients
-from vitlab.explain.inspect import Inspection, Step, inspect
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import by, console, count, parse_size, print_json, short, table
+from vitlab.cli.options import AllBlocks, Heads, Json, NameOrCheckpoint, Size
+from vitlab.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitlab.explain.gradients import Gradient
+    from vitlab.explain.inspect import Inspection, Step
 
 
-def run(
-    what: str, size: str | None, batch: int, depth: int, all_blocks: bool, grads: bool, heads: int | None, json: bool
+def inspect(
+    what: NameOrCheckpoint,
+    image_size: Size = None,
+    batch: Annotated[int, typer.Option("--batch-size", "--batch", help="Images per batch.", min=1)] = 1,
+    depth: Annotated[int, typer.Option(help="Detail: 1 model, 2 blocks, 3 their parts, 4 every step.", min=1)] = 4,
+    all_blocks: AllBlocks = False,
+    grads: Annotated[bool, typer.Option("--grads", help="Run one backward pass and list gradient norms.")] = False,
+    heads: Heads = None,
+    json: Json = False,
 ) -> None:
-    image_size = parse_size(size)
-    options: dict[str, Any] = {} if heads is None else {"heads": heads}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # whoever left a file open, it is no note on the model
-        found = inspect(what, image_size=image_size, batch=batch, **options)
-        slopes = gradients(what, image_size=image_size, batch=max(batch, 2), **options) if grads else None
-    for note in dict.fromkeys(str(warning.message) for warning in caught):
-        say(f"note: {note}")
+    """Show every step of a forward pass, with shapes and costs."""
+    from vitlab.explain.gradients import gradients
+    from vitlab.explain.inspect import inspect
+
+    options: dict[str, Any] = {"image_size": parse_size(image_size)}
+    if heads is not None:
+        options["heads"] = heads
+    inspection = inspect(what, batch=batch, **options)
+    norms = gradients(what, batch=max(batch, 2), **options) if grads else None
     if json:
-        value = {**found.to_dict(), "steps": [vars(step) for step in found.at_depth(depth)]}
-        print_json(value if slopes is None else {**value, "gradients": [vars(g) for g in slopes]})
+        value = {**inspection.to_dict(), "steps": [vars(step) for step in inspection.at_depth(depth)]}
+        print_json(value if norms is None else {**value, "gradients": [vars(norm) for norm in norms]})
         return
-    _show(found, depth, all_blocks)
-    if slopes is not None:
-        _show_gradients(slopes)
+    _show(inspection, depth, all_blocks)
+    if norms is not None:
+        _show_gradients(norms)
 
 
-def _show(found: Inspection, depth: int, all_blocks: bool) -> None:
-    from rich.table import Table
+def _show(inspection: Inspection, depth: int, all_blocks: bool) -> None:
     from rich.text import Text
 
-    console = out(markup=False)
-    h, w = found.image_size
-    images = f" on {found.batch} image{'s' if found.batch > 1 else ''} of {h} x {w}"
-    console.print(Text.assemble((found.name, "bold"), images))
-    if found.tokens != "none":
-        console.print(f"tokens: {found.tokens}")
-        console.print(f"attention: {found.backend}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("step")
-    table.add_column("shape", no_wrap=True)
-    for column in ("parameters", "MACs", "kept for backward"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("meaning")
-    for step in _fold(found.at_depth(depth), all_blocks):
-        table.add_row(
+    out = console()
+    images = f" on {inspection.batch} image{'s' if inspection.batch > 1 else ''} of {by(inspection.image_size)}"
+    out.print(Text.assemble((inspection.name, "bold"), images))
+    if inspection.tokens != "none":
+        out.print(f"tokens: {inspection.tokens}")
+        out.print(f"attention: {inspection.backend}")
+    costs = ("parameters", "MACs", "kept for backward")
+    grid = table("step", "shape", *costs, "meaning", right=costs, no_wrap=("shape",))
+    steps = inspection.at_depth(depth)
+    for step in steps if all_blocks else _fold(steps):
+        grid.add_row(
             step.name,
-            " x ".join(map(str, step.shape)),
+            by(step.shape),
             count(step.parameters) if step.parameters else "-",
             short(step.macs) if step.macs else "-",
             f"{short(step.memory)}B" if step.memory else "-",
             step.meaning,
         )
-    table.add_section()
-    total = (count(found.parameters), short(found.macs), f"{short(found.memory)}B")
-    table.add_row("total", "", *total, "", style="bold")
-    console.print(table)
-    console.print(
-        "1 MAC = 1 multiply and add = 2 FLOPs; counted are matrix products and convolutions. "
-        f"Total: {short(found.macs)} MACs = {short(2 * found.macs)} FLOPs. Memory: float32, one training step."
+    grid.add_section()
+    total = (count(inspection.parameters), short(inspection.macs), f"{short(inspection.memory)}B")
+    grid.add_row("total", "", *total, "", style="bold")
+    out.print(grid)
+    out.print(
+        "1 MAC = 1 multiply and add = 2 FLOPs; counted are matrix products and convolutions. Total: "
+        f"{short(inspection.macs)} MACs = {short(2 * inspection.macs)} FLOPs. Memory: float32, one training step."
     )
-    if found.unused:
-        console.print(f"not read by any step: {', '.join(found.unused)}", style="yellow")
+    if inspection.unused:
+        out.print(f"not read by any step: {', '.join(inspection.unused)}", style="yellow")
 
 
-def _fold(steps: list[Step], all_blocks: bool) -> list[Step]:
-    """Blocks that are equal to the one before stand in one line."""
-    if all_blocks:
-        return steps
-
+def _fold(steps: list[Step]) -> list[Step]:
+    """Show blocks that are equal to the one before in one line."""
     rows: list[Step] = []
     first: list[Step] = []
-    same: list[list[Step]] = []
-
-    def flush() -> None:
-        if same:
-            names = [_block_of(block[0]) for block in same]
-            name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1].split('.')[-1]}"
-            every = [step for block in same for step in block]
-            rows.append(
-                Step(
-                    name,
-                    every[-1].shape,
-                    f"{len(same)} x the same as {_block_of(first[0])}",
-                    sum(s.parameters for s in every),
-                    sum(s.macs for s in every),
-                    sum(s.memory for s in every),
-                )
-            )
-        same.clear()
-
-    for block, group in groupby(steps, key=_block_of):
+    equal: list[list[Step]] = []
+    for block, group in groupby(steps, key=_block):
         members = list(group)
         if block and first and _signature(members) == _signature(first):
-            same.append(members)
+            equal.append(members)
             continue
-        flush()
-        rows += members
-        first = members if block else []
-    flush()
-    return rows
+        rows += [*_joined(first, equal), *members]
+        first, equal = members if block else [], []
+    return rows + _joined(first, equal)
 
 
-def _block_of(step: Step) -> str:
-    """blocks.3, of a network in stages stages.0.1, of its second part decoder.blocks.3; "" for what is in no block."""
+def _joined(first: list[Step], blocks: list[list[Step]]) -> list[Step]:
+    """One line for blocks that equal the first, if there are any."""
+    from vitlab.explain.inspect import Step
+
+    if not blocks:
+        return []
+    names = [_block(block[0]) for block in blocks]
+    steps = [step for block in blocks for step in block]
+    name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1].split('.')[-1]}"
+    meaning = f"{len(blocks)} x the same as {_block(first[0])}"
+    costs = (sum(getattr(step, cost) for step in steps) for cost in ("parameters", "macs", "memory"))
+    return [Step(name, steps[-1].shape, meaning, *costs)]
+
+
+def _block(step: Step) -> str:
+    """blocks.3, stages.0.1 in a network of stages, or decoder.blocks.3; "" outside of blocks."""
     parts = step.name.split(".")
     n = {"blocks": 2, "stages": 3}.get(parts[0], 0)
     n = 3 if parts[:2] in (["decoder", "blocks"], ["text", "blocks"]) else n
     return ".".join(parts[:n]) if len(parts) >= n else ""
 
 
-def _signature(block: list[Step]) -> list[tuple[Any, ...]]:
-    return [(s.name.removeprefix(_block_of(s)), s.shape, s.parameters, s.macs, s.memory) for s in block]
+def _signature(block: list[Step]) -> list[tuple[object, ...]]:
+    return [(s.name.removeprefix(_block(s)), s.shape, s.parameters, s.macs, s.memory) for s in block]
 
 
-def _show_gradients(found: list[Gradient]) -> None:
-    from rich.table import Table
-
-    console = out(markup=False)
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", title="gradient norms, one batch of noise", title_justify="left"
-    )
-    table.add_column("parameter")
-    table.add_column("norm", justify="right")
-    table.add_column("")
-    for g in found:
-        style = {"": None, "frozen": "dim"}.get(g.verdict, "red")
-        table.add_row(g.name, f"{g.norm:.3e}", g.verdict, style=style)
-    console.print(table)
-    trained = [g for g in found if g.verdict != "frozen"]
-    wrong = [g for g in trained if g.verdict]
+def _show_gradients(gradients: list[Gradient]) -> None:
+    grid = table("parameter", "norm", "", right=("norm",))
+    grid.title, grid.title_justify = "gradient norms, one batch of noise", "left"
+    for gradient in gradients:
+        style = {"": None, "frozen": "dim"}.get(gradient.verdict, "red")
+        grid.add_row(gradient.name, f"{gradient.norm:.3e}", gradient.verdict, style=style)
+    console().print(grid)
+    trained = [gradient for gradient in gradients if gradient.verdict != "frozen"]
+    wrong = [f"{gradient.name} ({gradient.verdict})" for gradient in trained if gradient.verdict]
     if wrong:
-        named = ", ".join(f"{g.name} ({g.verdict})" for g in wrong[:8])
-        console.print(f"{len(wrong)} of {len(trained)} look wrong: {named}", style="red")
+        console().print(f"{len(wrong)} of {len(trained)} look wrong: {', '.join(wrong[:8])}", style="red")
     else:
-        console.print(f"all {len(trained)} parameters have a finite gradient that is not zero.")
+        console().print(f"all {len(trained)} parameters have a finite gradient that is not zero.")
+
+
+def models(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATTERN", help="Part of a name, or a pattern with * and ?.", autocompletion=complete.models
+        ),
+    ] = "*",
+    json: Json = False,
+) -> None:
+    """List the models by name, with parameters and MACs."""
+    from vitlab.explain.sizes import size_of
+    from vitlab.models.registry import MODELS, list_models
+
+    names = list_models(pattern)
+    if not names:
+        raise UsageError(f"no model's name matches {pattern!r}. `vitlab models` lists all.")
+    rows = []
+    for name in names:
+        parameters, macs = size_of(name)
+        size = list(MODELS[name].config.image_size)  # type: ignore[attr-defined]
+        row = {"name": name, "aliases": list(MODELS[name].aliases), "image_size": size}
+        rows.append({**row, "parameters": parameters, "macs": macs})
+    if json:
+        print_json(rows)
+        return
+    costs = ("parameters", "MACs")
+    grid = table("name", "image", *costs, "also called", right=costs, no_wrap=("name", "image"))
+    for row in rows:
+        aliases = ", ".join(row["aliases"])
+        grid.add_row(row["name"], by(row["image_size"]), count(row["parameters"]), short(row["macs"]), aliases)
+    console().print(grid)
+    console().print(
+        "MACs for one image (for a CLIP also one text); 1 MAC = 2 FLOPs. timm's names work too: vit_base_patch16_384."
+    )

@@ -5,92 +5,113 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from vitlab.cli.console import out, print_json
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, print_json, table
 from vitlab.cli.language import Language, language
-from vitlab.learn.check import check
-from vitlab.learn.exercises import EXERCISES, Exercise, find
-from vitlab.learn.progress import State, remember, states
-from vitlab.learn.words import words
+from vitlab.cli.options import Json, choice
+
+if TYPE_CHECKING:
+    from vitlab.learn.exercises import Exercise
 
 
-def run(
-    name: str | None,
-    file: Path | None,
-    lang: str | None,
-    solution: bool,
-    print_it: bool,
-    seconds: float,
-    json: bool,
+def learn(
+    exercise: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="EXERCISE",
+            help="patch-embed, attention, mlp, block or vit. Default: the list.",
+            autocompletion=complete.exercises,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Your file, to be checked. Default: write a starter file."),
+    ] = None,
+    lang: Annotated[str | None, choice("en", "zh", name="--lang", help="Language. Default: the locale's.")] = None,
+    solution: Annotated[bool, typer.Option("--solution", help="Show our solution.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the starter file instead of writing it.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time limit for your code.", min=0.01)] = 20.0,
+    json: Json = False,
 ) -> None:
-    spoken = language(lang)
-    if name is None:
-        _list(spoken, json)
+    """Write a ViT yourself, in five exercises that are checked.
+
+    Exit code 1: not yet right.
+    """
+    from vitlab.learn.exercises import find
+
+    lang = language(lang)
+    if exercise is None:
+        _list(lang, json)
         return
-    exercise = find(name)
+    chosen = find(exercise)
     if solution:
-        print(exercise.solution(), end="")
+        print(chosen.solution(), end="")
     elif file is not None:
-        _check(exercise, file, spoken, seconds, json)
-    elif print_it:
-        print(exercise.starter(spoken), end="")
+        _check(chosen, file, lang, seconds, json)
+    elif show:
+        print(chosen.starter(lang), end="")
     else:
-        _start(exercise, spoken)
+        _start(chosen, lang)
 
 
-def _list(spoken: Language, json: bool) -> None:
-    from rich.table import Table
+def _list(lang: Language, json: bool) -> None:
+    from vitlab.learn.exercises import EXERCISES
+    from vitlab.learn.messages import message
+    from vitlab.learn.progress import states
 
-    found = states(Path.cwd())
+    exercises = states(Path.cwd())
     if json:
-        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in found.items()])
+        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in exercises.items()])
         return
-    console = out(markup=False)
-    console.print(words("list", spoken))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for number, (name, (_, state)) in enumerate(found.items(), 1):
+    console().print(message("list", lang))
+    grid = table("", "", "", "")
+    grid.show_header = False
+    for number, (name, (_, state)) in enumerate(exercises.items(), 1):
         style = {"done": "green", "changed": "yellow"}.get(state)
-        title = EXERCISES[name].titles[spoken]
-        table.add_row(str(number), name, title, words(state, spoken), style=style)
-    console.print(table)
-    console.print(_following(found, spoken))
+        grid.add_row(str(number), name, EXERCISES[name].titles[lang], message(state, lang), style=style)
+    console().print(grid)
+    _show_next(Path.cwd(), lang)
 
 
-def _following(found: dict[str, tuple[str, State]], spoken: Language) -> str:
-    first = next((name for name, (_, state) in found.items() if state != "done"), None)
-    if first is None:
-        return words("all done", spoken)
-    file, state = found[first]
-    return words("next", spoken, command=_command(first, None if state == "open" else file))
+def _show_next(folder: Path, lang: Language) -> None:
+    from vitlab.learn.messages import message
+    from vitlab.learn.progress import next_exercise
+
+    following = next_exercise(folder)
+    console().print(message("next", lang, command=_command(*following)) if following else message("all done", lang))
 
 
-def _start(exercise: Exercise, spoken: Language) -> None:
-    file = Path(exercise.file)
-    key = "already there" if file.exists() else "written"
-    if key == "written":
-        file.write_text(exercise.starter(spoken), encoding="utf-8")
-    out(markup=False).print(words(key, spoken, file=file, command=_command(exercise.name, exercise.file)))
+def _start(exercise: Exercise, lang: Language) -> None:
+    from vitlab.learn.messages import message
+
+    key = "written" if exercise.write_starter(lang) else "already there"
+    console().print(message(key, lang, file=exercise.file, command=_command(exercise.name, exercise.file)))
 
 
-def _check(exercise: Exercise, file: Path, spoken: Language, seconds: float, json: bool) -> None:
+def _check(exercise: Exercise, file: Path, lang: Language, seconds: float, json: bool) -> None:
+    from vitlab.learn.check import check
+    from vitlab.learn.progress import remember
+
     checked = check(exercise, file, seconds)
     if checked.printed.strip():
         print(checked.printed.rstrip(), file=sys.stderr)
-    verdict = checked.verdict
-    if verdict.passed:
-        remember(exercise, file)
+    grade = checked.grade
     if json:
-        print_json(verdict.to_dict(spoken))
+        print_json(grade.to_dict(lang))
     else:
-        first, *more = verdict.lines(spoken)
-        console = out(markup=False)
-        console.print(first, style="green" if verdict.passed else "bold")
+        first, *more = grade.lines(lang)
+        console().print(first, style="green" if grade.passed else "bold")
         for line in more:
-            console.print(f"  {line}", soft_wrap=True)
-    if not verdict.passed:
+            console().print(f"  {line}", soft_wrap=True)
+    if not grade.passed:
         raise SystemExit(1)
+    remember(exercise, file)
     if not json:
-        out(markup=False).print(_following(states(file.parent), spoken))
+        _show_next(file.parent, lang)
 
 
 def _command(name: str, file: str | None) -> str:

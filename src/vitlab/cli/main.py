@@ -1,18 +1,55 @@
-"""vitlab VERB ...: the command. Verbs and options are in *_app.py, what they do in the module of the verb's name."""
+"""vitlab COMMAND ...: all commands by name. Each module holds the options, the call and the printing of its own."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
-from vitlab.cli import complete
-from vitlab.cli.explain.app import app as explain
-from vitlab.cli.network_app import app as network
-from vitlab.cli.pictures_app import app as pictures
-from vitlab.cli.study_app import app as study
-from vitlab.cli.training_app import app as training
+from vitlab.cli import (
+    complete,
+    convert,
+    data,
+    diff,
+    evaluate,
+    export,
+    inspect,
+    learn,
+    predict,
+    runs,
+    search,
+    serve,
+    train,
+)
+from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
+from vitlab.cli.explain import app as explain
+from vitlab.cli.help import prepare
+from vitlab.cli.options import expand
+from vitlab.cli.study import app as study
 from vitlab.version import __version__
+
+COMMANDS = {  # in the order of the help page
+    "inspect": inspect.inspect,
+    "models": inspect.models,
+    "predict": predict.predict,
+    "zeroshot": predict.zeroshot,
+    "convert": convert.convert,
+    "export": export.export,
+    "bench": export.bench,
+    "diff": diff.diff,
+    "learn": learn.learn,
+    "train": train.train,
+    "verify-resume": train.verify_resume,
+    "data": data.data,
+    "eval": evaluate.evaluate,
+    "runs": runs.runs,
+    "doctor": runs.doctor,
+    "index": search.index,
+    "search": search.search,
+    "embed": search.embed,
+    "serve": serve.serve,
+}
 
 app = typer.Typer(
     name="vitlab",
@@ -23,6 +60,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich would double the time it takes to appear
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for name, function in COMMANDS.items():
+    app.command(name)(expand(function))
+app.add_typer(explain, name="explain")
+app.add_typer(study, name="study")
 
 
 def _version(value: bool) -> None:
@@ -40,22 +81,11 @@ def main(
     """Build, train, look inside and ship Vision Transformers."""
 
 
-for verbs in (network, training, pictures):
-    app.add_typer(verbs)  # without a name of their own
-app.add_typer(explain, name="explain")
-app.add_typer(study, name="study")
-
-
 def run() -> None:
-    """The console script: errors a user can cause end in one clear line, not in a traceback."""
-    from typer.main import get_command
-
-    from vitlab.cli.console import reporting_errors, set_up_output
-    from vitlab.cli.help import prepare
-
+    """The console script: errors a user can cause end in one line, bugs in a traceback."""
     set_up_output()
-    with reporting_errors(), complete.answering_bash():
+    with reporting_errors(), warnings_as_notes(), complete.answering_bash():
         code = prepare(get_command(app))(prog_name="vitlab", standalone_mode=False)
-        if code == 130:  # what Typer makes of Ctrl-C
+        if code == 130:  # Typer's code for Ctrl-C
             raise KeyboardInterrupt
         raise SystemExit(code)

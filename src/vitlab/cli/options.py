@@ -1,28 +1,70 @@
-"""Arguments and options that several verbs take, each written once: same name, same words, same completion."""
+"""Arguments and options that several commands take, each written once: same name, same help, same completion.
+
+Options that belong together are a dataclass, which a command takes as one parameter; `expand` makes its fields options.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any
 
 import typer
 
 from vitlab.cli import complete
 
-Checkpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT",
-        help="A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name.",
-        autocompletion=complete.checkpoints,
-    ),
-]
+
+def expand(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with a parameter for each field of the dataclasses that it takes, as Typer needs it."""
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(function, eval_str=True).parameters.values():
+        fields = {parameter.name: parameter}
+        if isinstance(group := parameter.annotation, type) and is_dataclass(group):
+            fields = signature(group, eval_str=True).parameters
+            groups[parameter.name] = (group, list(fields))
+        parameters += [field.replace(kind=Parameter.KEYWORD_ONLY) for field in fields.values()]
+
+    @wraps(function)
+    def command(**values: Any) -> None:
+        for name, (group, fields) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        function(**values)
+
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def choice(*values: str, name: str | None = None, help: str) -> Any:
+    """An option that takes one of some values; the function that it is passed to checks them."""
+    names = () if name is None else (name,)
+    return typer.Option(*names, metavar="|".join(values), help=help, autocompletion=complete.one_of(*values))
+
+
+def model_option(help: str) -> Any:
+    return typer.Option("--model", metavar="CHECKPOINT|EXPORT", help=help, autocompletion=complete.checkpoints)
+
+
+def folder_option(default: str) -> Any:
+    return typer.Option("--dir", "-o", metavar="FOLDER", help=f"Folder for the results. Default: {default}.")
+
+
+def checkpoint_argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete.checkpoints)
+
+
+CHECKPOINT = "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."
+IMAGES = "Image files, or digits#3."
+REDUCERS = "tome:r=8|evit:keep=0.7"
+
+Checkpoint = Annotated[str, checkpoint_argument("CHECKPOINT", CHECKPOINT)]
 CheckpointOrExport = Annotated[
     str,
-    typer.Argument(
-        metavar="CHECKPOINT|EXPORT",
-        help="A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2.",
-        autocompletion=complete.checkpoints,
+    checkpoint_argument(
+        "CHECKPOINT|EXPORT", "A checkpoint, bundled:NAME, hf-hub:owner/name, or an exported .onnx or .pt2."
     ),
 ]
 NameOrCheckpoint = Annotated[
@@ -33,61 +75,40 @@ NameOrCheckpoint = Annotated[
         autocompletion=complete.models_and_checkpoints,
     ),
 ]
-Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE", help="Picture files, or digits#3.")]
-MaybePictures = Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help="Picture files, or digits#3.")]
+Images = Annotated[list[str], typer.Argument(metavar="IMAGE", help=IMAGES)]
+OptionalImages = Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=IMAGES)]
 Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE|SOURCE|FOLDER", help="As for train.", autocompletion=complete.recipes)
 ]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values to change.")]
 Data = Annotated[
     str,
-    typer.Argument(
-        metavar="DATA", help="A data source, or a folder of your pictures.", autocompletion=complete.sources
-    ),
+    typer.Argument(metavar="DATA", help="A data source, or a folder of your images.", autocompletion=complete.sources),
 ]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Heads = Annotated[int | None, typer.Option(help="Number of heads, where bare weights cannot tell.")]
+Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if the weights do not say.")]
 Size = Annotated[
     str | None, typer.Option("--image-size", metavar="HxW", help="Image size: 384, or height x width: 384x256.")
 ]
-Reducer = Annotated[
-    str | None, typer.Option("--reducer", metavar="tome:r=8|evit:keep=0.7", help="With fewer tokens. Only ViTs can.")
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Pictures at a time.", min=1)]
-TimedBatch = Annotated[int, typer.Option("--batch-size", "--batch", help="Pictures in a batch that is timed.", min=1)]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="auto|cpu|cuda|mps",
-        help="Where the model runs.",
-        autocompletion=complete.one_of("auto", "cpu", "cuda", "mps"),
-    ),
-]
-Pool = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="DATA",
-        help="Real pictures to compare on: a source or folder.",
-        autocompletion=complete.sources,
-    ),
-]
+Reducer = Annotated[str | None, typer.Option("--reducer", metavar=REDUCERS, help="Token reducer (ViT models only).")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Images per batch.", min=1)]
+TimedBatch = Annotated[int, typer.Option("--batch-size", "--batch", help="Images per timed batch.", min=1)]
+ROUNDS = "Repetitions per backend, interleaved."
+Device = Annotated[str, choice("auto", "cpu", "cuda", "mps", help="Device to run the model on.")]
 SourcePath = Annotated[
-    str | None, typer.Option("--path", metavar="FOLDER", help="Where the files of a named source lie.")
+    str | None, typer.Option("--path", metavar="FOLDER", help="Folder with the files of a named data source.")
 ]
-AllowCut = Annotated[bool, typer.Option("--allow-cut", help="Use what is whole of tar shards that are cut off.")]
-AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="A CSV may name files outside its own folder.")]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        metavar="table|markdown|csv",
-        help="How to print.",
-        autocompletion=complete.one_of("table", "markdown", "csv"),
-    ),
-]
-Map = Annotated[
-    Path | None, typer.Option("--map", metavar="FILE", help="Rename table (TOML) for a stranger's network.")
-]
+AllowCut = Annotated[bool, typer.Option("--allow-cut", help="Use the complete samples of truncated tar shards.")]
+AllowOutside = Annotated[bool, typer.Option("--allow-outside", help="Let a CSV name files outside its own folder.")]
+Format = Annotated[str, choice("table", "markdown", "csv", name="--format", help="Output format.")]
 AllBlocks = Annotated[bool, typer.Option("--all-blocks", help="List equal blocks one by one.")]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How the files of a data source are opened."""
+
+    path: SourcePath = None
+    allow_cut: AllowCut = False
+    allow_outside: AllowOutside = False

@@ -1,122 +1,147 @@
-"""vitlab predict."""
+"""vitlab predict, vitlab zeroshot."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vitlab.checkpoints.load import load
-from vitlab.cli.console import out, parse_size, print_json, say
-from vitlab.export.opened import Exported, is_export, open_export
-from vitlab.images.samples import is_sample, open_sample
-from vitlab.inference import Prediction, predict
+import typer
+
+from vitlab.cli.console import console, print_json, say, size_option, table
+from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, Images, Json, Reducer, Size
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
-from vitlab.reduce import reducer_of
-from vitlab.training.processes import pick_device
 
-INSIDE = "{} is an exported network: give --reducer to vitlab export, not here."
+if TYPE_CHECKING:
+    from vitlab.inference import Prediction
+    from vitlab.models.base import Network
 
 
-def run(
-    checkpoint: str,
-    images: list[str],
-    top: int,
-    heads: int | None,
-    size: str | None,
-    fewer: str | None,
-    device: str,
-    json: bool,
+def predict(
+    checkpoint: CheckpointOrExport,
+    images: Images,
+    top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
+    heads: Heads = None,
+    image_size: Size = None,
+    reducer: Reducer = None,
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
-    """`fewer`: a reducer in words."""
-    reducer = None if fewer is None else reducer_of(fewer)
-    if reducer is not None and is_export(checkpoint):
-        raise ValueError(INSIDE.format(checkpoint))
-    model = place(open_any(checkpoint, size, heads), device)
-    common: dict[str, Any] = dict(top=top, reducer=reducer)
-    report(with_progress(lambda pictures, **more: predict(model, pictures, **common, **more), images), json)
+    """Classify images.
+
+    A file that cannot be read is reported; the others are processed (exit code 1).
+    """
+    from vitlab.export.loader import is_export
+    from vitlab.inference import predict
+    from vitlab.reduce import reducer_of
+
+    fewer = None if reducer is None else reducer_of(reducer)
+    if fewer is not None and is_export(checkpoint):
+        raise UsageError(f"{checkpoint} is an exported network: give --reducer to vitlab export, not here.")
+    model = _open(checkpoint, device, image_size, heads)
+    _report(_with_progress(lambda inputs, **more: predict(model, inputs, top=top, reducer=fewer, **more), images), json)
 
 
-def open_any(source: str, size: str | None, heads: int | None) -> Any:
-    """A checkpoint, or a file that vitlab export has written."""
-    if not is_export(source):
-        return open_model(source, size, heads)
-    if heads is not None:
-        raise ValueError(f"{source} is an exported network, whose heads are what they are: leave --heads out.")
-    shipped, asked = open_export(source), parse_size(size)
-    return shipped if asked is None else shipped.with_size(asked)
+def zeroshot(
+    checkpoint: Checkpoint,
+    images: Images,
+    labels: Annotated[
+        str, typer.Option("--labels", metavar="A,B,C", help="Labels to choose from; or a file with one per line.")
+    ],
+    templates: Annotated[
+        str, typer.Option("--templates", metavar="LIST", help='train, held_out, a file, or "a photo of a {}|one {}".')
+    ] = "train",
+    top: Annotated[int, typer.Option(help="Number of labels to show.", min=1)] = 5,
+    image_size: Size = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Classify images by labels of your own, with a CLIP.
+
+    A file that cannot be read is reported; the others are processed (exit code 1).
+    """
+    from vitlab.inference import embed_labels, zero_shot
+    from vitlab.text.templates import fill, read_templates
+
+    sentences = read_templates(templates)
+    names = _read_labels(labels)
+    model = _open(checkpoint, device, image_size)
+    classes = embed_labels(model, names, sentences)
+    if len(names) == 1:
+        say("note: one label alone always has the probability 1: name others that it could be.")
+    say(f"note: each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
+    _report(_with_progress(lambda inputs, **more: zero_shot(model, inputs, classes, top=top, **more), images), json)
 
 
-def place(model: Any, device: str) -> Any:
+def _open(checkpoint: str, device: str, size: str | None, heads: int | None = None) -> Network:
+    """The network of a checkpoint or exported file, on its device."""
+    from vitlab.export.loader import Exported, open_network
+    from vitlab.training.processes import pick_device
+
+    options: dict[str, Any] = {} if heads is None else {"heads": heads}
+    model = open_network(checkpoint, **options, **size_option(size))
     if not isinstance(model, Exported):
         return model.to(pick_device(device))
     if device not in ("auto", "cpu"):
-        raise ValueError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
+        raise UsageError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
     return model
 
 
-def open_model(checkpoint: str, size: str | None, heads: int | None = None) -> Any:
-    options: dict[str, Any] = {"heads": heads, "image_size": parse_size(size)}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # whoever left a file open, it is no note on the model
-        model = load(checkpoint, **{k: v for k, v in options.items() if v is not None})
-    for note in caught:
-        say(f"note: {note.message}")
-    return model
+def _read_labels(text: str) -> list[str]:
+    """cat,dog; or a file with one per line."""
+    path = Path(text).expanduser()
+    if not path.is_file() and "," not in text and (path.suffix == ".txt" or len(path.parts) > 1):
+        raise UsageError(f"--labels {text}: no such file. Write cat,dog, or name a file with one label a line.")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else text.split(",")
+    except UnicodeDecodeError:
+        raise UsageError(f"--labels {text}: is no text. Write cat,dog, or name a file with one label a line.") from None
+    names = [name.strip() for name in lines if name.strip()]
+    if not names:
+        raise UsageError(f"--labels {text!r} names nothing: write cat,dog, or a file with one label a line.")
+    return names
 
 
-def with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> list[Prediction]:
-    """What `ask` says of the pictures, with a progress bar where someone watches and there is enough to watch."""
-    pictures = [open_sample(text).picture if is_sample(text) else text for text in images]
+def _with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> list[Prediction]:
+    """ask(images), with a bar on a terminal if there are many."""
+    from vitlab.images.samples import is_sample, open_sample
+
+    inputs = [open_sample(text).picture if is_sample(text) else text for text in images]
     if len(images) <= 16 or not sys.stderr.isatty():
-        found = ask(pictures)
+        predictions = ask(inputs)
     else:
-        from rich.console import Console
-        from rich.progress import Progress
+        from vitlab.cli.progress import counting
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("pictures", total=len(images))
-            found = ask(pictures, progress=lambda done: bar.advance(task, done))
-    for prediction, text in zip(found, images, strict=True):
+        with counting("images", len(images)) as progress:
+            predictions = ask(inputs, progress=progress)
+    for prediction, text in zip(predictions, images, strict=True):
         if prediction.error is not None:  # a sample has no name of its own
             prediction.error = f"{text}: {prediction.error.removeprefix(f'{prediction.name}: ')}"
         prediction.name = text
-    return found
+    return predictions
 
 
-def report(found: list[Prediction], json: bool) -> None:
-    """Print them; exit code 1 where a picture has no scores."""
+def _report(predictions: list[Prediction], json: bool) -> None:
+    """Print them; exit code 1 if an image has no scores."""
     if json:
-        print_json([p.to_dict() for p in found])
+        print_json([prediction.to_dict() for prediction in predictions])
     else:
-        _show(found)
-    failed = [p for p in found if p.error is not None]
-    for p in failed:
-        say(f"vitlab: {one_line(str(p.error))}")
-    if failed:
-        say(f"{len(failed)} of {len(found)} pictures could not be read or scored.")
+        _show(predictions)
+    errors = [str(prediction.error) for prediction in predictions if prediction.error is not None]
+    for error in errors:
+        say(f"vitlab: {one_line(error)}")
+    if errors:
+        say(f"{len(errors)} of {len(predictions)} images could not be read or scored.")
         raise SystemExit(1)
 
 
-def _show(found: list[Prediction]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    console = out()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("picture")
-    table.add_column("class")
-    table.add_column("probability", justify="right")
-    table.add_column("")
-    for p in found:
-        for rank, (label, chance) in enumerate(p.scores):
-            bar = "█" * round(20 * chance)
-            name = Text(
-                one_line(Path(p.name).name) if rank == 0 else ""
-            )  # Text: [brackets] and :colons: stay as they are
-            table.add_row(name, Text(one_line(label)), f"{chance:.1%}", bar)
-    if table.row_count:
-        console.print(table)
+def _show(predictions: list[Prediction]) -> None:
+    grid = table("image", "class", "probability", "", right=("probability",))
+    for prediction in predictions:
+        for rank, (label, probability) in enumerate(prediction.scores):
+            name = one_line(Path(prediction.name).name) if rank == 0 else ""
+            grid.add_row(name, one_line(label), f"{probability:.1%}", "█" * round(20 * probability))
+    if grid.row_count:
+        console().print(grid)

@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, a line every ten seconds elsewhere. On stderr: results stay clean."""
+"""Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EVERY = 10.0  # seconds between lines
 
 
 class Meter:
-    """One thing after another, each with a name; `update` says how far it is."""
+    """Progress of one named task after another."""
 
     def __init__(self, unit: str, *, terminal: bool | None = None) -> None:
-        self.unit = unit  # "bytes" or what else is counted
+        self.unit = unit  # "bytes", or the name of what is counted
         self.terminal = sys.stderr.isatty() if terminal is None else terminal
         self.name: str | None = None
         self.bar: Any = None
@@ -30,15 +30,15 @@ class Meter:
         self.close()
 
     def update(self, name: str, done: int, total: int | None) -> None:
-        name = one_line(name)  # of a file, whose name may hold anything
+        name = one_line(name)  # a file name may hold any character
         if name != self.name:
             self.close()
-            self.name, self.began, self.spoke = name, time.monotonic(), time.monotonic()
+            self.name, self.began, self.last_line = name, time.monotonic(), time.monotonic()
             self._start(total)
         if self.bar is not None:
             self.bar.update(self.task, completed=done)
-        elif time.monotonic() - self.spoke >= EVERY:
-            self.spoke = time.monotonic()
+        elif time.monotonic() - self.last_line >= EVERY:
+            self.last_line = time.monotonic()
             say(self._line(done, total))
         if done == total:
             self.close()
@@ -83,7 +83,7 @@ class Meter:
 
 @contextmanager
 def following_downloads() -> Iterator[None]:
-    """While inside, downloads of data are shown."""
+    """Show downloads of data in this context."""
     from vitlab.images.sources.download import watching
 
     with Meter("bytes") as meter, watching(meter.update):
@@ -92,9 +92,9 @@ def following_downloads() -> Iterator[None]:
 
 @contextmanager
 def counting(name: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A function that is told how many pictures were done since."""
+    """Yields a function to call with the number of images done since its last call."""
     done = 0
-    with Meter("pictures") as meter:
+    with Meter("images") as meter:
 
         def add(count: int) -> None:
             nonlocal done

@@ -1,25 +1,44 @@
-"""vitlab runs."""
+"""vitlab runs, vitlab doctor."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vitlab.cli.console import out, print_json_text, print_plain, say
-from vitlab.training.report import plot
-from vitlab.training.runlog import to_json
-from vitlab.training.runs import list_runs, shown, table, to_csv, to_markdown
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, print_json, print_json_text, print_plain, say
+from vitlab.cli.options import Format, Json
+from vitlab.errors import UsageError
 
 FORMATS = ("table", "markdown", "csv")
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}
+MARKS = {True: "ok ", False: "BAD", None: "   "}
 
 
-def run(folder: Path, format: str, plot_to: Path | None, sort: str | None, json: bool) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
-    found = list_runs(folder)
-    rows = table(found.runs, sort)
-    for line in found.skipped:
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of runs; or one run.")] = Path("runs"),
+    format: Format = "table",
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", "-o", metavar="FILE", help="Draw the validation curves: .png, .svg or .pdf."),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", metavar="KEY", help="Column or recipe key to sort by, best first; -KEY: best last."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List and compare runs, newest first."""
+    from vitlab.training.report import plot as draw_curves
+    from vitlab.training.runlog import to_json
+    from vitlab.training.runs import list_runs, table, to_csv, to_markdown
+
+    check_format(format)
+    listed = list_runs(folder)
+    rows = table(listed.runs, sort)
+    for line in listed.skipped:
         say(f"skipped: {line}")
     if json:
         print_json_text(to_json(rows))
@@ -31,19 +50,53 @@ def run(folder: Path, format: str, plot_to: Path | None, sort: str | None, json:
         _show(rows)
     if not rows:
         say(f"no runs in {folder}. `vitlab train` makes one.")
-    elif plot_to is not None:
-        without = plot(found.runs, plot_to)
-        say(f"plot: {plot_to}" + (f" (without a curve: {', '.join(without)})" if without else ""))
+    elif plot is not None:
+        without = draw_curves(listed.runs, plot)
+        say(f"plot: {plot}" + (f" (without a curve: {', '.join(without)})" if without else ""))
+
+
+def check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise UsageError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vitlab.training.runs import shown
+
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for key in rows[0]:
         numeric = all(isinstance(row[key], int | float | None) for row in rows)
         grid.add_column(Text(TITLES.get(key, key)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*[Text(shown(key, value)) for key, value in row.items()])  # Text: [brackets] stay as they are
-    out().print(grid)
+        grid.add_row(*[shown(key, value) for key, value in row.items()])
+    console().print(grid)
+
+
+def doctor(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run's folder. Default: the installation.", autocompletion=complete.runs),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Diagnose a run, or the installation.
+
+    Exit code 1: something is wrong.
+    """
+    from vitlab.training.doctor import check_installation, check_run
+
+    if run is not None:
+        rows: list[dict[str, Any]] = [{"ok": ok, "says": says} for ok, says in check_run(run)]
+    else:
+        rows = [{"what": what, "ok": ok, "says": says} for what, ok, says in check_installation()]
+    if json:
+        print_json(rows)
+    else:
+        for row in rows:
+            what = f"{row['what']:16s} " if "what" in row else ""
+            console().print(f"{MARKS[row['ok']]} {what}{row['says']}")
+    if any(row["ok"] is False for row in rows):
+        raise SystemExit(1)

@@ -1,182 +1,174 @@
-"""vitlab index, vitlab search."""
+"""vitlab index, vitlab search, vitlab embed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from vitlab.checkpoints.files import CheckpointError
-from vitlab.checkpoints.load import load_with_report
-from vitlab.checkpoints.native import write_whole
-from vitlab.cli.console import out, print_json, say
-from vitlab.cli.progress import Meter
-from vitlab.explain import draw
-from vitlab.export.opened import is_export, open_export
-from vitlab.images.read import ImageError, read_image
-from vitlab.images.samples import is_sample, open_sample
-from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
-from vitlab.models.features import features_of
+import typer
+
+from vitlab.cli.console import console, print_json, say, say_notes, say_unreadable
+from vitlab.cli.options import BatchSize, Data, Device, Json, SourceOptions, model_option
+from vitlab.cli.progress import Meter, following_downloads
+from vitlab.errors import UsageError
 from vitlab.printable import one_line
-from vitlab.search import Counts, Hit, Index, check, open_ledger, update
-from vitlab.training.processes import start, stop
 
-PATIENCE = timedelta(days=30)  # one process may be done long before another; torchrun ends all if one fails
-NAMED = 10  # unreadable pictures that are named; --json names all
+if TYPE_CHECKING:
+    from vitlab.training.processes import Processes
+
+PATIENCE = timedelta(days=30)  # one process may finish long before another; torchrun ends all if one fails
+GRAPH = "graph of neighbours"
 
 
 def index(
-    folder: Path, place: Path, checkpoint: str | None, batch_size: int, device: str, moved: bool, json: bool
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, at any depth.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
+    model: Annotated[str | None, model_option("A CLIP, or any encoder. Default: the index's.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images per batch; a killed run repeats one batch.", min=1)] = 64,
+    device: Device = "auto",
+    moved: Annotated[bool, typer.Option("--moved", help="The images are the same, in another folder.")] = False,
+    json: Json = False,
 ) -> None:
+    """Make a folder of images searchable.
+
+    Run again, it reads only new and changed images.
+    """
+    from vitlab.search import index_folder
+
     began = time.perf_counter()
-    if checkpoint is None:
-        if not place.exists():
-            raise ValueError(f"{place} is a new index: which model makes it? Add --model CHECKPOINT.")
-        with open_ledger(place) as ledger:  # not its graph: `update` rebuilds that and says so
-            checkpoint = str(ledger.about["made_by"]["checkpoint"])
-    who = start(device, patience=PATIENCE)
-    try:
-        model, made_by = open_encoder(checkpoint, quiet=not who.first)
-        names = {"pictures": folder.resolve().name, "graph": "graph of neighbours"}
-        with Meter("pictures") as meter:
-            counts = update(
-                place,
-                folder,
-                made_by,
-                partial(embed, model.to(who.device), batch_size=batch_size),
-                batch_size=batch_size,
-                moved=moved,
-                together=who,
-                progress=(lambda what, done, total: meter.update(names[what], done, total)) if who.first else None,
-            )
-    except KeyboardInterrupt:
-        say("vitlab: stopped. What is done is kept: the same command goes on from here.")
-        raise SystemExit(130) from None
-    finally:
-        stop()
-    if who.first:
-        found = {"index": str(place), "folder": str(folder), "model": made_by["checkpoint"], **vars(counts)}
-        found |= {"seconds": time.perf_counter() - began}
-        print_json(found) if json else _show_counts(counts, place)
+    titles = {"pictures": folder.resolve().name, "graph": GRAPH}
+    with _processes(device) as process, Meter("images") as meter:
+        counts = index_folder(
+            folder,
+            out,
+            model,
+            batch_size=batch_size,
+            moved=moved,
+            device=process.device,
+            together=process,
+            progress=(lambda what, done, total: meter.update(titles[what], done, total)) if process.first else None,
+        )
+    if not process.first:
+        return
+    if json:
+        report = {"index": str(out), "folder": str(folder), **vars(counts)}
+        print_json({**report, "seconds": time.perf_counter() - began})
+        return
+    console().print(f"{out}: {counts.pictures:,} images can be found")
+    for name in ("new", "changed", "moved", "removed", "unchanged"):
+        if value := getattr(counts, name):
+            console().print(f"  {name:12s}{value:,}")
+    if counts.rebuilt:
+        say(f"note: {out}: its graph of neighbours was damaged or missing, and was rebuilt.")
+    if counts.unreadable:
+        console().print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
+    say_unreadable(counts.unreadable)
 
 
 def search(
-    place: Path,
-    text: str | None,
-    image: str | None,
-    top: int,
-    checkpoint: str | None,
-    sheet: Path | None,
-    html: Path | None,
-    json: bool,
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index made by vitlab index.")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="WORDS", help='"a dog on a beach", if the index was made with a CLIP.')
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="An image, or digits#3.")] = None,
+    top: Annotated[int, typer.Option(help="Number of images to find.", min=1)] = 10,
+    model: Annotated[str | None, model_option("Where the index's model is now.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the results to a page.")] = None,
+    json: Json = False,
 ) -> None:
-    if (text is None) == (image is None):
-        raise ValueError('ask in words or with a picture: vitlab search INDEX "a dog on a beach", or --image x.jpg.')
-    if text is not None and not text.strip():
-        raise ValueError('the question is empty: vitlab search INDEX "a dog on a beach".')
+    """Find images by text, or by a similar image."""
+    from vitlab.checkpoints.native import write_whole
+    from vitlab.explain import draw
+    from vitlab.search import search_index
+
     if sheet is not None:
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{html}: name an .html file.")
-    with Meter("pictures") as meter:
-        opened = Index(place, lambda what, done, total: meter.update("graph of neighbours", done, total))
-    for note in opened.notes:
-        say(f"note: {note}")
-    with opened as there:
-        if text is not None and not there.made_by.get("reads_text", True):
-            raise ValueError(
-                f"{place}: was made with {there.made_by['checkpoint']}, a model that knows pictures and no words. Ask "
-                "with a picture: --image x.jpg; or index with a CLIP: vitlab index FOLDER -o OTHER --model CLIP"
-            )
-        try:
-            model, made_by = open_encoder(checkpoint or there.made_by["checkpoint"])
-        except CheckpointError as error:
-            hint = "" if checkpoint else " The index was made with it; where is it now? Add --model CHECKPOINT."
-            raise ValueError(f"{error}{hint}") from None
-        asked = None if image is None else _picture(image)
-        if text is not None:
-            vector: Any = embed_text(model, text)[0]
-        else:
-            (seen,) = embed(model, [asked])  # type: ignore[list-item]
-            vector = seen.vector
-        check(place, made_by)
-        hits = there.search(vector, top)
-        count, below = len(there), there.folder
-    if not hits:
-        say(f"{place}: holds no picture that could be read.")
+        raise UsageError(f"{html}: name an .html file.")
+    with Meter("images") as meter:
+        progress = lambda what, done, total: meter.update(GRAPH, done, total)
+        result = search_index(index, text, image=image, top=top, model=model, progress=progress)
+    say_notes(result.notes)
+    if not result.hits:
+        say(f"{index}: holds no image that could be read.")
     if json:
         query = {"text": text} if text is not None else {"image": image}
-        listed = [{"image": str(hit.path), "score": hit.score} for hit in hits]
-        about = {"index": str(place), "folder": str(below), "model": made_by["checkpoint"], "pictures": count}
-        print_json({**about, "query": query, "hits": listed})
+        hits = [{"image": str(hit.path), "score": hit.score} for hit in result.hits]
+        about = {"index": str(index), "folder": str(result.folder), "model": result.model, "pictures": result.images}
+        print_json({**about, "query": query, "hits": hits})
     else:
-        _show_hits(hits)
-    if sheet is not None or html is not None:
-        title = f"“{text}”" if text is not None else f"Like {Path(str(image)).name}"
-        lines = [f"{len(hits)} of {count:,} pictures in {below}, by {made_by['checkpoint']}"]
-        found = [_found(hit, below) for hit in hits]
-        if sheet is not None:
-            draw.save(draw.contact_sheet(found, title=title, lines=lines, asked=asked), sheet)
-        if html is not None:
-            page = draw.contact_page(found, title=title, lines=lines, asked=asked)
-            html.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
-        say(f"written: {', '.join(str(path) for path in (sheet, html) if path is not None)}")
+        for hit in result.hits:
+            console().print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)
+    if sheet is not None:
+        draw.save(result.sheet(), sheet)
+    if html is not None:
+        page = result.page()
+        html.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(html, lambda path: path.write_text(page, encoding="utf-8"))
+    if written := [str(path) for path in (sheet, html) if path is not None]:
+        say(f"written: {', '.join(written)}")
 
 
-def open_encoder(checkpoint: str, quiet: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The model, and what the index remembers of it. Of a model that learned without labels, the encoder; it may be a
-    file that vitlab export has written to give features.
+def embed(
+    data: Data,
+    source: SourceOptions,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
+    model: Annotated[str | None, model_option("Any model. Default: bundled:dino.")] = None,
+    batch_size: BatchSize = 64,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Write the embeddings of all images to a Parquet table.
+
+    After an interruption the same command continues; torchrun shares the work.
     """
-    path = Path(checkpoint).expanduser()
-    checkpoint = str(path.absolute()) if path.exists() else checkpoint
-    if is_export(checkpoint):
-        model = open_export(checkpoint)
-        features_of(model)  # or an error that says how to export it
-    else:
-        model, report = load_with_report(checkpoint)
-        for note in () if quiet else report.notes:
-            say(f"note: {note}")
-        model = encoder_of(model)
-    about = {"checkpoint": checkpoint, "fingerprint": fingerprint(model), "family": model.family}
-    return model, {**about, "reads_text": reads_text(model)}
+    from vitlab.images.listing import open_items
+    from vitlab.search.api import DEFAULT_MODEL, check_table_name, embed_dataset
+
+    check_table_name(out)
+    began = time.perf_counter()
+    with _processes(device) as process, Meter("images") as meter:
+        if model is None and process.first:
+            say(f"note: without --model it is {DEFAULT_MODEL}, a small model for small images.")
+        with following_downloads():
+            items = open_items(data, **vars(source))
+        say_notes(items.notes if process.first else ())
+        table = embed_dataset(
+            items,
+            out,
+            model or DEFAULT_MODEL,
+            batch_size=batch_size,
+            device=process.device,
+            together=process,
+            progress=(lambda what, done, total: meter.update(data, done, total)) if process.first else None,
+        )
+    if not process.first:
+        return
+    if json:
+        print_json({"out": str(out), **vars(table), "seconds": time.perf_counter() - began})
+        return
+    numbers = f"{table.width} numbers each; {table.embedded:,} of them made now"
+    console().print(f"{out}: {table.pictures:,} images, {numbers}", soft_wrap=True)
+    say_unreadable(table.unreadable)
 
 
-def _picture(image: str) -> Any:
-    return open_sample(image).picture if is_sample(image) else read_image(image)
+@contextmanager
+def _processes(device: str) -> Iterator[Processes]:
+    """The processes of torchrun, or this one alone. Ctrl-C says how to continue."""
+    from vitlab.training.processes import start, stop
 
-
-def _found(hit: Hit, folder: Path) -> draw.Found:
+    process = start(device, patience=PATIENCE)
     try:
-        picture = read_image(hit.path)
-    except ImageError:  # gone or changed since
-        picture = None
-    return draw.Found(picture, hit.path.relative_to(folder).as_posix(), hit.score, hit.path.as_uri())
-
-
-def _show_counts(counts: Counts, place: Path) -> None:
-    console = out(markup=False)
-    console.print(f"{place}: {counts.pictures:,} pictures can be found")
-    for name in ("new", "changed", "moved", "removed", "unchanged"):
-        if value := getattr(counts, name):
-            console.print(f"  {name:12s}{value:,}")
-    if counts.rebuilt:
-        say(f"note: {place}: its graph of neighbours was damaged or missing, and was rebuilt.")
-    if counts.unreadable:
-        console.print(f"  {'unreadable':12s}{len(counts.unreadable):,}")
-    name_unreadable(counts.unreadable)
-
-
-def name_unreadable(found: dict[str, str]) -> None:
-    for path, error in list(found.items())[:NAMED]:
-        say(f"vitlab: {one_line(path)}: {one_line(error)}")
-    if len(found) > NAMED:
-        say(f"and {len(found) - NAMED} more (--json names all)")
-
-
-def _show_hits(hits: list[Hit]) -> None:
-    console = out(markup=False)
-    for hit in hits:
-        console.print(f"{hit.score:6.3f}  {one_line(str(hit.path))}", soft_wrap=True)
+        yield process
+    except KeyboardInterrupt:
+        say("vitlab: stopped. The work so far is kept: the same command continues.")
+        raise SystemExit(130) from None
+    finally:
+        stop()

@@ -1,234 +1,295 @@
-"""vitlab study."""
+"""vitlab study: each command is one function of vitlab.study, and its tables are printed."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from vitlab.cli.console import out, print_json_text, print_plain, say
+import typer
+
+from vitlab.cli.console import console, print_json_text, print_plain, say, say_notes
+from vitlab.cli.options import (
+    ROUNDS,
+    Checkpoint,
+    Data,
+    Format,
+    Json,
+    Recipe,
+    SourcePath,
+    TimedBatch,
+    expand,
+    folder_option,
+)
 from vitlab.cli.progress import counting, following_downloads
-from vitlab.cli.runs import FORMATS, TITLES
-from vitlab.cli.train import Bar, Beside
-from vitlab.study.configs import Study, study_configs
-from vitlab.study.data_efficiency import study_data_efficiency
-from vitlab.study.data_efficiency import table_for_people as efficiency_table
-from vitlab.study.folder import PLOT
-from vitlab.study.grid import short_keys
-from vitlab.study.named import read_numbers
-from vitlab.study.scaling import for_people as scaling_for_people
-from vitlab.study.scaling import growth_for_people, study_scaling, words
-from vitlab.study.ssl import SSLStudy, study_ssl
-from vitlab.study.table import BEST, for_people
-from vitlab.study.tokens import for_people as tokens_for_people
-from vitlab.study.tokens import study_tokens
-from vitlab.training.loop import Stopped
-from vitlab.training.presets import find_recipe
-from vitlab.training.runlog import to_json
-from vitlab.training.runs import shown, to_csv, to_markdown
+from vitlab.cli.runs import TITLES, check_format
+from vitlab.cli.train import ProgressBar, StderrLines
 
-SPARED = ("images_per_second", "loss", "params", "seconds")  # in this order, where there is no room
+if TYPE_CHECKING:
+    from vitlab.study.study import Row, Study
+    from vitlab.training.loop import Show
+
+# Columns to leave out, in this order, where there is no room.
+DROPPABLE = ("images_per_second", "loss", "params", "seconds", "encoder", "pre-training")
+
+app = typer.Typer(
+    help="Answer a question by many runs: one table, one plot.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
-def configs(what: str | None, settings: list[str], folder: Path | None, format: str, json: bool) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"--format {format!r} is not known: use {', '.join(FORMATS)}.")
-    if what is not None and "=" in what and not Path(what).exists():  # vitlab study configs model.depth=4,6
-        what, settings = None, [what, *settings]
-    name, recipe = find_recipe(what)
+@app.command()
+def configs(
+    what: Recipe,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B", help="Values to compare; a single value is set for all.")
+    ] = None,
+    dir: Annotated[Path | None, folder_option("studies/<recipe>-<what varies>")] = None,
+    format: Format = "table",
+    json: Json = False,
+) -> None:
+    """Train all combinations of settings, and compare.
+
+    run.seed=0,1,2 gives means and spreads. After an interruption the same command continues. A run that fails is
+    reported; the others continue (exit code 1).
+    """
+    from vitlab.study.configs import study_configs
+    from vitlab.training.presets import find_recipe
+
+    is_setting = "=" in what and not Path(what).exists()  # vitlab study configs model.depth=4,6
+    changes = [*([what] if is_setting else []), *(settings or [])]
+    name, recipe = find_recipe(None if is_setting else what)
+    _run(lambda command, show: study_configs(name, recipe, changes, dir, command=command, show=show), json, format)
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """Labels to learn from."""
+
+    path: SourcePath = None
+    per_class: Annotated[int | None, typer.Option("--per-class", min=1, help="Number of labels per class.")] = None
+    fraction: Annotated[
+        float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Share of the labels. Default: 0.1.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class PretrainOptions:
+    pretrain: Annotated[
+        list[str] | None, typer.Option("--pretrain", metavar="KEY=VALUE", help="Change the pre-training recipes.")
+    ] = None
+    few: Annotated[
+        list[str] | None, typer.Option("--few", metavar="KEY=VALUE", help="Change the recipes for the few labels.")
+    ] = None
+    pretrained: Annotated[
+        list[str] | None,
+        typer.Option("--pretrained", metavar="METHOD=CHECKPOINT", help="Evaluate this encoder; do not pre-train one."),
+    ] = None
+
+
+@app.command()
+@expand
+def ssl(
+    source: Data,
+    labels: LabelOptions,
+    recipes: PretrainOptions,
+    methods: Annotated[str, typer.Option("--methods", metavar="A,B", help="Methods to compare.")] = "mae,dino",
+    dir: Annotated[Path | None, folder_option("studies/ssl-<data>")] = None,
+    json: Json = False,
+) -> None:
+    """Does learning without labels pay?
+
+    Pre-train, evaluate, fine-tune on few labels, and train from scratch. Fine-tuned and from scratch are the same
+    network with the same steps on the same images. --pretrained mae=bundled:mae evaluates an existing encoder. After an
+    interruption the same command continues.
+    """
+    from vitlab.study.ssl import study_ssl
+    from vitlab.training.recipe import DataRecipe
+
+    data, names = DataRecipe(source, **vars(labels)), methods.split(",")
+    _run(lambda cmd, show: study_ssl(data, names, **vars(recipes), folder=dir, command=cmd, show=show), json)
+
+
+@app.command()
+def tokens(
+    checkpoint: Checkpoint,
+    source: Data,
+    path: SourcePath = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--way",
+            metavar="tome:r=8|evit:keep=0.7|random:keep=0.7",
+            help="Reducers to compare instead of the default ones (repeatable).",
+        ),
+    ] = None,
+    batch: TimedBatch = 8,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
+    images: Annotated[
+        int | None, typer.Option("--images", min=1, help="Number of images to evaluate on. Default: all.")
+    ] = None,
+    dir: Annotated[Path | None, folder_option("studies/tokens-<run>")] = None,
+    json: Json = False,
+) -> None:
+    """How much faster with fewer tokens, and at what cost?
+
+    Merging, pruning and dropping at random, measured here.
+    """
+    from vitlab.export.timing import TimingOptions
+    from vitlab.study.tokens import study_tokens
+    from vitlab.training.recipe import DataRecipe
+
+    data, timing = DataRecipe(source, path), TimingOptions(batch, rounds)
+    _run(
+        lambda command, _: study_tokens(
+            checkpoint, data, ways=way, timing=timing, images=images, folder=dir, command=command, watch=counting
+        ),
+        json,
+        resumable=False,
+    )
+
+
+@app.command()
+def scaling(
+    models: Annotated[
+        str, typer.Option("--models", metavar="A,B:KEY=VALUE", help="Model names, each with its options after colons.")
+    ] = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18",
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
+    ] = None,
+    batch: TimedBatch = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
+    dir: Annotated[Path | None, folder_option("studies/scaling")] = None,
+    json: Json = False,
+) -> None:
+    """How do time and memory grow with the image?
+
+    Measured, with the fitted exponent, beside the formula. After an interruption the same command continues.
+    OMP_NUM_THREADS=1 measures one thread.
+    """
+    from vitlab.study.model_spec import parse_numbers
+    from vitlab.study.scaling import study_scaling
+
+    sides = None if sizes is None else parse_numbers("--sizes", sizes)
+    timing = dict(batch=batch, rounds=rounds)
+    _run(lambda command, show: study_scaling(models, sides, **timing, folder=dir, command=command, show=show), json)
+
+
+@app.command("data-efficiency")
+def data_efficiency(
+    source: Data,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="For all runs, as for train; for one model: resnet:optim.lr=0.05."),
+    ] = None,
+    models: Annotated[
+        str,
+        typer.Option(
+            "--models", metavar="A,B:KEY=VALUE", help="vit, deit, swin, resnet, sized for the data; or names."
+        ),
+    ] = "vit,deit,swin,resnet",
+    fractions: Annotated[
+        str, typer.Option("--fractions", metavar="0.01,0.1,1", help="Shares of the training images.")
+    ] = "0.01,0.1,1",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each: seeds 0, 1, ...")] = 1,
+    path: SourcePath = None,
+    dir: Annotated[Path | None, folder_option("studies/data-efficiency-<data>")] = None,
+    json: Json = False,
+) -> None:
+    """How many images does each network need?
+
+    Accuracy against the size of the training set, from scratch. Every run has the same number of steps: those of
+    run.epochs over the largest share. A deit is taught by the resnet trained on the same images. After an interruption
+    the same command continues.
+    """
+    from vitlab.study.data_efficiency import study_data_efficiency
+    from vitlab.study.model_spec import parse_numbers
+    from vitlab.training.recipe import DataRecipe
+
+    data, shares = DataRecipe(source, path), parse_numbers("--fractions", fractions, float)
+    _run(
+        lambda command, show: study_data_efficiency(
+            data, models, shares, seeds=seeds, settings=settings, folder=dir, command=command, show=show
+        ),
+        json,
+    )
+
+
+def _run(study: Callable[[str, Show], Study], json: bool, format: str = "table", resumable: bool = True) -> None:
+    """Call study(command line, progress) and print its result."""
+    from vitlab.training.loop import Stopped
+
+    check_format(format)
     command = shlex.join(["vitlab", *sys.argv[1:]])
     on_screen = sys.stdout.isatty() and format == "table" and not json
     try:
-        with following_downloads(), OneBar() if on_screen else Beside() as show:
-            study = study_configs(name, recipe, settings, folder, command=command, show=show)
+        with following_downloads(), LastRunBar() if on_screen else StderrLines() as show:
+            finished = study(command, show)
     except (Stopped, KeyboardInterrupt):
-        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
+        if not resumable:
+            raise
+        say(f"vitlab: stopped, and saved. The same command continues: {command}")
         raise SystemExit(130) from None
-    _show(study, format, json)
-    if study.failed:
-        say(f"{len(study.failed)} of {len(study.outcomes)} runs failed: the reasons are in {study.folder}/results.csv.")
+    _print(finished, "json" if json else format)
+    if failures := finished.failures():
+        for line in failures:
+            say(line)
         raise SystemExit(1)
 
 
-def ssl(
-    source: str,
-    methods: str,
-    path: str | None,
-    per_class: int | None,
-    fraction: float | None,
-    pretrain: list[str],
-    few: list[str],
-    pretrained: list[str],
-    folder: Path | None,
-    json: bool,
-) -> None:
-    command = shlex.join(["vitlab", *sys.argv[1:]])
-    asked = [name.strip() for name in methods.split(",") if name.strip()]
-    labels: dict[str, Any] = dict(per_class=per_class, fraction=fraction)
-    settings: dict[str, Any] = dict(pretrain=pretrain, few=few, pretrained=pretrained)
-    try:
-        with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
-            study = study_ssl(source, asked, path=path, **labels, **settings, folder=folder, command=command, show=show)
-    except (Stopped, KeyboardInterrupt):
-        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
-        raise SystemExit(130) from None
-    print_json_text(to_json(study.rows)) if json else _print_ssl(study)
-    _say_where(study.folder)
-    if study.failed:
-        raise SystemExit(1)
+def _print(study: Study, format: str) -> None:
+    from vitlab.study.study import PLOT
+    from vitlab.training.runlog import to_json
+    from vitlab.training.runs import to_csv, to_markdown
 
-
-def tokens(
-    checkpoint: str,
-    source: str,
-    path: str | None,
-    ways: list[str],
-    batch: int,
-    rounds: int,
-    images: int | None,
-    folder: Path | None,
-    json: bool,
-) -> None:
-    command = shlex.join(["vitlab", *sys.argv[1:]])
-    size: dict[str, Any] = dict(batch=batch, rounds=rounds, images=images)
-    with following_downloads():
-        study = study_tokens(
-            *(checkpoint, source), path=path, ways=ways, **size, folder=folder, command=command, watch=counting
-        )
-    for note in study.notes:
-        say(f"note: {note}")
-    print_json_text(to_json(study.rows)) if json else _print_plain(
-        [tokens_for_people(row) for row in study.rows], "way"
-    )
-    _say_where(study.folder)
-
-
-def scaling(models: str, sizes: str | None, batch: int, rounds: int, folder: Path | None, json: bool) -> None:
-    command = shlex.join(["vitlab", *sys.argv[1:]])
-    asked = None if sizes is None else read_numbers("--sizes", sizes)
-    size: dict[str, Any] = dict(batch=batch, rounds=rounds)
-    try:
-        study = study_scaling(models, asked, **size, folder=folder, command=command, tell=say)
-    except KeyboardInterrupt:
-        say(f"vitlab: stopped. The rounds that were done are kept; the same command goes on: {command}")
-        raise SystemExit(130) from None
-    if json:
-        print_json_text(to_json({"growth": [asdict(growth) for growth in study.growth], "measured": study.rows}))
-    else:
-        _print_plain([scaling_for_people(row) for row in study.rows], "model")
-        out().print()
-        _print_plain([growth_for_people(growth) for growth in study.growth], "model")
-        out(markup=False).print(words(study))
-    for note in study.notes:
-        say(f"note: {note}")
-    _say_where(study.folder)
-
-
-def data_efficiency(
-    source: str,
-    settings: list[str],
-    models: str,
-    fractions: str,
-    seeds: int,
-    path: str | None,
-    folder: Path | None,
-    json: bool,
-) -> None:
-    command = shlex.join(["vitlab", *sys.argv[1:]])
-    shares = read_numbers("--fractions", fractions, float)
-    asked: dict[str, Any] = dict(path=path, seeds=seeds, settings=settings, folder=folder, command=command)
-    try:
-        with following_downloads(), OneBar() if sys.stdout.isatty() and not json else Beside() as show:
-            study = study_data_efficiency(source, models, shares, **asked, show=show)
-    except (Stopped, KeyboardInterrupt):
-        say(f"vitlab: stopped, and saved. The same command goes on: {command}")
-        raise SystemExit(130) from None
-    print_json_text(to_json(study.rows)) if json else _print_plain(efficiency_table(study.rows), "model")
-    for note in study.notes:
-        say(note)
-    _say_where(study.folder)
-    if study.failed:
-        raise SystemExit(1)
-
-
-def _say_where(folder: Path) -> None:
-    drawn = folder / PLOT
-    say(f"table: {folder / 'table.md'}" + (f"\nplot:  {drawn}" if drawn.is_file() else ""))
-
-
-def _print_plain(rows: list[dict[str, Any]], left: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in rows[0]:
-        table.add_column(title, justify="left" if title == left else "right")
-    for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
-    out().print(table)
-
-
-def _print_ssl(study: SSLStudy) -> None:
-    from rich.table import Table
-
-    titles = {"knn": "k-NN", "linear_probe": "linear probe", "fine_tuned": "fine-tuned", "from_scratch": "from scratch"}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"{study.labels:,} labels")
-    for title in (*titles.values(), "gain"):
-        table.add_column(title, justify="right")
-    for row in study.rows:
-        numbers = ["-" if row[key] is None else f"{row[key]:.2%}" for key in titles]
-        gain = "-" if row["gain"] is None else f"{100 * row['gain']:+.2f}"
-        table.add_row(row["method"], *numbers, gain)
-    out().print(table)
-    for note in study.notes:
-        say(f"note: {note}")
-    for method in study.failed:
-        out(markup=False).print(f"{method.name}: {method.note}")
-
-
-def _show(study: Study, format: str, json: bool) -> None:
-    rows = study.rows
-    if json:
-        print_json_text(to_json(rows))
+    if format == "json":
+        print_json_text(to_json(study.to_json()))
     elif format == "csv":
-        print_plain(to_csv(rows), end="")
+        print_plain(to_csv(study.rows), end="")
     elif format == "markdown":
-        print_plain(to_markdown(for_people(rows)), end="")
+        print_plain("\n".join(map(to_markdown, study.tables())), end="")
     else:
-        _print_table(for_people(rows))
-    _say_where(study.folder)
+        for number, table in enumerate(study.tables()):
+            print_plain("\n" * (number > 0), end="")
+            print_table(table)
+    say_notes(study.notes)
+    plot = study.folder / PLOT
+    say(f"table: {study.folder / 'table.md'}" + (f"\nplot:  {plot}" if plot.is_file() else ""))
 
 
-def _print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[Row]) -> None:
     """The best in bold; a narrow terminal gets fewer columns, because table.md has them all."""
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    console = out()
+    from vitlab.study.configs import BEST
+    from vitlab.study.grid import short_keys
+    from vitlab.training.runs import shown
+
+    out = console()
     titles = {**TITLES, **short_keys([key for key in rows[0] if "." in key])}
     columns = {key: [titles.get(key, key), *[shown(key, row[key]) for row in rows]] for key in rows[0]}
     widths = {key: max(map(cell_len, texts)) + 2 for key, texts in columns.items()}
     widths["note"] = min(widths.get("note", 0), 20)  # it may be folded
-    for key in SPARED:
-        if sum(widths.values()) > console.width:
+    for key in DROPPABLE:
+        if sum(widths.values()) > out.width:
             widths[key] = 0
     grid = Table(box=None, pad_edge=False, header_style="bold")
     kept = [key for key in columns if widths[key]]
     for key in kept:
-        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        numeric = all(text[:1] in ("", *"+-0123456789") for text in columns[key][1:])
         grid.add_column(Text(columns[key][0]), justify="right" if numeric else "left", overflow="fold")
     for number, row in enumerate(rows, 1):
         style = "bold" if BEST in row.get("note", "") else ""
-        grid.add_row(*[Text(columns[key][number]) for key in kept], style=style)
-    console.print(grid)
+        grid.add_row(*[columns[key][number] for key in kept], style=style)
+    out.print(grid)
 
 
-class OneBar(Bar):
-    """For a terminal: the bar of the run that is going on; those before are told in words."""
+class LastRunBar(ProgressBar):
+    """For a terminal: the bar of the current run; earlier runs are lines of text."""
 
     def start(self, done: int, total: int) -> None:
         for task in self.progress.task_ids:

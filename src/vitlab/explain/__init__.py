@@ -1,8 +1,12 @@
-"""What a model sees and does, shown through Trace.
+"""Explains what a model sees and does, through Trace.
 
-    vitlab.explain.rollout(model, "cat.jpg")           # (B, grid_h, grid_w)
+    vitlab.explain.rollout("bundled:cifar10", "cat.jpg")          # (B, grid_h, grid_w)
+    subject = vitlab.explain.open_subject("bundled:cifar10", ["cat.jpg", "dog.jpg"])
+    vitlab.explain.figures.rollout(subject).save("rollout.png")   # and rollout.npz
 
-This door is lazy: torch is imported with the first thing asked for.
+Every function takes a model or the name of one.
+
+Lazy: torch is imported on first use. Methods in the table of methods.py are public here under their own names.
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vitlab.explain.methods import METHODS
+
 if TYPE_CHECKING:
-    from vitlab.explain.attention_maps import attention_maps
+    from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
@@ -21,38 +28,27 @@ if TYPE_CHECKING:
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
-    from vitlab.explain.segmentation import attention_masks
-    from vitlab.explain.sentences import ask
+    from vitlab.explain.subject import Explanation, Subject, open_subject
     from vitlab.explain.walk import walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
-_WHERE = {
-    "ask": "sentences",
-    "attention_distance": "distance",
-    "attention_entropy": "distance",
-    "attention_maps": "attention_maps",
-    "attention_masks": "segmentation",
-    "attention_statistics": "distance",
-    "compare_methods": "faithfulness",
-    "curves": "faithfulness",
-    "filters": "weights",
-    "foreground_mask": "features",
-    "grad_cam": "relevance",
-    "gradient_x_input": "relevance",
-    "high_norm_tokens": "weights",
-    "nearest": "features",
-    "patch_similarity": "features",
-    "pca_rgb": "features",
-    "position_similarity": "weights",
-    "pruned_patches": "pruned",
-    "reconstruct": "reconstruct",
-    "relevance": "relevance",
-    "rollout": "rollout",
-    "stem_filters": "weights",
-    "token_norms": "weights",
-    "walk_through": "walk",
+_NAMES = {  # by module
+    "attention_maps": ("attention_maps", "attention_masks"),
+    "clip_prompts": ("ask",),
+    "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
+    "faithfulness": ("compare_methods", "curves"),
+    "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "pruned": ("pruned_patches",),
+    "reconstruct": ("reconstruct",),
+    "subject": ("Explanation", "Subject", "open_subject"),
+    "walk": ("walk_through",),
+    "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
+    "Explanation",
+    "Subject",
     "ask",
     "attention_distance",
     "attention_entropy",
@@ -67,6 +63,7 @@ __all__ = [
     "gradient_x_input",
     "high_norm_tokens",
     "nearest",
+    "open_subject",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",
@@ -80,23 +77,23 @@ __all__ = [
 ]
 
 
-class _Door(ModuleType):
-    """A file and the function in it may share a name; here the name is the function, whichever was imported first."""
+class _LazyModule(ModuleType):
+    """Where a module and its function share a name (rollout), the attribute is the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _WHERE.get(name) == name and isinstance(value, ModuleType):  # Python binds a submodule that it has imported
+        if _MODULES.get(name) == name and isinstance(value, ModuleType):  # Python binds a submodule on import
             value = getattr(value, name)
         super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Door
+sys.modules[__name__].__class__ = _LazyModule
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(f"vitlab.explain.{_WHERE[name]}"), name)
-    if name == "draw":
-        return import_module("vitlab.explain.draw")
+    if name in _MODULES:
+        return getattr(import_module(f"vitlab.explain.{_MODULES[name]}"), name)
+    if name in ("draw", "figures"):
+        return import_module(f"vitlab.explain.{name}")
     raise AttributeError(f"module 'vitlab.explain' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

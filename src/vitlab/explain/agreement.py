@@ -1,5 +1,4 @@
-"""How far two heat maps agree: the rank correlation of their values, patch by patch or, where the patches differ, on
-the picture itself."""
+"""Rank correlation of two heat maps, patch by patch or, where the patches differ, pixel by pixel."""
 
 from __future__ import annotations
 
@@ -7,21 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitlab.explain.draw.view import View, spread
+from vitlab.explain.draw.heatmap import spread
+from vitlab.explain.views import View
 
-RASTER = 64  # pixels along each side, where two models cut a picture differently
+RASTER = 64  # pixels along each side, where two models have different patches
 
 
 def agreement(
     first_views: Sequence[View], first: np.ndarray, second_views: Sequence[View], second: np.ndarray
 ) -> np.ndarray:
-    """(B,): Spearman's rank correlation of each picture's two maps; nan where one of them is constant.
+    """(B,): Spearman's rank correlation of each image's two maps; nan where one of them is constant.
 
-    Maps are (B, grid_h, grid_w). Pixels that one of the models never saw do not count.
+    Maps are (B, grid_h, grid_w). Pixels that one of the models did not see are left out.
     """
     from scipy.stats import rankdata
 
-    found = []
+    correlations = []
     for a, one, b, other in zip(first_views, first, second_views, second, strict=True):
         if one.shape == other.shape and a.geometry == b.geometry and a.size == b.size:
             x, y = one.ravel(), other.ravel()
@@ -31,5 +31,5 @@ def agreement(
             x, y = x[both], y[both]
         x, y = (v - v.mean() for v in (rankdata(x), rankdata(y)))
         length = np.sqrt((x**2).sum() * (y**2).sum()) if len(x) else 0.0
-        found.append((x * y).sum() / length if length else np.nan)
-    return np.array(found)
+        correlations.append((x * y).sum() / length if length else np.nan)
+    return np.array(correlations)

@@ -1,4 +1,4 @@
-"""How far attention reaches and how spread it is, per layer and head: Figure 7 (right) of ViT (arXiv:2010.11929).
+"""Attention distance and entropy per layer and head: Figure 7 (right) of ViT (arXiv:2010.11929).
 
     distance = attention_distance(model, images)       # (layers, heads), in pixels of the model's input
     entropy = attention_entropy(model, images)         # (layers, heads), in nats; at most ln N
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import check_one_grid
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, wide
+from vitlab.explain.stages import one_grid
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
 
 
 @dataclass
 class AttentionStatistics:
-    """Both measures from one pass, with what attention that looks everywhere equally would have."""
+    """Both measures from one pass, and their values for uniform attention."""
 
     distance: Tensor  # (layers, heads), pixels
     entropy: Tensor  # (layers, heads), nats
@@ -31,29 +32,28 @@ class AttentionStatistics:
     images: int
 
 
-def attention_distance(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_distance(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean attention distance in pixels of the model's input.
 
-    Queries and keys are the patches only: class, distillation and register tokens stand nowhere. A query's weights on
-    patches are made to sum to 1, then weigh the Euclidean distances between patch centres; the mean is over all queries
-    and images. (A query whose weights on patches are all 0 is left out of the mean.)
+    Queries and keys are the patches only: class, distillation and register tokens have no position. A query's weights
+    on patches are normalised, then weigh the Euclidean distances between patch centres; the mean is over all queries
+    and images. (A query whose weights on patches are all 0 is left out.)
     """
     return attention_statistics(model, images, batch_size=batch_size).distance
 
 
-def attention_entropy(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+def attention_entropy(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(layers, heads): mean of -sum_j A_ij ln A_ij over all tokens i and images, in nats.
 
-    All N tokens count, prefix tokens too, as queries and as keys: 0 is a look at one token, ln N at all equally.
+    All N tokens count, prefix tokens too, as queries and as keys: 0 is attention to one token, ln N to all equally.
     """
     return attention_statistics(model, images, batch_size=batch_size).entropy
 
 
 @torch.no_grad()
-def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
-    """Distance and entropy; each layer's attention is summed up as it comes, so one at a time is all that is held."""
-    check_model(model)
-    check_one_grid(model, "attention distance")
+def attention_statistics(model: ModelOrName, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
+    """Distance and entropy. Holds one layer's attention at a time."""
+    model = one_grid(model, "attention distance")
     check_offered(["attention"], model.traceable)
     total: Tensor | None = None
     count, tokens, uniform = 0, 0, 0.0
@@ -68,7 +68,7 @@ def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> 
             return torch.stack([_sums(wide(A), prefix, near) for A in weights]).cpu()  # (B, 3, h)
 
         trace = Trace("attention", reduce=summed)
-        with evaluating(model):
+        with evaluation_mode(model):
             model(batch.images, trace=trace)
         part = trace.stack("attention").double().sum(1)  # (L, 3, h)
         total, count = part if total is None else total + part, count + len(batch)
@@ -79,9 +79,9 @@ def attention_statistics(model: Any, images: Images, *, batch_size: int = 8) -> 
 
 def _sums(A: Tensor, prefix: int, near: Tensor) -> Tensor:
     """One image, (h, N, N) -> (3, h), sums over queries: distance, how many queries have one, entropy."""
-    among = A[:, prefix:, prefix:]  # (h, patches, patches)
-    share = among.sum(-1)  # (h, patches)
-    reach = (among * near).sum(-1) / share
+    to_patches = A[:, prefix:, prefix:]  # (h, patches, patches)
+    share = to_patches.sum(-1)  # (h, patches)
+    reach = (to_patches * near).sum(-1) / share
     seen = share > 0
     A = A / A.sum(-1, keepdim=True)  # rows rounded to half precision are a little off 1
     spread = torch.special.entr(A).sum(-1)  # (h, N)

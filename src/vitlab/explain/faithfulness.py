@@ -1,13 +1,13 @@
-"""Is a heat map true? Take away the patches it calls important, and see how fast the class goes.
+"""Is a heat map faithful? Remove the patches it scores highest, and see how fast the class probability falls.
 
     curve = curves(model, images, "relevance", kind="deletion")    # (B, steps + 1), the class's probability
     area(curve)                                                    # (B,), lower is better
-    rows = compare_methods(model, images)                          # each method against random, for a table
+    scores = compare_methods(model, images)                        # each method against random
 
 deletion    most important first, replaced by the mean colour (0 after normalising): lower is better (arXiv:1806.07421)
-insertion   most important first, put into a blurred picture: higher is better (the same paper)
-road        like deletion, but what is taken is filled in from its surroundings, so that the hole's own shape tells the
-            network little: noisy linear imputation, lower is better (arXiv:2202.00449)
+insertion   most important first, put into a blurred image: higher is better (the same paper)
+road        like deletion, but removed patches are filled in from around them, so that the shape of the hole gives
+            little away: noisy linear imputation, lower is better (arXiv:2202.00449)
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, as_batch, evaluating, grid_of, wide
-from vitlab.explain.methods import METHODS, Method, find_method, random_map
-from vitlab.explain.relevance import Target, check_classes, class_numbers
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model, wide
+from vitlab.explain.methods import METHODS, find_method
+from vitlab.explain.relevance import Target, classifier, target_classes
 
 Kind = Literal["deletion", "insertion", "road"]
-Maps = str | Method | Tensor | np.ndarray
+Maps = str | Callable[[Any, Images, Target], Tensor] | Tensor | np.ndarray
 NOISE = 0.01  # road: standard deviation, in normalised pixels, as in the authors' code
-NEIGHBOURS = {  # road: what a pixel is made of, by (rows, columns) away; half of them, the others mirror these
+NEIGHBOURS = {  # road: weights of a pixel's neighbours by (rows, columns) away; the other half mirrors these
     (0, 1): 1 / 6,
     (1, 0): 1 / 6,
     (1, 1): 1 / 12,
@@ -37,7 +39,7 @@ NEIGHBOURS = {  # road: what a pixel is made of, by (rows, columns) away; half o
 
 
 def curves(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     maps: Maps,
     target: Target = None,
@@ -47,22 +49,22 @@ def curves(
     seed: int = 0,
     batch_size: int = 32,
 ) -> Tensor:
-    """(B, steps + 1): the probability of each image's class when 0, 1/steps, ... 1 of its patches are gone (or put in).
+    """(B, steps + 1): the probability of each image's class with 0, 1/steps, ... 1 of its patches removed or inserted.
 
-    maps    a method's name, a function of (model, images, target), or any (B, grid_h, grid_w); highest goes first
-    target  as in relevance; None is the top class of the whole image
-    seed    for equal values, whose order is drawn, and for road's noise; both are the same for every image
+    maps    a method's name, a function of (model, images, target), or any (B, grid_h, grid_w); highest first
+    target  as in relevance; None is the top class of the full image
+    seed    for the order of equal values and for road's noise; both are the same for every image
 
     road solves a linear system per image and step.
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"kind={kind!r} must be one of {', '.join(get_args(Kind))}.")
+        raise UsageError(f"kind={kind!r} must be one of {', '.join(get_args(Kind))}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps={steps!r} must be a whole number, at least 1.")
-    check_classes(model)
+        raise UsageError(f"steps={steps!r} must be a whole number, at least 1.")
+    model = classifier(model)
     x = as_batch(model, images).images
-    classes = class_numbers(model, _logits(model, x, batch_size), target)
-    rank = _ranks(_as_maps(model, x, maps, classes), seed)  # (B, N), 0 = goes first
+    classes = torch.tensor(target_classes(model, x, target, batch_size=batch_size), device=x.device)
+    rank = _ranks(_as_maps(model, x, maps, classes.tolist()), seed)  # (B, N), 0 = first
     fill = _fill(kind, wide(x).cpu(), model.config.patch_size, seed)
     grid, patches = grid_of(model, x), rank.shape[1]
     columns = []
@@ -71,24 +73,24 @@ def curves(
         gone = rank >= count if kind == "insertion" else rank < count  # (B, N)
         gone = _as_pixels(gone.unflatten(1, grid), model.config.patch_size, x.shape[-2:])  # (B, H, W)
         changed = fill(gone).to(x.device, x.dtype)  # (B, C, H, W)
-        chances = _logits(model, changed, batch_size).softmax(-1)
+        chances = logits_of(model, changed, batch_size).softmax(-1)
         columns.append(chances.gather(1, classes[:, None]))
     return torch.cat(columns, dim=1).cpu()
 
 
 def area(curve: Tensor) -> Tensor:
-    """(..., steps + 1) -> (...): the area under each curve over 0 to 1, by trapezia."""
+    """(..., steps + 1) -> (...): the area under each curve over 0 to 1, by the trapezoidal rule."""
     return torch.trapezoid(curve, dx=1 / (curve.shape[-1] - 1))
 
 
 @dataclass
-class Row:
-    """One method under one kind of test."""
+class MethodScore:
+    """The curves of one method in one kind of test."""
 
     method: str
     kind: Kind
     curves: Tensor  # (B, steps + 1)
-    random: Tensor  # (B,), the areas of the random order
+    random: Tensor  # (B,), the areas of the random baseline
 
     @property
     def areas(self) -> Tensor:
@@ -96,12 +98,12 @@ class Row:
 
     @property
     def better(self) -> Tensor:
-        """(B,): by how much each image's area is better than random's, whichever way that is."""
+        """(B,): how much better each image's area is than that of the random baseline."""
         return self.areas - self.random if self.kind == "insertion" else self.random - self.areas
 
     def to_dict(self) -> dict[str, Any]:
-        """Means over images, each with its standard deviation: the area, and the gain on random. `wins` is the share of
-        images in which it is better than random."""
+        """Mean and standard deviation over images of the area and of the gain over random. `wins` is the share of
+        images where it beats random."""
         mean, spread = _mean_and_spread(self.areas)
         gain, gain_spread = _mean_and_spread(self.better)
         return {
@@ -117,7 +119,7 @@ class Row:
 
 
 def compare_methods(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     methods: Sequence[str] | Mapping[str, Maps] | None = None,
     kinds: Sequence[Kind] = ("deletion", "insertion", "road"),
@@ -126,35 +128,42 @@ def compare_methods(
     *,
     seed: int = 0,
     batch_size: int = 32,
-) -> list[Row]:
-    """Rows in the order of kinds, then methods; `random` stands last in each kind, as what the others are held against.
+) -> list[MethodScore]:
+    """Scores in the order of kinds, then methods; `random` is last in each kind, as the baseline.
 
-    methods   names, or a table of names and maps (or functions) of your own; None: all that there are
+    methods   names, or a table of names and maps (or functions) of your own; None: all that the model supports
     """
+    model = classifier(model)
     if methods is None or isinstance(methods, str):
-        methods = list(METHODS) if methods is None else [methods]
-    named: dict[str, Maps] = dict(methods) if isinstance(methods, Mapping) else {name: name for name in methods}
-    named.pop("random", None)
-    check_classes(model)
+        methods = [name for name, m in METHODS.items() if m.supports(model)] if methods is None else [methods]
+    chosen: dict[str, Maps] = dict(methods) if isinstance(methods, Mapping) else {name: name for name in methods}
+    chosen.pop("random", None)
     batch = as_batch(model, images)
-    classes = class_numbers(model, _logits(model, batch.images, batch_size), target)
-    maps = {name: _as_maps(model, batch.images, given, classes) for name, given in named.items()}
+    classes = target_classes(model, batch.images, target, batch_size=batch_size)
+    maps = {name: _as_maps(model, batch.images, given, classes) for name, given in chosen.items()}
     maps["random"] = random_map(model, batch, seed=seed)
-    rows = []
+    scores = []
     for kind in kinds:
-        found = {
+        by_name = {
             name: curves(model, batch, heat, classes, steps, kind, seed=seed, batch_size=batch_size)
             for name, heat in maps.items()
         }
-        rows += [Row(name, kind, curve, area(found["random"])) for name, curve in found.items()]
-    return rows
+        scores += [MethodScore(name, kind, curve, area(by_name["random"])) for name, curve in by_name.items()]
+    return scores
+
+
+def random_map(model: ModelOrName, images: Images, *, seed: int = 0) -> Tensor:
+    """(B, grid_h, grid_w): random scores, different for each image. The baseline of the other methods."""
+    model = token_model(model)
+    batch = as_batch(model, images)
+    return torch.rand(len(batch), *grid_of(model, batch), generator=torch.Generator().manual_seed(seed))
 
 
 def impute(image: Tensor, missing: Tensor) -> Tensor:
     """(C, H, W) with every missing pixel (H, W) the weighted mean of its up to eight neighbours, missing ones too.
 
-    Weights are 1/6 beside and 1/12 across (arXiv:2202.00449), made to sum to 1 at the border: one sparse
-    linear system for all missing pixels. Where nothing is left to start from, all becomes 0.
+    Weights are 1/6 for direct and 1/12 for diagonal neighbours (arXiv:2202.00449), normalised at the border: one sparse
+    linear system for all missing pixels. If all pixels are missing, they become 0.
     """
     from scipy.sparse import diags
     from scipy.sparse.linalg import splu
@@ -190,14 +199,14 @@ def _weights(height: int, width: int) -> Any:
 
 
 def _fill(kind: Kind, images: Tensor, patch_size: int, seed: int) -> Callable[[Tensor], Tensor]:
-    """What stands where pixels are gone: a function of (B, H, W), True = gone."""
+    """A function that fills in missing pixels, given (B, H, W), True = missing."""
     if kind == "deletion":
         return lambda gone: images.masked_fill(gone[:, None], 0.0)
     if kind == "insertion":
         from scipy.ndimage import gaussian_filter
 
-        wide_as_a_patch = (0, 0, patch_size, patch_size)  # so that little of a patch's own content is left in it
-        blurred = torch.from_numpy(gaussian_filter(images.numpy(), sigma=wide_as_a_patch, mode="nearest"))
+        sigma = (0, 0, patch_size, patch_size)  # wide enough to remove a patch's own content
+        blurred = torch.from_numpy(gaussian_filter(images.numpy(), sigma=sigma, mode="nearest"))
         return lambda gone: torch.where(gone[:, None], blurred, images)
     noise = NOISE * torch.randn(images.shape[1:], generator=torch.Generator().manual_seed(seed))  # (C, H, W)
 
@@ -208,39 +217,33 @@ def _fill(kind: Kind, images: Tensor, patch_size: int, seed: int) -> Callable[[T
     return filled_in
 
 
-def _as_maps(model: Any, images: Tensor, maps: Maps, classes: Tensor) -> Tensor:
-    """(B, grid_h, grid_w) on the CPU: a method's result, or what was given."""
-    given = isinstance(maps, Tensor | np.ndarray)
-    found = maps if given else find_method(maps)(model, images, classes.tolist())
-    heat = torch.as_tensor(found).detach().cpu()
+def _as_maps(model: TokenModel, images: Tensor, maps: Maps, classes: list[int]) -> Tensor:
+    """(B, grid_h, grid_w) on the CPU: the result of a method, or the given maps."""
+    if not isinstance(maps, Tensor | np.ndarray):
+        maps = find_method(maps)(model, images, classes)
+    heat = torch.as_tensor(maps).detach().cpu()
     expected = (len(images), *grid_of(model, images))
     if tuple(heat.shape) != expected:
-        raise ValueError(
+        raise UsageError(
             f"maps are {tuple(heat.shape)} but these images have {expected}: one value for each image's patches."
         )
     if not heat.isfinite().all():
-        raise ValueError("maps hold NaN or infinity: patches cannot be put in order by them.")
+        raise UsageError("maps hold NaN or infinity: patches cannot be put in order by them.")
     return heat
 
 
 def _ranks(maps: Tensor, seed: int) -> Tensor:
-    """(B, grid_h, grid_w) -> (B, N): the place of each patch when the highest come first; ties in an order by lot."""
+    """(B, grid_h, grid_w) -> (B, N): the rank of each patch, highest first; ties in random order."""
     values = maps.flatten(1)
-    lot = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed))
-    order = lot[values[:, lot].argsort(dim=1, descending=True, stable=True)]  # (B, N), patches in order
+    shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed))
+    order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]  # (B, N), patches in order
     return order.argsort(dim=1)
 
 
 def _as_pixels(patches: Tensor, patch_size: int, size: Sequence[int]) -> Tensor:
-    """(B, grid_h, grid_w) -> (B, H, W); what padding adds is cut off."""
+    """(B, grid_h, grid_w) -> (B, H, W), without padding."""
     pixels = patches.repeat_interleave(patch_size, dim=1).repeat_interleave(patch_size, dim=2)
     return pixels[:, : size[0], : size[1]]
-
-
-@torch.no_grad()
-def _logits(model: Any, images: Tensor, batch_size: int) -> Tensor:
-    with evaluating(model):
-        return torch.cat([wide(model(part)) for part in images.split(batch_size)])
 
 
 def _mean_and_spread(values: Tensor) -> tuple[float, float]:

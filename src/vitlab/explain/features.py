@@ -1,10 +1,10 @@
-"""What patch tokens have in common: colours by principal components, likeness to one patch, foreground, nearest images.
+"""Patch tokens compared: colours by principal components, similarity to one patch, foreground, nearest images.
 
-    rgb = pca_rgb(model, ["a.jpg", "b.jpg"])           # (B, grid_h, grid_w, 3): like parts get like colours
+    rgb = pca_rgb(model, ["a.jpg", "b.jpg"])           # (B, grid_h, grid_w, 3): similar parts have similar colours
     like = patch_similarity(model, images, at=(100, 60))
-    found = nearest(model, "cat.jpg", "photos/", k=5)  # found[0][0].name
+    nearest(model, "cat.jpg", "photos/", k=5)[0][0].name
 
-No classes are needed. The DINOv2 paper (arXiv:2304.07193) shows such pictures, of whose tokens they say most.
+No classes are needed. The DINOv2 paper (arXiv:2304.07193) shows such images.
 """
 
 from __future__ import annotations
@@ -13,39 +13,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.attention_maps import asked
-from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Stages, in_stages
-from vitlab.images.read import EXTENSIONS, ImageError
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import ImageError, UsageError
+from vitlab.explain.attention_maps import resolve_query
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, token_model, wide
+from vitlab.explain.stages import Stages
+from vitlab.images.read import EXTENSIONS
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 
 @torch.no_grad()
-def patch_tokens(model: Any, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
+def patch_tokens(model: ModelOrName, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
     """(B, grid_h, grid_w, D): the patches' tokens after block `layer` and the final norm, on the CPU.
 
-    In stages a token stands on several patches of the first one: each of them has it.
+    In stages a token covers several patches of the first stage; each of them has a copy.
     """
-    check_model(model)
+    model = token_model(model)
     parts = []
     for batch in batches(model, images, batch_size):
-        with evaluating(model):
-            (found,) = model.intermediate_features(batch.images, [layer], maps=True)  # (B, D, grid_h, grid_w)
-        if in_stages(model):
+        with evaluation_mode(model):
+            (tokens,) = model.intermediate_features(batch.images, [layer], maps=True)  # (B, D, grid_h, grid_w)
+        if isinstance(model, Hierarchy):
             stages = Stages(model, *batch.images.shape[-2:])
-            found = stages.paint(wide(found).flatten(2), stages.layers[layer].stage)
-        parts.append(wide(found).permute(0, 2, 3, 1).cpu())
+            tokens = stages.paint(wide(tokens).flatten(2), stages.layers[layer].stage)
+        parts.append(wide(tokens).permute(0, 2, 3, 1).cpu())
     return torch.cat(parts)
 
 
 def pca_rgb(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     joint: bool = True,
     layer: int = -1,
@@ -59,7 +62,7 @@ def pca_rgb(
     foreground  True: components of the foreground only (`foreground_mask`), the rest black; or a mask of your own,
                 (B, grid_h, grid_w)
 
-    Each component is stretched from its lowest value to its highest. Its sign means nothing: its largest entry is made
+    Each component is scaled from its lowest value to its highest. Its sign is arbitrary: its largest entry is made
     positive.
     """
     tokens = patch_tokens(model, images, layer, batch_size=batch_size)
@@ -69,19 +72,19 @@ def pca_rgb(
     elif foreground is not None and foreground is not False:
         mask = torch.as_tensor(foreground).cpu().bool()
         if mask.shape != tokens.shape[:3]:
-            raise ValueError(f"foreground is {tuple(mask.shape)} but the patches are {tuple(tokens.shape[:3])}.")
+            raise UsageError(f"foreground is {tuple(mask.shape)} but the patches are {tuple(tokens.shape[:3])}.")
     rgb = torch.zeros(*tokens.shape[:3], 3, dtype=tokens.dtype)
     for part in _together(len(tokens), joint):
-        values, seen = tokens[part], mask[part]
-        found = principal_components(values[seen], 3)  # (n, 3)
-        if len(found):
-            low, high = found.amin(0), found.amax(0)
-            rgb[part][seen] = torch.where(high > low, (found - low) / (high - low), 0.0)
+        values, visible = tokens[part], mask[part]
+        components = principal_components(values[visible], 3)  # (n, 3)
+        if len(components):
+            low, high = components.amin(0), components.amax(0)
+            rgb[part][visible] = torch.where(high > low, (components - low) / (high - low), 0.0)
     return rgb
 
 
 def patch_similarity(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     at: tuple[float, float] | int,
     layer: int = -1,
@@ -91,27 +94,29 @@ def patch_similarity(
 ) -> Tensor:
     """(B, grid_h, grid_w): the cosine of every patch's token with the one at pixel (x, y) of the model's input.
 
-    `at` may also be a patch's number, row by row. of=0 takes the patch from image 0 for all images, to find the same
-    part elsewhere; None takes each image's own.
+    `at` may also be a patch's number, row by row. of=0 compares all images with the patch of image 0; None compares
+    each image with its own.
     """
+    model = token_model(model)
     batch = as_batch(model, images)
-    place = asked(model, batch.images, at)
+    place = resolve_query(model, batch.images, at)
     if not isinstance(place, int):
-        raise ValueError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
+        raise UsageError(f"at={at!r} must be a pixel (x, y) of the model's input, or a patch's number.")
     if of is not None and not -len(batch) <= of < len(batch):
-        raise ValueError(f"of={of} does not exist: there are images 0 to {len(batch) - 1}.")
+        raise UsageError(f"of={of} does not exist: there are images 0 to {len(batch) - 1}.")
     tokens = F.normalize(patch_tokens(model, batch, layer, batch_size=batch_size), dim=-1)
     chosen = tokens.flatten(1, 2)[:, place]  # (B, D)
     chosen = chosen if of is None else chosen[of].expand_as(chosen)
     return (tokens * chosen[:, None, None]).sum(-1)
 
 
-def foreground_mask(model: Any, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8) -> Tensor:
-    """(B, grid_h, grid_w), True on what stands out: the first principal component, cut in two where the halves differ
-    most (Otsu's threshold).
+def foreground_mask(
+    model: ModelOrName, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
+    """(B, grid_h, grid_w), True on the foreground: the first principal component above Otsu's threshold.
 
-    A component has no sign of its own; it is turned so that patches at the picture's border lie lower than the mean, so
-    the border is background. An object that fills the border is taken for it.
+    A component's sign is arbitrary; it is chosen so that the border lies below the mean, as background. An object that
+    fills the border is taken for background.
     """
     return _foreground(patch_tokens(model, images, layer, batch_size=batch_size), joint)
 
@@ -119,12 +124,12 @@ def foreground_mask(model: Any, images: Images, joint: bool = False, layer: int 
 @dataclass(frozen=True)
 class Neighbour:
     name: str  # its path, or "image 3"
-    number: int  # its place among the pictures searched
+    number: int  # its index among the searched images
     similarity: float  # cosine, at most 1
 
 
 def nearest(
-    model: Any,
+    model: ModelOrName,
     query_images: Images,
     among: Images,
     k: int = 5,
@@ -132,50 +137,50 @@ def nearest(
     batch_size: int = 16,
     skip: Callable[[str], object] | None = None,
 ) -> list[list[Neighbour]]:
-    """For each query the k most alike, best first, by the cosine of pooled features.
+    """For each query the k most similar images, best first, by the cosine of pooled features.
 
-    among   a folder, searched with all folders in it, or images. A picture that is in both finds itself
-    skip    called with what is wrong with a picture that cannot be read, which is then left out; without it, that is an
-            error
+    among   a folder, searched recursively, or images. An image that is in both finds itself
+    skip    called with the error of an image that cannot be read, which is then left out; None: raise it
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r} must be a whole number, at least 1.")
+        raise UsageError(f"k={k!r} must be a whole number, at least 1.")
+    model = token_model(model)
     queries = pooled_features(model, query_images, batch_size=batch_size)  # (Q, D)
-    named, vectors = _searched(model, among, batch_size, skip)  # (M, D)
-    likeness = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
-    best = likeness.topk(min(k, len(named)), dim=1)
+    searched, vectors = _searched(model, among, batch_size, skip)  # (M, D)
+    similarity = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
+    best = similarity.topk(min(k, len(searched)), dim=1)
     return [
-        [Neighbour(named[place][0], named[place][1], value) for place, value in zip(places, values, strict=True)]
+        [Neighbour(searched[place][0], searched[place][1], value) for place, value in zip(places, values, strict=True)]
         for places, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
 @torch.no_grad()
-def pooled_features(model: Any, images: Images, *, batch_size: int = 16) -> Tensor:
-    """(B, D): what the classifier reads of each image, made to length 1, on the CPU."""
-    check_model(model)
+def pooled_features(model: ModelOrName, images: Images, *, batch_size: int = 16) -> Tensor:
+    """(B, D): unit-length features that the classifier reads, on the CPU."""
+    model = token_model(model)
     parts = []
     for batch in batches(model, images, batch_size):
-        with evaluating(model):
-            found = model.forward_head(model.forward_features(batch.images), pre_logits=True)
-        parts.append(F.normalize(wide(found), dim=-1).cpu())
+        with evaluation_mode(model):
+            features = model.forward_head(model.forward_features(batch.images), pre_logits=True)
+        parts.append(F.normalize(wide(features), dim=-1).cpu())
     return torch.cat(parts)
 
 
 def _searched(
-    model: Any, among: Any, batch_size: int, skip: Callable[[str], object] | None
+    model: TokenModel, images: Images, batch_size: int, skip: Callable[[str], object] | None
 ) -> tuple[list[tuple[str, int]], Tensor]:
-    """Name and number of every picture that was read, and their features."""
-    if isinstance(among, str | PathLike):
-        among = _pictures(Path(among)) if Path(among).is_dir() else [among]
-    if not isinstance(among, list | tuple):  # a tensor, a batch, or one picture
-        batch = as_batch(model, among)
-        named = [(f"image {number}", number) for number in range(len(batch))]
-        return named, pooled_features(model, batch, batch_size=batch_size)
-    named, vectors = [], []
-    for start in range(0, len(among), batch_size):
+    """Name and number of every image that was read, and their features."""
+    if isinstance(images, str | PathLike):
+        images = _pictures(Path(images)) if Path(images).is_dir() else [images]
+    if not isinstance(images, list | tuple):  # a tensor, a batch, or one image
+        batch = as_batch(model, images)
+        searched = [(f"image {number}", number) for number in range(len(batch))]
+        return searched, pooled_features(model, batch, batch_size=batch_size)
+    searched, vectors = [], []
+    for start in range(0, len(images), batch_size):
         read = []
-        for number, picture in enumerate(among[start : start + batch_size], start):
+        for number, picture in enumerate(images[start : start + batch_size], start):
             try:
                 read.append(as_batch(model, picture).images)
             except ImageError as error:
@@ -183,25 +188,25 @@ def _searched(
                     raise
                 skip(str(error))
                 continue
-            named.append((fspath(picture) if isinstance(picture, str | PathLike) else f"image {number}", number))
+            searched.append((fspath(picture) if isinstance(picture, str | PathLike) else f"image {number}", number))
         if read:
             vectors.append(pooled_features(model, torch.cat(read), batch_size=batch_size))
-    if not named:
-        raise ValueError("there is no picture to search among: none was given, or none could be read.")
-    return named, torch.cat(vectors)
+    if not searched:
+        raise UsageError("there is no picture to search among: none was given, or none could be read.")
+    return searched, torch.cat(vectors)
 
 
 def _pictures(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(EXTENSIONS) and path.is_file())
-    if not found:
-        raise ValueError(f"{folder}: no pictures in this folder. Read are {', '.join(EXTENSIONS)}.")
-    return found
+    paths = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(EXTENSIONS) and path.is_file())
+    if not paths:
+        raise UsageError(f"{folder}: no pictures in this folder. Read are {', '.join(EXTENSIONS)}.")
+    return paths
 
 
 def principal_components(values: Tensor, count: int) -> Tensor:
-    """(n, D) -> (n, count): each row's place along the directions in which rows differ most, the strongest first.
+    """(n, D) -> (n, count): each row's coordinates along the principal directions, the strongest first.
 
-    A direction's largest entry is positive. Where there are fewer directions than asked for, the rest is 0.
+    A direction's largest entry is positive. Missing directions are 0.
     """
     if not len(values):
         return values.new_zeros(0, count)
@@ -209,12 +214,12 @@ def principal_components(values: Tensor, count: int) -> Tensor:
     square = torch.linalg.qr(centred, mode="r").R if len(centred) > centred.shape[1] else centred  # the same directions
     directions = torch.linalg.svd(square, full_matrices=False).Vh[:count]  # (count, D)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
-    found = centred @ (directions * largest.sign()).T
-    return F.pad(found, (0, count - found.shape[1])).to(values.dtype)
+    coordinates = centred @ (directions * largest.sign()).T
+    return F.pad(coordinates, (0, count - coordinates.shape[1])).to(values.dtype)
 
 
 def otsu(values: Tensor) -> float:
-    """The threshold that cuts values in two so that the halves' means lie farthest apart, weighed by their sizes."""
+    """Otsu's threshold: maximises the variance between the two halves."""
     ordered = values.flatten().double().sort().values
     n = len(ordered)
     below = torch.arange(1, n, dtype=torch.float64)  # how many lie below each cut
@@ -239,5 +244,5 @@ def _foreground(tokens: Tensor, joint: bool) -> Tensor:
 
 
 def _together(images: int, joint: bool) -> list[slice]:
-    """Which images share their components."""
+    """Slices of images that share components."""
     return [slice(0, images)] if joint else [slice(i, i + 1) for i in range(images)]

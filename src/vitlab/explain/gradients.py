@@ -1,67 +1,70 @@
-"""Does every parameter get a gradient? One backward pass, and the norm that each of them saw."""
+"""The gradient norm of every parameter in one backward pass: finds dead and exploding ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.asked import check_batch, resolve, size_asked, size_of_input
-from vitlab.explain.inputs import evaluating
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
+from vitlab.models.base import evaluation_mode
+from vitlab.models.clip import CLIP, CLIPConfig
 
 
 @dataclass
 class Gradient:
     name: str
     norm: float
-    verdict: str = ""  # "dead", "exploding", or "frozen" where none is asked for
+    verdict: str = ""  # "dead", "exploding", or "frozen" (requires_grad=False)
 
 
 def gradients(
-    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
+    what: ModelOrName, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
 ) -> list[Gradient]:
-    """One backward pass on random images and labels: the gradient's norm of every parameter, in order.
+    """One backward pass on random images and labels: the gradient norm of every parameter, in order.
 
-    Dropout and stochastic depth are off, or a branch left out by chance would look dead. The model's own gradients and
-    modes stay as they were.
+    Dropout and stochastic depth are off, as a dropped branch would look dead. The model's gradients and modes stay
+    unchanged.
     """
     check_batch(batch)
-    asked = size_asked(image_size)
-    family, c, _, model = resolve(what, asked, options)
-    if not isinstance(what, str | Path) and options:
-        raise ValueError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
+    size = image_size_pair(image_size)
+    family, c, _, model = resolve(what, size, options)
+    if not isinstance(what, str | PathLike) and options:
+        raise UsageError(f"a model that is built cannot take {', '.join(options)}: give its name, or a checkpoint.")
     model = registry.build(family, c) if model is None else model
     like = next(model.parameters())
     if like.is_meta:
-        raise ValueError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
+        raise UsageError("the model is on the meta device, where nothing is computed: build it on the CPU or a GPU.")
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(batch, c.channels, *(asked or size_of_input(model, c, options)), generator=generator).to(
+    images = torch.randn(batch, c.channels, *(size or input_size_of(model, c, options)), generator=generator).to(
         like.device, like.dtype
     )
     labels = torch.randint(c.classes, (batch,), generator=generator).to(like.device) if c.classes else None
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     slopes: dict[str, Tensor | None] = {}
     if trained:
-        with evaluating(model), torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
             out: Any = model(images) if family != "clip" else None
             if family == "mae":
                 loss = out.loss
-            elif family == "clip":
+            elif isinstance(model, CLIP):
                 loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
             else:
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
-            found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        slopes = dict(zip(trained, found, strict=True))
+            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        slopes = dict(zip(trained, grads, strict=True))
     return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
 
 
-def _texts(c: Any, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """Texts of any tokens, as long as they may be."""
+def _texts(c: CLIPConfig, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Random texts of the full context length."""
     ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
     ids[ids == c.text.end_id] = 0
     ids[:, -1] = c.text.end_id

@@ -1,67 +1,74 @@
-"""What every explanation starts from: pictures as the model sees them, and where they came from.
+"""Images as the model's input, and where they lie in the originals.
 
     batch = as_batch(model, ["cat.jpg", "dog.jpg"])
     batch.images                               # (B, C, H, W), normalised, where the model is
     batch.geometries[0].to_original(box)       # a box in the model's pixels -> in cat.jpg
 
-A normalised tensor is taken as it is.
+A normalised tensor is used unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitlab.checkpoints.load import ModelOrName, as_network
+from vitlab.errors import UsageError
+from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.layers.patches import check_images
+from vitlab.models.base import Capability, evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
+from vitlab.models.vit import VisionTransformer
+
+SOURCES = (str, PathLike, bytes, np.ndarray, Image.Image)  # one image
+TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
 
 
 @dataclass
-class Batch:
+class ImageBatch:
     """Images ready for the model; `pictures` and `geometries` are None where tensors were given."""
 
     images: Tensor  # (B, C, H, W), normalised, on the model's device and in its dtype
     pictures: list[Image.Image] | None = None  # the originals, upright
-    geometries: list[Geometry] | None = None  # where the model's view lies in each
+    geometries: list[Geometry] | None = None  # where the input lies in each
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def split(self, size: int) -> Iterator[Batch]:
+    def split(self, size: int) -> Iterator[ImageBatch]:
         for start in range(0, len(self), size):
             part = slice(start, start + size)
-            yield Batch(
+            yield ImageBatch(
                 self.images[part],
                 None if self.pictures is None else self.pictures[part],
                 None if self.geometries is None else self.geometries[part],
             )
 
 
-Images = Tensor | Batch | Source | Iterable[Source]
+Images = Tensor | ImageBatch | Source | Iterable[Source]
 
 
-def as_batch(model: Any, images: Images) -> Batch:
+def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
     """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
-    check_model(model)
-    if isinstance(images, Batch):
+    model = token_model(model)
+    if isinstance(images, ImageBatch):
         return images
     like = next(model.parameters())
     if isinstance(images, Tensor):
         check_images(images, model.config.channels)
         _check_some(len(images))
-        return Batch(images.to(like.device, like.dtype))
-    sources = _listed(images)
+        return ImageBatch(images.to(like.device, like.dtype))
+    sources = as_list(images)
     if model.preprocess is None:
-        raise ValueError(
+        raise UsageError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
             "or pass a normalised tensor (B, C, H, W)."
         )
@@ -69,83 +76,86 @@ def as_batch(model: Any, images: Images) -> Batch:
     views = [model.preprocess.view(p, name=called(s)) for p, s in zip(pictures, sources, strict=True)]
     tensors = torch.stack([model.preprocess.normalize(view) for view in views])  # (B, C, H, W)
     geometries = [model.preprocess.geometry((p.height, p.width)) for p in pictures]
-    return Batch(tensors.to(like.device, like.dtype), pictures, geometries)
+    return ImageBatch(tensors.to(like.device, like.dtype), pictures, geometries)
 
 
-def batches(model: Any, images: Images, batch_size: int) -> Iterator[Batch]:
-    """The same in parts of `batch_size`; pictures are read as their turn comes, so that many fit in little memory."""
-    check_model(model)
+def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[ImageBatch]:
+    """Batches of at most `batch_size`. Files are read batch by batch, to save memory."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
-    if isinstance(images, Tensor | Batch):
+        raise UsageError(f"batch_size={batch_size!r} must be a whole number, at least 1.")
+    if isinstance(images, Tensor | ImageBatch):
         yield from as_batch(model, images).split(batch_size)
         return
-    sources = _listed(images)
+    sources = as_list(images)
     for start in range(0, len(sources), batch_size):
         yield as_batch(model, sources[start : start + batch_size])
 
 
-def grid_of(model: Any, images: Tensor | Batch) -> tuple[int, int]:
-    """Rows and columns of patches that the model makes of these images."""
-    tensor = images.images if isinstance(images, Batch) else images
+def grid_of(model: TokenModel, images: Tensor | ImageBatch) -> tuple[int, int]:
+    """Rows and columns of patches for these images."""
+    tensor = images.images if isinstance(images, ImageBatch) else images
     return model.layout(*tensor.shape[-2:]).grid
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and other chance; afterwards every part is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]  # parts of it may be frozen
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def check_model(model: Any) -> None:
-    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        load = f": load it first, vitlab.load({str(model)!r})" if isinstance(model, str | PathLike) else ""
-        raise ValueError(f"expected a vitlab model first, found a {type(model).__name__}{load}.")
-    if hasattr(model, "encode_text"):
-        raise ValueError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
-    if hasattr(model, "encoder"):
-        raise ValueError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
-    if not hasattr(model, "traceable"):
-        raise ValueError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
-    if not hasattr(model, "layout"):
-        raise ValueError(
+def token_model(model: ModelOrName) -> TokenModel:
+    """The model, or the one that a name loads; of MAE and DINO by name, the encoder. Raises if it has no tokens."""
+    model = as_network(model, encoder=True)
+    if Capability.TEXT in model.capabilities:
+        raise UsageError("a CLIP is asked in sentences: explain.ask(model, ['a dog']), or without words model.encoder.")
+    if model.encoder is not model:
+        raise UsageError(f"a {model.family} model is a network around an encoder: explain model.encoder.")
+    if not model.traceable:
+        raise UsageError("an exported file cannot be looked into: explain the checkpoint that it was made from.")
+    if not isinstance(model, TokenModel):
+        raise UsageError(
             f"a {model.family} has neither tokens nor attention to explain. By vitlab.Trace it can give: "
-            f"{', '.join(cast('tuple[str, ...]', model.traceable))}."
+            f"{', '.join(model.traceable)}."
         )
+    return model
+
+
+def check_layer(model: TokenModel, layer: int) -> int:
+    """The layer's number, counted from the first."""
+    depth = len(model.blocks)
+    if not -depth <= layer < depth:
+        raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+    return layer % depth
+
+
+@torch.no_grad()
+def logits_of(model: TokenModel, images: Tensor, batch_size: int) -> Tensor:
+    """(B, classes), in float32 at least."""
+    with evaluation_mode(model):
+        return torch.cat([wide(model(part)) for part in images.split(batch_size)])
 
 
 def wide(values: Tensor) -> Tensor:
-    """Sums are made in float32 at least: half precision would lose what is added last."""
+    """At least float32, to sum without losing precision."""
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _listed(images: Any) -> list[Any]:
-    """One picture or several -> a list of pictures."""
-    kinds = str | PathLike | bytes | np.ndarray | Image.Image
-    if not isinstance(images, kinds | Iterable):
-        raise ValueError(_no_pictures(images))
-    sources = [images] if isinstance(images, kinds) else list(images)
+def as_list(images: Source | Iterable[Source]) -> list[Source]:
+    """One image or several -> a list."""
+    if isinstance(images, SOURCES):
+        return [images]
+    if not isinstance(images, Iterable):
+        raise UsageError(_no_images(images))
+    sources = list(images)
     for source in sources:
-        if not isinstance(source, kinds):
-            raise ValueError(_no_pictures(source))
+        if not isinstance(source, SOURCES):
+            raise UsageError(_no_images(source))
     _check_some(len(sources))
     return sources
 
 
 def _check_some(count: int) -> None:
     if not count:
-        raise ValueError("there is no image to look at: give at least one.")
+        raise UsageError("there is no image to look at: give at least one.")
 
 
-def _no_pictures(found: Any) -> str:
-    hint = " Put the tensors together: torch.stack(images)." if isinstance(found, Tensor) else ""
+def _no_images(images: object) -> str:
+    hint = " Put the tensors together: torch.stack(images)." if isinstance(images, Tensor) else ""
     return (
         "images are a normalised tensor (B, C, H, W), or pictures: paths, PIL images, arrays (H, W, 3) or bytes; "
-        f"found a {type(found).__name__}.{hint}"
+        f"found a {type(images).__name__}.{hint}"
     )

@@ -1,4 +1,4 @@
-"""Every step of a forward pass in order: shape, meaning, parameters, MACs, activation memory. No weights are needed.
+"""Every step of a forward pass: shape, meaning, parameters, MACs, activation memory. No weights are needed.
 
     vitlab.inspect("vit_base").steps[0]
 
@@ -9,7 +9,7 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,13 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.explain.asked import check_batch, resolve, size_asked, size_of_input
-from vitlab.explain.inspect_stages import MEANINGS as STAGE_MEANINGS
-from vitlab.explain.inspect_stages import stage_words
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.layers.attention import kernel_name
+from vitlab.layers.positions import LearnedPositions
+from vitlab.layers.reduced import Merge, Pool, Reduced
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
+from vitlab.layers.windows import Windows
 from vitlab.models import registry
-from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.base import Network
+from vitlab.models.clip import CLIP, CLIPConfig
+from vitlab.models.hierarchy import Hierarchy, StagedConfig
+from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.resnet import ResNetConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
@@ -67,7 +72,23 @@ MEANINGS: dict[str, str] = {
     "text.end": "the token that ends the text: one vector per text",
     "logits": "scale x cosine, every image with every text",
 }
-DECODER, TEXT = "decoder.", "text."  # what the steps of MAE's decoder and of CLIP's text tower are called by
+STAGED_MEANINGS: dict[str, str] = MEANINGS | {  # of networks in stages (Swin, PVT, Twins)
+    "patch_embed": "patches become tokens of {width} numbers{after_embed}",
+    "merge": "{merging}: {grid} tokens of {width} numbers",
+    "positions": "+ {positions}",
+    "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}{where}",
+    "q": "queries: {heads} heads x {head_dim}",
+    "reduced": "{reducing}: {keys} keys{after_reducing}",
+    "kv": "keys, values: 2 x {heads} heads x {head_dim}",
+    "heads": "softmax(q k^T / sqrt({head_dim}){bias}) v{where}; {heads} heads side by side",
+    "after_attention": "+ residual",
+    "mlp_conv": "3 x 3 convolution of each channel, {activation}",
+    "stage_norm": "LayerNorm at the end of the stage",
+    "tokens": "+ residual",
+    "norm": "final LayerNorm",
+    "pool": "{pooling}: one vector per image",
+}
+DECODER, TEXT = "decoder.", "text."  # prefixes of the steps of MAE's decoder and of CLIP's text tower
 
 
 @dataclass
@@ -133,7 +154,7 @@ class Inspection:
 
 
 class _Recorder(Trace):
-    """A trace that is shown every step and keeps only its name, shape and what was counted since the last one."""
+    """A trace that records every step's name and shape, and what `since_last` counted."""
 
     def __init__(self, since_last: Callable[[], Any]):
         super().__init__("every step")
@@ -147,15 +168,15 @@ class _Recorder(Trace):
         return LayerTrace(self, layer)
 
     def wants(self, kind: str) -> bool:
-        return False  # nothing is to be computed beside the pass
+        return False  # compute nothing beside the pass
 
     def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        if pick is None:  # per-head values are computed only when asked for; here nobody asks
+        if pick is None:  # per-head values are computed on request only
             self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
 
 
 class _PartRecorder(_Recorder):
-    """The same for a second part of the model, which runs after the encoder; its steps' names begin with the part's."""
+    """Records a second part of the model, which runs after the encoder, under its own prefix."""
 
     def __init__(self, encoder: _Recorder, part: str):
         super().__init__(encoder.since_last)
@@ -165,20 +186,20 @@ class _PartRecorder(_Recorder):
         self.encoder.mark(self.part + kind, value, layer, pick)
 
 
-def _run(model: Any, images: Tensor, recorder: _Recorder) -> None:
-    if model.family == "clip":  # as many texts as images
+def _run(model: Network, images: Tensor, recorder: _Recorder) -> None:
+    if isinstance(model, CLIP):  # as many texts as images
         c = model.config.text
         ids = torch.full((len(images), c.context), c.end_id, device=images.device)
         seen = model.encode_image(images, trace=recorder)
         read = model.encode_text(ids, trace=_PartRecorder(recorder, TEXT))
         recorder.mark("logits", model.logits(seen, read))
         return
-    masked = {"decoder_trace": _PartRecorder(recorder, DECODER)} if model.family == "mae" else {}
-    model(images, trace=recorder, **masked)
+    decoder = {"decoder_trace": _PartRecorder(recorder, DECODER)} if isinstance(model, MaskedAutoencoder) else {}
+    model(images, trace=recorder, **decoder)
 
 
 class _ParametersRead(TorchDispatchMode):
-    """Notes which parameters the operations read, by their storage, so that each step is charged for its own."""
+    """Records which parameters the operations read, by storage, to count them for the step that uses them."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -199,17 +220,17 @@ class _ParametersRead(TorchDispatchMode):
 
 
 def inspect(
-    what: Any, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
+    what: ModelOrName, *, image_size: int | tuple[int, int] | None = None, batch: int = 1, **options: Any
 ) -> Inspection:
     """Inspect a model, a registered name or a checkpoint at any image size that fits; no weights are allocated."""
     check_batch(batch)
-    asked = size_asked(image_size)
-    family, config, name, model = resolve(what, asked, options)
-    size = asked or size_of_input(model, config, options)
-    shape = (batch, config.channels, *size)
+    given = image_size_pair(image_size)
+    family, config, name, model = resolve(what, given, options)
+    size = given or input_size_of(model, config, options)
+    input_shape = (batch, config.channels, *size)
     with torch.device("meta"):
         model = registry.build(family, config).eval().requires_grad_(False)
-        images = torch.empty(shape)
+        images = torch.empty(input_shape)
         used = _ParametersRead(model)
         flops = FlopCounterMode(display=False)
         last = 0
@@ -223,25 +244,25 @@ def inspect(
         with torch.no_grad(), flops, used:
             _run(model, images, recorder)
     sizes = {n: p.numel() for n, p in model.named_parameters()}
-    memory = _memory(family, config, shape)
+    memory = _memory(family, config, input_shape)
 
     def meaning(kind: str, layer: int | None) -> str:
-        if isinstance(config, StagedConfig):
-            return (MEANINGS | STAGE_MEANINGS)[kind].format(**stage_words(model, size, layer))
+        if isinstance(model, Hierarchy):
+            return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
         if kind.startswith(TEXT):
-            return _meaning(kind, _text_words(config))
-        return _meaning(kind, _words(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
+            return _meaning(kind, _text_details(config))
+        return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
 
     steps = [
         Step(
             step_name(kind, layer, config),
-            found,
+            shape,
             meaning(kind, layer),
             sum(sizes[n] for n in names),
             macs,
             memory.get((kind, layer), 0),
         )
-        for kind, layer, found, (macs, names) in recorder.marks
+        for kind, layer, shape, (macs, names) in recorder.marks
     ]
     unused = [n for names in used.names.values() for n in names]
     tokens = "none" if isinstance(config, ResNetConfig) else str(recorder.layout)
@@ -251,7 +272,7 @@ def inspect(
 
 
 def _memory(family: str, config: Any, shape: tuple[int, ...]) -> dict[tuple[str, int | None], int]:
-    """Bytes that each step leaves behind for the backward pass of one training step in float32."""
+    """Bytes that each step keeps for the backward pass of one training step in float32."""
     kept: dict[int, int] = {}
     held: list[Tensor] = []  # storages must stay alive, or their addresses come up again
     counted = 0
@@ -283,31 +304,31 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _meaning(kind: str, words: dict[str, Any]) -> str:
-    plain = kind.removeprefix(DECODER).removeprefix(TEXT)
-    return MEANINGS.get(kind, MEANINGS.get(plain, "")).format(**words)
+def _meaning(kind: str, details: Mapping[str, object]) -> str:
+    base = kind.removeprefix(DECODER).removeprefix(TEXT)
+    return MEANINGS.get(kind, MEANINGS.get(base, "")).format(**details)
 
 
 def step_name(kind: str, layer: int | None, config: Any = None) -> str:
-    """What a step that Trace names by kind and layer is called: blocks.0.attention.qkv."""
+    """The full name of a step that Trace names by kind and layer: blocks.0.attention.qkv."""
     if layer is None:
         return kind
     for part in (DECODER, TEXT):
         if kind.startswith(part):
             return part + step_name(kind.removeprefix(part), layer, config)
-    if hasattr(config, "place"):  # stages of blocks
+    if isinstance(config, StagedConfig | ResNetConfig):
         return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
 
 
-def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
-    """What the meanings are filled with."""
+def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
+    """Values of the placeholders in MEANINGS."""
     if isinstance(config, ResNetConfig):
         stem = {"imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2"}
         relu = ", relu" if config.block == "bottleneck" else ""
-        words = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
-        return {**words, "pooling": "mean", "classes": config.classes}
-    config = config.encoder if hasattr(config, "encoder") else config
+        blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
+        return {**blocks, "pooling": "mean", "classes": config.classes}
+    config = config.encoder
     rows, columns = config.grid
     resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
     return {
@@ -325,8 +346,68 @@ def _words(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     }
 
 
-def _text_words(config: Any) -> dict[str, Any]:
+def _text_details(config: CLIPConfig) -> dict[str, Any]:
     c = config.text
     hidden = round(c.width * c.mlp_ratio)
     sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": hidden}
     return {**sizes, "mlp": f"MLP, {c.activation}"}
+
+
+def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -> dict[str, Any]:
+    """Values of the placeholders in STAGED_MEANINGS at this layer."""
+    config = model.config
+    layer = layer or 0
+    stage, at = config.stage_of(layer), model.places(*size)[layer]
+    rows, columns = at.grid
+    width, heads = config.widths[stage], config.heads[stage]
+    block: Any = model.blocks[layer]
+    return {
+        "width": width,
+        "heads": heads,
+        "head_dim": width // heads,
+        "hidden": block.mlp.fc1.out_features,
+        "grid": f"{rows} x {columns}",
+        "where": _where(at),
+        "bias": " + B" if getattr(block.attention, "relative", None) is not None else "",
+        "mlp": f"MLP, {config.activation}",
+        "activation": config.activation,
+        "after_embed": ", then LayerNorm",
+        "merging": _merging(config.merges[stage]),
+        "positions": _positions(model, stage, (rows, columns)),
+        **_reducing(at),
+        "pooling": "the class token" if model.prefix else "mean over all tokens",
+        "classes": config.classes,
+    }
+
+
+def _merging(merge: Merge) -> str:
+    overlapping = ", overlapping" if merge.kernel > merge.stride else ""
+    return f"{merge.kernel} x {merge.kernel} tokens become one{overlapping}"
+
+
+def _reducing(at: Windows | Reduced) -> dict[str, str]:
+    if not isinstance(at, Reduced):
+        return {}
+    rows, columns = at.keys
+    keys = {"keys": f"{rows} x {columns}"}
+    if isinstance(at.merge, Pool):
+        return {**keys, "reducing": "means of equal shares, by a matrix", "after_reducing": ", then LayerNorm, GELU"}
+    R = at.merge.kernel
+    return {**keys, "reducing": f"{R} x {R} tokens become one", "after_reducing": ", then LayerNorm"}
+
+
+def _positions(model: Hierarchy, stage: int, grid: tuple[int, int]) -> str:
+    table = dict(model.named_modules()).get(f"embeds.{stage}.positions")
+    if not isinstance(table, LearnedPositions):
+        return "3 x 3 convolution of each channel: where a token stands"
+    resized = "" if table.grid == grid else f", resized from {table.grid[0]} x {table.grid[1]}"
+    return f"learned positions{resized}{'; a class token is first' if table.prefix else ''}"
+
+
+def _where(at: Windows | Reduced) -> str:
+    if isinstance(at, Windows):
+        (high, wide), (down, right) = at.window, at.shift
+        moved = f", shifted by {down}, {right}" if down or right else ""
+        return f" in {at.count} window{'s' if at.count > 1 else ''} of {high} x {wide}{moved}"
+    rows, columns = at.keys
+    return f" at {at.prefix + rows * columns} keys"

@@ -1,53 +1,86 @@
-"""Every way to rate patches, by name, under one signature: method(model, images, target) -> (B, grid_h, grid_w).
+"""The table of methods that score patches. Command line, server, page, help and comparison read it.
 
-Higher is more important. attention and rollout know nothing of classes, and random knows nothing at all: it is what the
-others have to beat.
+    METHODS["rollout"](model, images)          # (B, grid_h, grid_w), higher is more important
+
+A new method is one function `method(model, images, target=None)` in a file of this folder, and one row here. This
+module does not import torch; a method's own file is imported when it is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from vitlab.errors import UsageError
 
-from vitlab.explain.attention_maps import attention_maps
-from vitlab.explain.inputs import Images, as_batch, grid_of
-from vitlab.explain.relevance import Target, grad_cam, gradient_x_input, relevance
-from vitlab.explain.rollout import rollout
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Method = Callable[[Any, Images, Target], Tensor]
+    from vitlab.checkpoints.load import ModelOrName
+    from vitlab.explain.inputs import Images
+    from vitlab.explain.relevance import Target
+    from vitlab.models.base import Network
 
-
-def last_attention(model: Any, images: Images, target: Target = None) -> Tensor:
-    """The last layer's attention from what the head reads, mean over heads."""
-    return attention_maps(model, images, layers=[-1], heads="mean")[:, 0, 0]
+    MapFunction = Callable[[ModelOrName, Images, Target], Tensor]
 
 
-def random_map(model: Any, images: Images, target: Target = None, *, seed: int = 0) -> Tensor:
-    """An order by lot, another one for each image."""
-    batch = as_batch(model, images)
-    return torch.rand(len(batch), *grid_of(model, batch), generator=torch.Generator().manual_seed(seed))
+@dataclass(frozen=True)
+class ScoringMethod:
+    """One way to score patches."""
+
+    name: str  # as typed: --method grad_cam
+    title: str  # as shown in figures
+    function: str  # module.function in this package
+    needs: tuple[str, ...] = ()  # what the model's trace must offer
+    by_class: bool = False  # scores patches for one class; False: `target` is ignored
+    signed: bool = False  # values below 0 speak against the class
+    baseline: bool = False  # only to compare others with
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(".")[0]
+
+    def __call__(self, model: ModelOrName, images: Images, target: Target = None) -> Tensor:
+        """(B, grid_h, grid_w)."""
+        run = getattr(import_module(f"vitlab.explain.{self.module}"), self.function.partition(".")[2])
+        return run(model, images, target) if self.by_class else run(model, images)
+
+    def supports(self, model: Network) -> bool:
+        return set(self.needs) <= set(model.traceable) and (not self.by_class or model.classes > 0)
 
 
-METHODS: dict[str, Method] = {
-    "attention": last_attention,
-    "rollout": lambda model, images, target=None: rollout(model, images),
-    "relevance": relevance,
-    "grad_cam": grad_cam,
-    "gradient_x_input": gradient_x_input,
-    "random": random_map,
+METHODS: dict[str, ScoringMethod] = {
+    method.name: method
+    for method in (
+        ScoringMethod("attention", "Attention", "attention_maps.last_attention", ("attention",)),
+        ScoringMethod("rollout", "Rollout", "rollout.rollout", ("attention",)),
+        ScoringMethod("relevance", "Relevance", "relevance.relevance", ("attention",), True),
+        ScoringMethod("grad_cam", "Grad-CAM", "relevance.grad_cam", ("tokens",), True),
+        ScoringMethod(
+            "gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",), True, signed=True
+        ),
+        ScoringMethod("random", "Random", "faithfulness.random_map", baseline=True),
+    )
 }
+BY_CLASS = tuple(name for name, method in METHODS.items() if method.by_class)
+SHOWN = tuple(name for name, method in METHODS.items() if not method.baseline)
+COMPARED = tuple(name for name in SHOWN if not METHODS[name].signed)  # what `vitlab explain compare` shows by default
 
 
-def find_method(method: str | Method) -> Method:
-    """A method by its name; a function with the same signature is one already."""
-    if callable(method):
-        return method
-    if method in METHODS:
-        return METHODS[method]
-    near = get_close_matches(str(method), METHODS, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"there is no method {method!r}.{hint} There are: {', '.join(METHODS)}.")
+def find_methods(names: Sequence[str], among: Iterable[str] = METHODS) -> list[str]:
+    """The names, each once; raises for one that is not `among` these methods."""
+    choices = list(among)
+    for name in names:
+        if name not in choices:
+            near = get_close_matches(str(name), choices, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"there is no method {name!r}.{hint} There are: {', '.join(choices)}.")
+    return list(dict.fromkeys(names))
+
+
+def find_method(method: str | MapFunction) -> MapFunction:
+    """A method by its name; a function with the same signature is returned unchanged."""
+    return method if callable(method) else METHODS[find_methods([method])[0]]

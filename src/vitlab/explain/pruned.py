@@ -1,29 +1,30 @@
-"""Where every patch went when a Reducer made fewer tokens: kept, merged with others, or dropped.
+"""Which patches a Reducer keeps, merges or drops, layer by layer.
 
-found = pruned_patches(model, images, reducer)
-found.groups[0, -1]                        # (grid_h, grid_w): the token that holds each patch, -1 where dropped
+result = pruned_patches(model, images, reducer)
+result.groups[0, -1]                       # (grid_h, grid_w): the token that holds each patch, -1 where dropped
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, batches, check_model, evaluating
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.inputs import Images, batches, token_model
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluation_mode
 
 
 @dataclass
 class Pruned:
-    """After every layer, which token holds which patch."""
+    """The token that holds each patch, after every layer."""
 
     groups: Tensor  # (B, layers, grid_h, grid_w): equal numbers are one token, -1 was dropped
-    tokens: Tensor  # (B, layers): how many there are, prefix tokens too
-    changed: tuple[int, ...]  # the layers that removed some
+    tokens: Tensor  # (B, layers): their number, with prefix tokens
+    changed: tuple[int, ...]  # the layers that removed tokens
 
     @property
     def depth(self) -> int:
@@ -31,13 +32,13 @@ class Pruned:
 
 
 @torch.no_grad()
-def pruned_patches(model: Any, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
-    """Run the model with the reducer; layers that remove nothing repeat what the layer before them left."""
-    check_model(model)
+def pruned_patches(model: ModelOrName, images: Images, reducer: Reducer, *, batch_size: int = 8) -> Pruned:
+    """Run the model with the reducer; a layer that removes nothing repeats the layer before it."""
+    model = token_model(model)
     groups, counts, changed = [], [], set()
     for batch in batches(model, images, batch_size):
         trace = Trace("assignment", "sizes")
-        with evaluating(model):
+        with evaluation_mode(model):
             model(batch.images, trace=trace, reducer=reducer)
         assert trace.layout is not None
         prefix, (rows, columns) = len(trace.layout.prefix), trace.layout.grid
@@ -54,6 +55,6 @@ def pruned_patches(model: Any, images: Images, reducer: Reducer, *, batch_size: 
     return Pruned(_by_image(groups, depth), _by_image(counts, depth), tuple(sorted(changed)))
 
 
-def _by_image(found: list[Tensor], depth: int) -> Tensor:
+def _by_image(values: list[Tensor], depth: int) -> Tensor:
     """Batches of layers, (b, ...) each -> (B, layers, ...)."""
-    return torch.cat([torch.stack(found[i : i + depth], dim=1) for i in range(0, len(found), depth)])
+    return torch.cat([torch.stack(values[i : i + depth], dim=1) for i in range(0, len(values), depth)])

@@ -1,20 +1,24 @@
 """Attention rollout: how much of each patch reaches a token through all layers (Abnar and Zuidema, arXiv:2005.00928).
 
-Figure 6 of ViT (arXiv:2010.11929) is made of it: average the heads, add the identity for the residual path, make rows
-sum to 1 again, and multiply through the layers. It knows nothing of classes or values.
+As in figure 6 of ViT (arXiv:2010.11929): average the heads, add the identity for the residual path, normalise the rows,
+and multiply through the layers. It ignores classes and values.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vitlab.explain.attention_maps import Query, asked, query_rows
-from vitlab.explain.inputs import Images, batches, check_model, evaluating, wide
-from vitlab.explain.stages import Layer, Stages, in_stages, row_of
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.attention_maps import Query, query_rows, resolve_query
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, token_model, wide
+from vitlab.explain.stages import Layer, Stages, row_of
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 FUSE = {  # (B, h, N, N) -> (B, N, N)
     "mean": lambda A: A.mean(1, dtype=torch.promote_types(A.dtype, torch.float32)),
@@ -24,7 +28,7 @@ FUSE = {  # (B, h, N, N) -> (B, N, N)
 
 
 def rollout(
-    model: Any,
+    model: ModelOrName,
     images: Images,
     discard: float = 0.0,
     start_layer: int = 0,
@@ -35,8 +39,8 @@ def rollout(
 ) -> Tensor:
     """(B, grid_h, grid_w): the query's row of A_L ... A_1 over the patches, with A_l = (W_l + I) / its row sums.
 
-    W_l is layer l's attention, its heads put together by `heads`. Class, distillation and register tokens take part in
-    the product and are left out of the map, so a map sums to 1 minus their share.
+    W_l is layer l's attention, its heads fused by `heads`. Class, distillation and register tokens take part in the
+    product but are not in the map, so a map sums to 1 minus their share.
 
     discard      in every W_l, for each image alone, this share of the N x patches weights that point at patches is set
                  to 0, the lowest first (rounded down), before the identity is added. Weights that point at prefix
@@ -44,29 +48,30 @@ def rollout(
     start_layer  the first layer of the product
     query        as in attention_maps. None: what the head reads, the class token or the mean over the patches' rows
 
-    Layers are multiplied in as they come: one layer's attention and one (B, N, N) product are all that is ever held.
+    Holds one layer's attention and one (B, N, N) product at a time.
 
-    In stages (Swin, PVT, Twins) W_l is laid out over the tokens of its stage: windows put back where they were cut,
-    what a reduced key gets spread evenly over the tokens that it holds, padding left out. Between two stages stands the
-    matrix of the merging, whose rows are equal shares of what each token was merged from; it has no residual path. A
-    token that a query names is that of the last stage. `discard` counts the weights that there are, n in a window.
+    In stages (Swin, PVT, Twins) W_l is over the tokens of its stage: windows put back in place, a reduced key's weight
+    spread evenly over its tokens, padding left out. Merging between stages is a matrix whose rows are equal shares of
+    the merged tokens; it has no residual path. A query token is that of the last stage. `discard` counts existing
+    weights only, n in a window.
     """
-    check_model(model)
+    model = token_model(model)
     check_offered(["attention"], model.traceable)
     if heads not in FUSE:
-        raise ValueError(f'heads={heads!r} must be "mean", "max" or "min".')
+        raise UsageError(f'heads={heads!r} must be "mean", "max" or "min".')
     if not 0 <= discard < 1:
-        raise ValueError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
-    depth = len(model.blocks)
-    if not -depth <= start_layer < depth:
-        raise ValueError(f"start_layer={start_layer} does not exist: this model has layers 0 to {depth - 1}.")
-    layers = range(start_layer % depth, depth)
-    follow = _in_stages if in_stages(model) else _in_one_grid
-    parts = (follow(model, b.images, layers, query, discard, heads) for b in batches(model, images, batch_size))
-    return torch.cat([part.cpu() for part in parts])
+        raise UsageError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
+    layers = range(check_layer(model, start_layer), len(model.blocks))
+    parts = []
+    for batch in batches(model, images, batch_size):
+        if isinstance(model, Hierarchy):
+            parts.append(_in_stages(model, batch.images, layers, query, discard, heads).cpu())
+        else:
+            parts.append(_in_one_grid(model, batch.images, layers, query, discard, heads).cpu())
+    return torch.cat(parts)
 
 
-def _in_one_grid(model: Any, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
+def _in_one_grid(model: TokenModel, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
     layout = model.layout(*images.shape[-2:])
     product = _product(model, images, layers, len(layout.prefix), discard, heads)  # (B, N, N)
     row = product[:, query_rows(model, images, query), len(layout.prefix) :].mean(1)  # (B, patches)
@@ -74,9 +79,9 @@ def _in_one_grid(model: Any, images: Tensor, layers: range, query: Query, discar
 
 
 @torch.no_grad()
-def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
-    """One row, walked back from the last layer: each layer's weights are few where windows or keys are."""
-    stages, who = Stages(model, *images.shape[-2:]), asked(model, images, query)
+def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
+    """One row, multiplied from the last layer back: windows and reduced keys keep each layer's matrix small."""
+    stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
 
     def fuse(weights: Tensor, number: int | None) -> Tensor:
         assert number is not None
@@ -86,12 +91,12 @@ def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard:
         return _discard_in_windows(A, discard, layer) if discard else A
 
     trace = Trace("attention", layers=layers, reduce=fuse)
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=trace)
     layer = stages.layers[layers[-1]]
     row = row_of(stages, layer, who).to(wide(images)).expand(len(images), -1)  # (B, tokens)
     for number in reversed(layers):
-        if stages.layers[number].stage < layer.stage:  # the prefix tokens began there
+        if stages.layers[number].stage < layer.stage:  # the prefix tokens start at that stage
             row = stages.descend(row[:, layer.prefix :], layer.stage)
         layer, W = stages.layers[number], trace["attention", number]
         sums = 1 + layer.of_tokens(W.sum(-1))  # (B, tokens)
@@ -100,7 +105,7 @@ def _in_stages(model: Any, images: Tensor, layers: range, query: Query, discard:
 
 
 @torch.no_grad()
-def _product(model: Any, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
+def _product(model: TokenModel, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
     product: Tensor | None = None
 
     def multiply(weights: Tensor, _: int | None) -> None:
@@ -112,7 +117,7 @@ def _product(model: Any, images: Tensor, layers: range, prefix: int, discard: fl
         A = A / A.sum(-1, keepdim=True)
         product = A if product is None else A @ product
 
-    with evaluating(model):
+    with evaluation_mode(model):
         model(images, trace=Trace("attention", layers=layers, reduce=multiply))
     assert product is not None
     return product
@@ -127,7 +132,7 @@ def discard_lowest(A: Tensor, share: float, prefix: int) -> Tensor:
 
 
 def _discard_in_windows(A: Tensor, share: float, layer: Layer) -> Tensor:
-    """The same of (B, windows, n, m), where places of padding do not count."""
+    """`discard_lowest` for (B, windows, n, m), without padding."""
     free = (layer.queries >= 0)[:, :, None] & (layer.keys >= layer.prefix)[:, None, :]  # (windows, n, m)
     values = A[:, free]  # (B, weights)
     lowest = values.topk(int(share * values.shape[1]), dim=1, largest=False, sorted=False).indices

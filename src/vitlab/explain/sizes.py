@@ -1,27 +1,27 @@
-"""Parameters and MACs of a registered model, without building it whole."""
+"""Parameters and MACs of a registered model, extrapolated from shallow copies on the meta device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.explain.asked import encoder_of
-from vitlab.explain.inspect_stages import count_stages
+from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.hierarchy import StagedConfig
 
 
 @cache
 def size_of(name: str) -> tuple[int, int]:
-    """Parameters and MACs (one image, and one text of a CLIP) of a registered model; of MAE and DINO, of their encoder.
+    """Parameters and MACs of a registered model for one image, and one text for a CLIP. MAE and DINO: their encoder.
 
-    Blocks are equal, so both grow by the same step with each one: shallow models tell the deep one's size exactly.
+    Exact: blocks are equal, so both numbers grow linearly with depth.
     """
     entry, config = registry.build_config(name)
-    family, config = (entry.family, config) if entry.family == "clip" else encoder_of(entry.family, config)
+    family, config = (entry.family, config) if entry.family == "clip" else encoder_config(entry.family, config)
     if family == "clip":
         depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
     elif hasattr(config, "depth"):
@@ -46,3 +46,18 @@ def count(family: str, config: Any) -> tuple[int, int]:
         images = torch.empty(1, config.channels, *config.image_size)
         model(*((images, torch.full((1, config.text.context), config.text.end_id)) if family == "clip" else (images,)))
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2
+
+
+def count_stages(build: Callable[[Any], Any], config: Any) -> tuple[int, int]:
+    """Parameters and MACs: counts two blocks per stage and extrapolates, as every second block is equal."""
+    shallow = config.with_options(depths=tuple(min(depth, 2) for depth in config.depths))
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
+        model = build(shallow).eval().requires_grad_(False)
+        model(torch.empty(1, config.channels, *config.image_size))
+    parameters, total_flops = sum(p.numel() for p in model.parameters()), flops.get_total_flops()
+    for stage, depth in enumerate(config.depths):
+        for number in range(2, depth):
+            parameters += sum(p.numel() for p in model.stages[stage][number % 2].parameters())
+            inside = flops.get_flop_counts()[f"{type(model).__name__}.stages.{stage}.{number % 2}"]
+            total_flops += sum(inside.values())
+    return parameters, total_flops // 2

@@ -1,12 +1,12 @@
-"""Where the attention of a network in stages (Swin, PVT, Twins) lies on the picture.
+"""Where the attention of a network in stages (Swin, PVT, Twins) lies on the image.
 
     stages = Stages(model, 224, 224)
     layer = stages.layers[3]
     row = layer.look(who, weights)             # from windows, shifts and reduced keys back to the tokens of the stage
-    heat = stages.lay(row, layer.stage)        # and on to the first stage's grid, whose tokens stand on P x P pixels
+    heat = stages.lay(row, layer.stage)        # and to the first stage's grid, whose tokens cover P x P pixels
 
-A row says how much of each token there is; `look` takes it through one layer's attention, `descend` through a merging.
-Padding stands nowhere: it neither looks nor is looked at.
+A row has a weight for each token; `look` multiplies it by one layer's attention, `descend` by a merging. Padding is
+left out, as query and as key.
 """
 
 from __future__ import annotations
@@ -14,63 +14,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import wide
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.clip_prompts import PromptClassifier
+from vitlab.explain.inputs import TokenModel, token_model, wide
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.models.vit import VisionTransformer
 
-Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): what part of a coarse place is in a fine one
-
+Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): the share of a coarse cell in each fine one
 Patches = tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def in_stages(model: Any) -> bool:
-    return isinstance(model, Hierarchy)
-
-
-def check_one_grid(model: Any, what: str) -> None:
-    """Refuse what is defined for one grid of patches."""
-    if in_stages(model):
-        raise ValueError(
+def one_grid(model: ModelOrName, what: str) -> VisionTransformer | PromptClassifier:
+    """The model, or the one that a name loads; raises for networks in stages."""
+    model = token_model(model)
+    if isinstance(model, Hierarchy):
+        raise UsageError(
             f"{what} is defined for one grid of patches, and a {model.family} has one for each stage. Where its tokens "
             "look show attention_maps and rollout: vitlab explain attention --query X,Y."
         )
+    return model
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: who stands where in its attention, (B, h, windows, n, m). A layer without windows has one.
+    """The queries and keys of one layer's attention, (B, h, windows, n, m). A layer without windows has one window.
 
-    Tokens are those of the stage: prefix tokens, then the grid row by row. So are keys, on a grid of their own.
+    Tokens are those of the stage: prefix tokens, then the grid row by row. Keys likewise, on a grid of their own.
     """
 
     stage: int
     grid: Grid
     prefix: int  # tokens before the grid
-    queries: Tensor  # (windows, n): the token that looks; -1 is padding
-    keys: Tensor  # (windows, m): the key that is looked at; -1 is padding
+    queries: Tensor  # (windows, n): the query token; -1 is padding
+    keys: Tensor  # (windows, m): the key; -1 is padding
     key_grid: Grid
-    holds: Axes | None = None  # what each key holds of the tokens; None: keys are the tokens
+    holds: Axes | None = None  # the tokens of each reduced key; None: keys are tokens
     in_windows: bool = False
-    apart: Tensor | None = None  # (windows, n, m), True where a shift made two meet that may not see each other
+    apart: Tensor | None = None  # (windows, n, m), True where the mask of a shifted window applies
 
     @property
     def tokens(self) -> int:
         return self.prefix + self.grid[0] * self.grid[1]
 
     def windowed(self, weights: Tensor) -> Tensor:
-        """As a Trace has it, in float32 at least, and with an axis of windows where there are none: (B, h, 1, n, m)."""
+        """Traced weights in float32 at least, with an axis of windows if there is none: (B, h, 1, n, m)."""
         return wide(weights) if self.in_windows else wide(weights)[..., None, :, :]
 
     def real(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, h, windows, n, m) without what goes to padding, rows made to sum to 1 again; and what went there,
-        (B, h, windows, n)."""
+        """(B, h, windows, n, m) without padding, rows normalised; and the weight of the padding, (B, h, windows, n)."""
         seen = weights * (self.keys >= 0).to(weights)[:, None]
         total = seen.sum(-1)
         return seen / total.clamp(min=torch.finfo(seen.dtype).tiny)[..., None], weights.sum(-1) - total
@@ -80,28 +80,28 @@ class Layer:
         return torch.cat([row, torch.zeros_like(row[..., :1])], dim=-1)[..., self.queries]
 
     def of_tokens(self, values: Tensor) -> Tensor:
-        """(..., windows, n), a value for each who looks -> (..., tokens)."""
-        found = values.new_zeros(*values.shape[:-2], self.tokens + 1)
-        found[..., self.queries] = values
-        return found[..., :-1]
+        """(..., windows, n), a value for each query -> (..., tokens)."""
+        by_token = values.new_zeros(*values.shape[:-2], self.tokens + 1)
+        by_token[..., self.queries] = values
+        return by_token[..., :-1]
 
     def look(self, row: Tensor, weights: Tensor) -> Tensor:
         """(..., tokens) through attention (..., windows, n, m): sum_i row_i A_ij, (..., tokens).
 
-        What a reduced key gets is spread evenly over the tokens that it holds; so it sums to as much.
+        The weight of a reduced key is spread evenly over its tokens, which keeps the sum.
         """
-        found = (self.at_queries(row)[..., None, :] @ weights)[..., 0, :]  # (..., windows, m)
+        weighted = (self.at_queries(row)[..., None, :] @ weights)[..., 0, :]  # (..., windows, m)
         height, width = self.key_grid
         count = self.prefix + height * width
-        keys = torch.zeros(*found.shape[:-2], count + 1, dtype=found.dtype, device=found.device)
-        keys = keys.index_add(-1, self.keys.flatten() % (count + 1), found.flatten(-2))[..., :count]
+        keys = torch.zeros(*weighted.shape[:-2], count + 1, dtype=weighted.dtype, device=weighted.device)
+        keys = keys.index_add(-1, self.keys.flatten() % (count + 1), weighted.flatten(-2))[..., :count]
         if self.holds is None:
             return keys
         spread_out = spread(keys[..., self.prefix :].unflatten(-1, (height, width)), self.holds).flatten(-2)
         return torch.cat([keys[..., : self.prefix], spread_out], dim=-1)
 
     def window(self, token: int) -> Patches:
-        """What a token of the grid may look at, as a box on it: left, top, right, bottom."""
+        """The tokens that a token can attend to, as a box on the grid: left, top, right, bottom."""
         if not self.in_windows:
             return 0, 0, self.grid[1], self.grid[0]
         ((window, place),) = (self.queries == token).nonzero()
@@ -113,13 +113,13 @@ class Layer:
 
 
 def _evenly(weights: Tensor) -> Tensor:
-    """Each row spread evenly over the places it reaches; at a border they may be fewer by one way than by another."""
+    """Each row spread evenly over its nonzero cells; rows at the border may have fewer."""
     reached = (weights > 0).double()
     return reached / reached.sum(1, keepdim=True)
 
 
 class Stages:
-    """All layers of a network for images of one size, and the ways between its grids."""
+    """All layers of a network for one image size, and the maps between its grids."""
 
     def __init__(self, model: Hierarchy, height: int, width: int):
         config = model.config
@@ -136,24 +136,24 @@ class Stages:
             cell = Merge(merge.stride, merge.stride, fill=merge.fill or merge.padding > 0)
             down, across = _axes(fine, cell)
             stands.append((_evenly(down @ stands[-1][0]), _evenly(across @ stands[-1][1])))
-        self.stands = stands  # of each stage on the first one's grid
+        self.stands = stands  # the cells of each stage on the first stage's grid
         self.strides = [merge.stride for merge in merges]
 
     def descend(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) of a stage's grid -> of the one before: each token's part goes evenly to what it was merged from."""
+        """(..., N) of a stage -> of the one before: each token's weight in equal shares to its merged tokens."""
         return spread(row.unflatten(-1, self.grids[stage]), self.reads[stage - 1]).flatten(-2)
 
     def lay(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's part evenly on where it stands."""
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's weight in equal shares to its cells."""
         return spread(row.unflatten(-1, self.grids[stage]), self.stands[stage])
 
     def paint(self, row: Tensor, stage: int) -> Tensor:
-        """(..., N) -> (..., grid_h, grid_w) of the first stage, where every place has its token's value."""
+        """(..., N) -> (..., grid_h, grid_w) of the first stage: each token's value copied to its cells."""
         down, across = self.stands[stage]
         return spread(row.unflatten(-1, self.grids[stage]), (down > 0, across > 0))
 
     def token(self, patch: int, stage: int) -> int:
-        """The token of a stage that a patch (of the first one) belongs to."""
+        """The token of a stage that contains a patch (of the first stage)."""
         row, column = divmod(patch, self.grids[0][1])
         for stride, (rows, columns) in zip(self.strides[:stage], self.grids[1:], strict=False):
             row, column = min(row // stride, rows - 1), min(column // stride, columns - 1)
@@ -168,21 +168,21 @@ class Stages:
 
 
 class Sight(NamedTuple):
-    """Who looks, and what it may look at: boxes of patches, left, top, right, bottom."""
+    """A query token and its attention window: boxes of patches, left, top, right, bottom."""
 
     who: Patches
     window: Patches | None  # None: everything
 
 
 def sights(model: Hierarchy, size: tuple[int, int], patch: int, layers: Sequence[int] | None = None) -> list[Sight]:
-    """Of each layer, in images of this size, the one of the token that a patch belongs to; for `draw.attention`."""
+    """The Sight of the token that contains a patch, for each layer and this image size; for `draw.attention`."""
     stages = Stages(model, *size)
     chosen = stages.layers if layers is None else [stages.layers[number] for number in layers]
     return [sight_of(stages, layer, patch) for layer in chosen]
 
 
 def sight_of(stages: Stages, layer: Layer, patch: int) -> Sight:
-    """Of the token that a patch belongs to."""
+    """The Sight of the token that contains a patch."""
     token = stages.token(patch, layer.stage)
     row, column = divmod(token, layer.grid[1])
     window = stages.box(layer.window(token), layer.stage) if layer.in_windows else None
@@ -190,8 +190,8 @@ def sight_of(stages: Stages, layer: Layer, patch: int) -> Sight:
 
 
 def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
-    """(tokens,) of a layer, summing to 1: a token by name, "mean", or the one that a patch belongs to. None: what the
-    head reads, or all tokens before the stage that it reads."""
+    """(tokens,) of a layer, summing to 1: a token by name, "mean", or the one that contains a patch. None: what the
+    head reads, and in earlier stages all tokens."""
     row = torch.zeros(layer.tokens, dtype=torch.float64)
     if who == "mean" or (who is None and not layer.prefix):
         row[layer.prefix :] = 1 / (layer.tokens - layer.prefix)
@@ -200,41 +200,48 @@ def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
     elif layer.prefix:
         row[0] = 1
     else:
-        raise ValueError(f"query={who!r}: only the last stage has that token. Ask for its layers, or for 'mean'.")
+        raise UsageError(f"query={who!r}: only the last stage has that token. Ask for its layers, or for 'mean'.")
     return row
 
 
-def heads_of(model: Hierarchy, layers: str | Sequence[int] = "all") -> int:
-    """How many heads the layers have, where they have equally many."""
+def head_counts(model: TokenModel, layers: str | Sequence[int] = "all") -> set[int]:
+    """The numbers of heads that these layers have; several only in networks in stages."""
     config, depth = model.config, len(model.blocks)
-    asked = range(depth) if isinstance(layers, str) else [layer % depth for layer in layers if -depth <= layer < depth]
-    counts = {config.heads[config.stage_of(layer)] for layer in asked}
+    if not isinstance(model, Hierarchy):
+        return {config.heads}
+    chosen = range(depth) if isinstance(layers, str) else [layer % depth for layer in layers if -depth <= layer < depth]
+    return {config.heads[config.stage_of(layer)] for layer in chosen}
+
+
+def heads_of(model: TokenModel, layers: str | Sequence[int] = "all") -> int:
+    """The number of heads of the layers; raises if they differ."""
+    config, counts = model.config, head_counts(model, layers)
     if len(counts) > 1:
-        told = "; ".join(
+        counted = "; ".join(
             f"{config.stage_ends[stage] + 1 - count} to {config.stage_ends[stage]} have {heads}"
             for stage, (count, heads) in enumerate(zip(config.depths, config.heads, strict=True))
         )
-        raise ValueError(
-            f'layers of several stages have unlike heads ({told}): ask for heads="mean", or for one stage.'
+        raise UsageError(
+            f'layers of several stages have unlike heads ({counted}): ask for heads="mean", or for one stage.'
         )
     return counts.pop() if counts else 0
 
 
 def spread(values: Tensor, axes: Axes) -> Tensor:
-    """(..., rows, columns) of a coarse grid -> of a fine one."""
+    """(..., rows, columns) of a coarse grid -> of a fine grid."""
     down, across = (axis.to(values) for axis in axes)
     return down.mT @ values @ across
 
 
 def _axes(grid: Grid, merge: Merge | Pool) -> Axes:
-    """Equal parts for all that a place is made of."""
-    found = []
+    """Equal shares for all cells that are merged into one."""
+    axes = []
     for length in grid:
         axis = torch.zeros(merge.size(length), length, dtype=torch.float64)
         for place, (first, end) in enumerate(merge.spans(length)):
             axis[place, first:end] = 1 / (end - first)
-        found.append(axis)
-    return found[0], found[1]
+        axes.append(axis)
+    return axes[0], axes[1]
 
 
 def _layer(at: Windows | Reduced, stage: int, device: torch.device) -> Layer:

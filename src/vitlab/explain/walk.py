@@ -1,12 +1,12 @@
-"""A forward pass to walk through: each step of one picture with its shape, equation, cost and real numbers, and what
-the model would answer after every block.
+"""A forward pass step by step: shape, equation, cost and token lengths for one image, and the class probabilities after
+every block.
 
     walk = walk_through(model, "cat.jpg")
     walk.steps[2].name, walk.steps[2].shape, walk.steps[2].lengths     # 'patch_embed', (196, 768), (196,)
-    walk.by_depth                              # (depth, classes): probabilities read out after each block
+    walk.by_depth                              # (depth, classes): probabilities after each block
 
-A read-out puts the tokens of an early block through the last norm and the head, which learned from those of the last
-block: it shows how far the answer has formed, not what that block was trained to say.
+An early block's tokens go through the last norm and the head, which were trained on those of the last block: this shows
+how far the prediction has formed, not what that block was trained for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, as_batch, check_model, evaluating, wide
-from vitlab.explain.inspect import inspect
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
+from vitlab.explain.inspect import Step, inspect
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
 EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
     "picture": "x ∈ R^(H×W×C)",
@@ -44,11 +48,11 @@ POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z
 @dataclass(frozen=True)
 class WalkStep:
     name: str  # picture, patches, patch_embed, prefix, positions, blocks.0, ..., norm, pool, head, softmax
-    shape: tuple[int, ...]  # of one picture
+    shape: tuple[int, ...]  # of one image
     equation: str
     parameters: int = 0
     macs: int = 0
-    lengths: Tensor | None = None  # (N,), how long each token is after this step
+    lengths: Tensor | None = None  # (N,), length of each token after this step
 
 
 @dataclass(frozen=True)
@@ -60,20 +64,20 @@ class Walk:
 
 
 @torch.no_grad()
-def walk_through(model: Any, image: Images) -> Walk:
-    """Of a plain ViT and one picture, or a normalised tensor (1, C, H, W)."""
-    check_model(model)
-    if hasattr(model, "stages"):
-        raise ValueError(
+def walk_through(model: ModelOrName, image: Images) -> Walk:
+    """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+    model = token_model(model)
+    if isinstance(model, Hierarchy):
+        raise UsageError(
             f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
         )
     batch = as_batch(model, image)
     if len(batch) != 1:
-        raise ValueError(f"a walk is through one picture, found {len(batch)}.")
+        raise UsageError(f"a walk is through one picture, found {len(batch)}.")
     x = batch.images
     kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)
-    with evaluating(model):
+    with evaluation_mode(model):
         logits = model(x, trace=trace)
         read = [_read_out(model, trace["tokens", layer]) for layer in trace.layers] if model.config.classes else []
     layout = model.layout(*x.shape[-2:])
@@ -88,13 +92,13 @@ def walk_through(model: Any, image: Images) -> Walk:
     return Walk(steps, layout.prefix, layout.grid, torch.stack(read) if read else None)
 
 
-def _read_out(model: Any, tokens: Tensor) -> Tensor:
-    """(1, N, D) after some block -> (classes,)."""
+def _read_out(model: TokenModel, tokens: Tensor) -> Tensor:
+    """Tokens (1, N, D) after a block -> probabilities (classes,)."""
     tokens = tokens if model.norm is None else model.norm(tokens)
     return wide(model.forward_head(tokens))[0].softmax(-1).cpu()
 
 
-def _step(name: str, value: Tensor, model: Any, cost: Any = None) -> WalkStep:
+def _step(name: str, value: Tensor, model: TokenModel, cost: Step | None = None) -> WalkStep:
     kind = name.partition(".")[0]
     equation = EQUATIONS[kind]
     if kind == "pool" and model.config.head.pooling != "class":
@@ -112,11 +116,8 @@ def as_numbers(walk: Walk) -> dict[str, Any]:
     """Plain values, for JSON."""
     steps = [
         {
-            "name": s.name,
+            **vars(s),
             "shape": list(s.shape),
-            "equation": s.equation,
-            "parameters": s.parameters,
-            "macs": s.macs,
             "lengths": None if s.lengths is None else np.round(s.lengths.double().numpy(), 4).tolist(),
         }
         for s in walk.steps

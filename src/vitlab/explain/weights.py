@@ -1,21 +1,24 @@
-"""What weights and token lengths tell: patch filters and position similarity (Figure 7, left and centre, of ViT,
-arXiv:2010.11929), and the high-norm tokens that registers were invented for (arXiv:2309.16588)."""
+"""Patch filters and position similarity (Figure 7, left and centre, of ViT, arXiv:2010.11929), token lengths, and the
+high-norm tokens that registers were invented for (arXiv:2309.16588)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.explain.inputs import Images, as_batch, batches, check_model, evaluating, grid_of, wide
-from vitlab.explain.stages import check_one_grid, in_stages
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.errors import UsageError
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, grid_of, token_model, wide
+from vitlab.explain.stages import one_grid
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import Trace, check_offered
+from vitlab.models.base import evaluation_mode
+from vitlab.models.hierarchy import Hierarchy
 
-NO_SIMILARITY = {  # positions that are no vector per place -> what can be had instead
+NO_SIMILARITY = {  # kinds of positions without a vector per patch -> why, and what to use instead
     "rotary": "they turn queries and keys inside every block. attention_distance shows what comes of it",
     "relative": "they are one number per head and offset: model.blocks[i].attention.relative.table",
     "none": "it only knows where a patch stands from what is in it",
@@ -23,45 +26,50 @@ NO_SIMILARITY = {  # positions that are no vector per place -> what can be had i
 
 
 @torch.no_grad()
-def filters(model: Any, n: int = 28) -> Tensor:
+def filters(model: ModelOrName, n: int = 28) -> Tensor:
     """(n, P, P, C): the first principal components of the patch embedding's D filters, unit length, strongest first.
 
-    The filters' mean is taken away first. A component's sign means nothing; its largest entry is made positive.
+    The filters' mean is subtracted first. A component's sign is arbitrary; its largest entry is made positive.
     """
-    check_model(model)
-    if in_stages(model):
-        return _components(wide(model.embeds[0].proj.weight).cpu(), n)
-    embed = getattr(model, "patch_embed", None)
-    if not isinstance(embed, PatchEmbed):
-        stem = isinstance(embed, ConvStem)
-        instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
-        raise ValueError(
-            f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
-            f'filter alone reads a patch. {instead}Models with stem="patch" have them.'
-        )
-    E = wide(embed.proj.weight).cpu()  # (D, C, P, P)
-    if embed.norm_in is not None:
-        E = E * wide(embed.norm_in.weight).cpu().view_as(E[0])  # the norm's gain stands before the projection
-    return _components(E, n)
+    return components(patch_filters(token_model(model)), n)
 
 
 @torch.no_grad()
-def stem_filters(model: Any, n: int | None = None) -> Tensor:
-    """(n, 3, 3, C): the same of the first layer of a convolutional stem (stem="conv"); None: all there are."""
-    check_model(model)
-    embed = getattr(model, "patch_embed", None)
+def patch_filters(model: TokenModel) -> Tensor:
+    """(D, C, P, P): what the patch embedding multiplies each patch by."""
+    if isinstance(model, Hierarchy):
+        return wide(model.get_parameter("embeds.0.proj.weight").detach()).cpu()
+    embed = model.patch_embed
+    if not isinstance(embed, PatchEmbed):
+        stem = isinstance(embed, ConvStem)
+        instead = "vitlab.explain.stem_filters(model) gives those of its first layer. " if stem else ""
+        raise UsageError(
+            f"this model cannot give patch filters: its stem is a {type(embed).__name__}, several layers deep, so no "
+            f'filter alone reads a patch. {instead}Models with stem="patch" have them.'
+        )
+    E = wide(embed.proj.weight.detach()).cpu()  # (D, C, P, P)
+    if embed.norm_in is not None:
+        E = E * wide(embed.norm_in.weight).cpu().view_as(E[0])  # the norm's gain comes before the projection
+    return E
+
+
+@torch.no_grad()
+def stem_filters(model: ModelOrName, n: int | None = None) -> Tensor:
+    """(n, 3, 3, C): `filters` of the first layer of a convolutional stem (stem="conv"); n=None: all of them."""
+    model = token_model(model)
+    embed = None if isinstance(model, Hierarchy) else model.patch_embed
     if not isinstance(embed, ConvStem):
-        raise ValueError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
+        raise UsageError('this model has no convolutional stem (stem="conv"). filters(model) gives its patch filters.')
     weight = embed.convs[0].weight
     assert isinstance(weight, Tensor)
-    return _components(wide(weight).cpu(), min(len(weight) - 1, weight[0].numel()) if n is None else n)
+    return components(wide(weight).cpu(), min(len(weight) - 1, weight[0].numel()) if n is None else n)
 
 
-def _components(E: Tensor, n: int) -> Tensor:
+def components(E: Tensor, n: int) -> Tensor:
     """Filters (D, C, k, k) -> their first principal components (n, k, k, C)."""
     D, values = len(E), E[0].numel()
     if not 1 <= n <= min(D - 1, values):
-        raise ValueError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
+        raise UsageError(f"n={n}: {D} filters of {values} values have 1 to {min(D - 1, values)} components.")
     flat = E.flatten(1)
     components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False).Vh[:n]  # (n, C*k*k)
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
@@ -69,16 +77,15 @@ def _components(E: Tensor, n: int) -> Tensor:
 
 
 @torch.no_grad()
-def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tensor:
-    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or, as
-    the network does for images of another size, resized to `grid`.
+def position_similarity(model: ModelOrName, grid: tuple[int, int] | None = None) -> Tensor:
+    """(grid_h, grid_w, grid_h, grid_w): the cosine of each patch's position vector with all others', as stored or
+    resized to `grid`, as the network does for other image sizes.
     """
-    check_model(model)
-    check_one_grid(model, "position similarity")
-    positions = getattr(model, "positions", None)
+    model = one_grid(model, "position similarity")
+    positions = model.positions
     if positions is None:
-        kind = model.config.positions.kind if hasattr(model.config, "positions") else "none"
-        raise ValueError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
+        kind = model.config.positions.kind
+        raise UsageError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
     vectors = F.normalize(wide(table[0, positions.prefix :]).cpu(), dim=-1)  # (N, D)
@@ -86,15 +93,14 @@ def position_similarity(model: Any, grid: tuple[int, int] | None = None) -> Tens
 
 
 @torch.no_grad()
-def token_norms(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
+def token_norms(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(B, layers, tokens): the length of every token after every block, prefix tokens first."""
-    check_model(model)
-    check_one_grid(model, "a list of token lengths")
+    model = one_grid(model, "a list of token lengths")
     check_offered(["tokens"], model.traceable)
     parts = []
     for batch in batches(model, images, batch_size):
         trace = Trace("tokens", reduce=lambda z, _: wide(z).norm(dim=-1).cpu())  # (B, N)
-        with evaluating(model):
+        with evaluation_mode(model):
             model(batch.images, trace=trace)
         parts.append(trace.stack("tokens").transpose(0, 1))  # (B, L, N)
     return torch.cat(parts)
@@ -102,12 +108,12 @@ def token_norms(model: Any, images: Images, *, batch_size: int = 8) -> Tensor:
 
 @dataclass
 class HighNormTokens:
-    """Patches whose token is far longer than the others': where a ViT without registers keeps notes of its own."""
+    """Patches whose token is far longer than the others'; a ViT without registers stores global information there."""
 
     share: Tensor  # (layers,), of all patch tokens after that layer
-    mask: Tensor  # (B, layers, grid_h, grid_w), which they are
-    threshold: Tensor  # (layers,), the length above which a token counts
-    layers: tuple[int, ...]  # the last ones, which `found` is about
+    mask: Tensor  # (B, layers, grid_h, grid_w), True where long
+    threshold: Tensor  # (layers,), lengths above it are long
+    layers: tuple[int, ...]  # the last ones, of which `found` is the mean
 
     @property
     def found(self) -> float:
@@ -116,7 +122,7 @@ class HighNormTokens:
 
 
 def high_norm_tokens(
-    model: Any, images: Images, *, factor: float = 3.0, threshold: float | None = None, batch_size: int = 8
+    model: ModelOrName, images: Images, *, factor: float = 3.0, threshold: float | None = None, batch_size: int = 8
 ) -> HighNormTokens:
     """The register test of arXiv:2309.16588: which patch tokens grow far longer than the rest.
 
@@ -125,7 +131,8 @@ def high_norm_tokens(
     10 times as long as the others; a factor of 3 lies half way, on a log scale. The last quarter of the layers decides.
     """
     if factor <= 1:
-        raise ValueError(f"factor={factor!r} must be above 1: it multiplies the median length.")
+        raise UsageError(f"factor={factor!r} must be above 1: it multiplies the median length.")
+    model = token_model(model)
     batch = as_batch(model, images)
     grid = grid_of(model, batch)
     norms = token_norms(model, batch, batch_size=batch_size)[:, :, -grid[0] * grid[1] :]  # (B, L, patches)

@@ -1,50 +1,56 @@
-"""How fast is a model here, run in every way we know, and what does each way cost? One process, in turns.
+"""Benchmark a model on this machine with every backend: time, memory, size and agreement.
 
     bench = run_bench(model, batch=8, against=["transformers"])
     bench.rows, bench.picked
 
-Agreement and differences are with the eager model with all its tokens, on real pictures; times are medians with the
-middle half of the runs, and every ratio is between medians of the same turns.
+Outputs are compared with the eager model with all tokens, on real images. Backends are timed interleaved in one
+process; times are medians with quartiles, and ratios are between those medians.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os import fspath
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.export.pictures import pictures, prepared
-from vitlab.export.rivals import RIVALS, rival
-from vitlab.export.runners import EXACT, Runner, Workshop, check_way
-from vitlab.export.timing import alternate, memory_of, summary
-from vitlab.export.verify import AGREEMENT, TOLERANCE, agreement_of
+from vitlab.checkpoints.load import ModelOrName, as_network, is_checkpoint
+from vitlab.errors import UsageError
+from vitlab.export.program import first_line
+from vitlab.export.runners import EXACT, LIBRARIES, Runner, RunnerFactory, check_backend, library_runner
+from vitlab.export.samples import preprocess_batch
+from vitlab.export.timing import alternate, peak_memory, summary
+from vitlab.export.verify import TOLERANCE, Comparison, agreement_rate
+from vitlab.factory import create
+from vitlab.models.base import Network
 from vitlab.models.config import nearest
-from vitlab.models.input_size import input_size
+from vitlab.models.vit import VisionTransformer
 from vitlab.reduce import r_for, reducer_of
 
-USUAL = (*EXACT, "int8")
-MERGED = 0.5  # share of the patches that the usual reducer merges away, over all layers
+DEFAULT_BACKENDS = (*EXACT, "int8")
+MERGED = 0.5  # share of the patches that the default reducer merges over all layers
 
 
 @dataclass
-class Row:
-    """One way, measured. Seconds are of a batch."""
+class BackendResult:
+    """Measurements of one backend. Seconds are per batch."""
 
     name: str
     reducer: str | None
     agreement: float  # with the eager model with all tokens
-    difference: float  # the largest, of values
-    within: bool  # whether that is rounding
+    difference: float  # largest, of an output value
+    within: bool  # whether the difference is within rounding
     bytes: int
-    memory: int | None  # bytes that a batch takes at its peak, beside the weights; nothing is kept from batches before
+    memory: int | None  # peak bytes of a batch, without the weights
     seconds: list[float] = field(default_factory=list)
     speedup: float = 1.0  # over eager
-    ours: bool = True
+    ours: bool = True  # False: another library
 
     @property
     def title(self) -> str:
@@ -72,16 +78,16 @@ class Row:
 class Bench:
     batch: int
     images: int
-    rows: list[Row]
-    picked: Row | None
-    asked: float  # agreement
+    rows: list[BackendResult]
+    picked: BackendResult | None
+    agreement: float  # required of the picked backend
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "batch": self.batch,
             "pictures": self.images,
-            "agreement_asked": self.asked,
+            "agreement_asked": self.agreement,
             "threads": torch.get_num_threads(),
             "picked": None if self.picked is None else self.picked.title,
             "rows": [row.to_dict(self.batch) for row in self.rows],
@@ -90,101 +96,108 @@ class Bench:
 
 
 def run_bench(
-    model: Any,
+    model: ModelOrName,
     *,
     batch: int = 8,
     rounds: int = 15,
-    ways: Sequence[str] = USUAL,
+    backends: Sequence[str] = DEFAULT_BACKENDS,
     reducers: Sequence[str] | None = None,
     against: Sequence[str] = (),
-    images: int = 64,
-    source: str | None = None,
-    path: str | None = None,
-    agreement: float = AGREEMENT,
+    compare: Comparison | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Bench:
-    """`reducers`: what is tried beside all tokens; left out, ToMe that merges half of the patches, where it can."""
-    check_names(ways, reducers or (), against)
-    if "int8_static" in ways and source is None:
-        raise ValueError("int8_static is calibrated on pictures of the kind that it will see: name them with --data.")
-    if model.preprocess is None:
-        raise ValueError("the model has no preprocess, so it cannot look at pictures: set model.preprocess first.")
-    seen = prepared(model.preprocess, pictures(images, channels=model.config.channels, source=source, path=path))
+    """`model`: a model, a checkpoint, or the name of a new model. `reducers`: tried in addition to all tokens; None:
+    ToMe that merges half of the patches, where possible.
+    """
+    model = open_or_create(model)
+    compare = compare or Comparison(images=64)
+    check_options(backends, reducers or (), against)
+    if "int8_static" in backends and compare.source is None:
+        raise UsageError("int8_static is calibrated on images like those of its later use: name them with --data.")
+    channels = model.config.channels
+    images = preprocess_batch(model, compare.sample(channels))
     calibration = None
-    if "int8_static" in ways:
-        calibrated = pictures(images, channels=model.config.channels, source=source, path=path, part="calibrate")
-        calibration = prepared(model.preprocess, calibrated)
-    workshop = Workshop(model, calibration)
-    tried = default_reducers(model) if reducers is None else reducers
-    rivals, missing = make_each(
-        {name: partial(rival, name, model, workshop) for name in against}, seen[:batch], progress
+    if "int8_static" in backends:
+        calibration = preprocess_batch(model, compare.sample(channels, calibrate=True))
+    factory = RunnerFactory(model, calibration)
+    reducers = default_reducers(model) if reducers is None else reducers
+    libraries, missing = try_runners(
+        {name: partial(library_runner, name, model, factory) for name in against}, images[:batch], progress
     )
-    runners, notes = make_all(workshop, ways, (None, *tried), seen[:batch], progress)
-    found = measure([*runners, *rivals], seen, workshop.gives, batch=batch, rounds=rounds)
-    for row in found[len(runners) :]:
+    runners, notes = make_runners(factory, backends, (None, *reducers), images[:batch], progress)
+    rows = measure([*runners, *libraries], images, factory.gives, batch=batch, rounds=rounds)
+    for row in rows[len(runners) :]:
         row.ours = False
-    return Bench(batch, len(seen), found, fastest(found, agreement), agreement, missing + notes)
+    return Bench(batch, len(images), rows, fastest(rows, compare.agreement), compare.agreement, missing + notes)
 
 
-def check_names(ways: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
-    """A name that is not known is told before anything is timed."""
-    for way in ways:
-        check_way(way)
+def open_or_create(model: ModelOrName, **options: Any) -> Network:
+    """A model as it is; a checkpoint is loaded; of any other name a new, untrained model is made."""
+    if isinstance(model, nn.Module) or is_checkpoint(fspath(model)):
+        return as_network(model, **options)
+    warnings.warn(f"{model} is a new, untrained model: its times are right, its agreement says little.", stacklevel=2)
+    return create(str(model), **options).eval()
+
+
+def check_options(backends: Sequence[str], reducers: Sequence[str], against: Sequence[str]) -> None:
+    """Refuse unknown names before anything is timed."""
+    for backend in backends:
+        check_backend(backend)
     for text in reducers:
         reducer_of(text)
     for name in against:
-        if name not in RIVALS:
-            raise ValueError(f"--against {name!r} is not known.{nearest(name, list(RIVALS))} Use {', '.join(RIVALS)}.")
+        if name not in LIBRARIES:
+            near = nearest(name, list(LIBRARIES))
+            raise UsageError(f"--against {name!r} is not known.{near} Use {', '.join(LIBRARIES)}.")
 
 
-def make_all(
-    workshop: Workshop,
-    ways: Sequence[str],
+def make_runners(
+    factory: RunnerFactory,
+    backends: Sequence[str],
     reducers: Sequence[str | None],
     batch: Tensor,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[list[Runner], list[str]]:
-    """The eager model first."""
-    asked = {
-        way if reducer is None else f"{way} + {reducer}": partial(workshop.make, way, reducer)
+    """Runners of every backend and reducer, the eager model first, and notes on those that do not run here."""
+    makers = {
+        backend if reducer is None else f"{backend} + {reducer}": partial(factory.make, backend, reducer)
         for reducer in reducers
-        for way in ways
+        for backend in backends
     }
-    asked.pop("eager", None)
-    runners, notes = make_each(asked, batch, progress)
-    return [workshop.make("eager"), *runners], notes
+    makers.pop("eager", None)
+    runners, notes = try_runners(makers, batch, progress)
+    return [factory.make("eager"), *runners], notes
 
 
-def make_each(
-    asked: Mapping[str, Callable[[], Runner]], batch: Tensor, progress: Callable[[str], object] | None = None
+def try_runners(
+    makers: Mapping[str, Callable[[], Runner]], batch: Tensor, progress: Callable[[str], object] | None = None
 ) -> tuple[list[Runner], list[str]]:
-    """What does not run here leaves a note: the others are still worth knowing."""
+    """Make and run each once; those that fail here leave a note."""
     runners, notes = [], []
-    for title, make in asked.items():
+    for title, make in makers.items():
         if progress is not None:
             progress(title)
         try:
             runner = make()
             runner.run(batch)
             runners.append(runner)
-        except Exception as error:  # compilers and other libraries fail in many ways
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            notes.append(f"{title} does not run here: {first}")
+        except Exception as error:  # compilers and other libraries raise many kinds
+            notes.append(f"{title} does not run here: {first_line(error)}")
     return runners, notes
 
 
-def measure(runners: Sequence[Runner], seen: Tensor, gives: str, *, batch: int, rounds: int) -> list[Row]:
-    """`seen` (n, C, H, W); the first runner is what the others are compared with."""
-    timed = seen[:batch] if len(seen) >= batch else seen.repeat(-(-batch // len(seen)), 1, 1, 1)[:batch]
-    rows: list[Row] = []
-    right = _answers(runners[0], seen, batch)
+def measure(runners: Sequence[Runner], images: Tensor, gives: str, *, batch: int, rounds: int) -> list[BackendResult]:
+    """`images` (n, C, H, W); all runners are compared with the first one."""
+    timed = images[:batch] if len(images) >= batch else images.repeat(-(-batch // len(images)), 1, 1, 1)[:batch]
+    rows: list[BackendResult] = []
+    expected = _outputs(runners[0], images, batch)
     for runner in runners:
-        found = _answers(runner, seen, batch)
-        difference = float((found - right).abs().max())
-        within = difference <= TOLERANCE * float(right.abs().max()) < math.inf  # false for NaN and infinity
-        memory = memory_of(partial(runner.lean(), timed))
-        agrees = agreement_of(right, found, gives)
-        rows.append(Row(runner.name, runner.reducer, agrees, difference, within, runner.bytes, memory))
+        actual = _outputs(runner, images, batch)
+        difference = float((actual - expected).abs().max())
+        within = difference <= TOLERANCE * float(expected.abs().max()) < math.inf  # false for NaN and infinity
+        memory = peak_memory(partial(runner.without_arena(), timed))
+        agrees = agreement_rate(expected, actual, gives)
+        rows.append(BackendResult(runner.name, runner.reducer, agrees, difference, within, runner.bytes, memory))
     times = alternate({str(n): (lambda run=r.run: run(timed)) for n, r in enumerate(runners)}, rounds)
     for row, seconds in zip(rows, times.values(), strict=True):
         row.seconds = seconds
@@ -194,25 +207,25 @@ def measure(runners: Sequence[Runner], seen: Tensor, gives: str, *, batch: int, 
     return rows
 
 
-def _answers(runner: Runner, seen: Tensor, batch: int) -> Tensor:
-    """In whole batches of the size that is timed, so that a compiler makes one graph; the last is filled up."""
-    parts = []
-    for part in seen.split(batch):
-        short = batch - len(part)
-        whole = part if not short else torch.cat([part, seen[:1].expand(short, *seen.shape[1:])])
-        parts.append(runner.run(whole)[: len(part)].float())
-    return torch.cat(parts)
+def _outputs(runner: Runner, images: Tensor, batch: int) -> Tensor:
+    """Run in full batches of the timed size, so that a compiler makes one graph; the last batch is padded."""
+    outputs = []
+    for part in images.split(batch):
+        missing = batch - len(part)
+        padded = part if not missing else torch.cat([part, images[:1].expand(missing, *images.shape[1:])])
+        outputs.append(runner.run(padded)[: len(part)].float())
+    return torch.cat(outputs)
 
 
-def fastest(rows: Sequence[Row], agreement: float) -> Row | None:
-    """The fastest of ours that agrees as often as asked; 1.0 asks for float32's own rounding and nothing more."""
+def fastest(rows: Sequence[BackendResult], agreement: float) -> BackendResult | None:
+    """The fastest of our backends with this agreement; 1.0 allows only float32 rounding."""
     fitting = [row for row in rows if row.ours and (row.within or (agreement < 1 and row.agreement >= agreement))]
     return min(fitting, key=lambda row: summary(row.seconds)["median"], default=None)
 
 
-def default_reducers(model: Any) -> list[str]:
-    encoder = getattr(model, "encoder", model)
-    if not hasattr(encoder, "blocks") or encoder.config.positions.kind not in ("learned", "sincos"):
+def default_reducers(model: Network) -> list[str]:
+    encoder = model.encoder
+    if not isinstance(encoder, VisionTransformer) or encoder.config.positions.kind not in ("learned", "sincos"):
         return []
-    patches = math.prod(encoder.layout(*input_size(model)).grid)
+    patches = math.prod(encoder.layout(*model.input_size).grid)
     return [f"tome:r={r_for(MERGED, patches=patches, depth=len(encoder.blocks))}"]

@@ -1,7 +1,7 @@
-"""Sizes and guards of a .pt2 are Python text that torch evaluates: here they are parsed, and only sums, products,
-quotients, comparisons, min and max of sizes and of small numbers are let through.
+"""Check the sizes and guards of a .pt2, which are Python text that torch evaluates. Only sums, products, quotients,
+comparisons, min and max of sizes and small numbers are allowed.
 
-A power or a shift is three characters that take for ever (9**9**9**9); so is a number with a long exponent, of either
+A short power or shift can take forever to evaluate (9**9**9**9), and so can a number with a long exponent of either
 sign, which sympy computes exactly.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from typing import Any
 
-MAX_LENGTH = 2**14  # characters; what we write has hundreds
+from vitlab.errors import ExportError
+
+MAX_LENGTH = 2**14  # characters; our own files have hundreds
 MAX_NESTING = 100
-MAX_BITS = 1024  # of a whole number that the graph computes out of sizes
-SIZE_BITS = 40  # of a size itself
+MAX_BITS = 1024  # of an integer computed from sizes
+SIZE_BITS = 40  # of a size
 LONG_EXPONENT = re.compile(r"[\d._]e[+-]?[\d_]{3,}", re.IGNORECASE)  # 1e-999 is 0.0 to Python, and exact to sympy
 PERMITTED = "only + - * // % comparisons, min and max are allowed"
 FORBIDDEN = {ast.Pow: "a power", ast.LShift: "a shift", ast.RShift: "a shift", ast.IfExp: "a condition"}
@@ -39,36 +40,36 @@ MAX_PRECISION = 64
 
 
 def check_guard(text: str) -> None:
-    """Raise ValueError where a guard is more than a comparison of sizes."""
+    """Raise ExportError unless a guard only compares sizes."""
     for node in _parsed(text, GUARD_NODES):
         if isinstance(node, ast.Name) and node.id not in GUARD_NAMES:
-            raise ValueError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
+            raise ExportError(f"it contains the name {node.id!r:.40}; {PERMITTED}")
 
 
 def check_size(text: str) -> None:
-    """Raise ValueError where a size is more than arithmetic on symbols."""
+    """Raise ExportError unless a size is arithmetic on symbols."""
     for node in _parsed(text, SIZE_NODES):
         if isinstance(node, ast.Name) and node.id not in SIZE_NAMES:
-            raise ValueError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
+            raise ExportError(f"it contains the function {node.id!r:.40}; {PERMITTED}")
         if isinstance(node, ast.Constant) and isinstance(node.value, float):
-            raise ValueError("it contains a bare float, which torch writes as Float('0.5')")
+            raise ExportError("it contains a bare float, which torch writes as Float('0.5')")
         if isinstance(node, ast.keyword):
-            value = getattr(node.value, "value", None)
+            value = node.value.value if isinstance(node.value, ast.Constant) else None
             small = isinstance(value, bool) or (isinstance(value, int) and 0 < value <= MAX_PRECISION)
             if node.arg not in SIZE_OPTIONS or not small:
-                raise ValueError(f"it contains the option {node.arg!s:.40}={value!r:.20}")
+                raise ExportError(f"it contains the option {node.arg!s:.40}={value!r:.20}")
 
 
 def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
-    """Its syntax tree as a list of nodes, each of an allowed type and every number of a sane size."""
+    """Nodes of the syntax tree, each of an allowed type, with every number in range."""
     if len(text) > MAX_LENGTH:
-        raise ValueError(f"it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        raise ExportError(f"it has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     if LONG_EXPONENT.search(text):
-        raise ValueError("it contains a number with an exponent of more than two digits")
+        raise ExportError("it contains a number with an exponent of more than two digits")
     try:
         level: list[ast.AST] = [ast.parse(text, mode="eval")]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # all four, by how it is nested or numbered
-        raise ValueError("it is not an expression") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # depends on nesting and numbers
+        raise ExportError("it is not an expression") from None
     nodes: list[ast.AST] = []
     for _ in range(MAX_NESTING):
         nodes += level
@@ -76,47 +77,47 @@ def _parsed(text: str, allowed: tuple[type, ...]) -> list[ast.AST]:
         if not level:
             break
     else:
-        raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        raise ExportError(f"it is nested more than {MAX_NESTING} levels deep")
     for node in nodes:
         if not isinstance(node, allowed):
-            raise ValueError(f"it contains {FORBIDDEN.get(type(node), type(node).__name__)}; {PERMITTED}")
+            raise ExportError(f"it contains {FORBIDDEN.get(type(node), type(node).__name__)}; {PERMITTED}")
         if isinstance(node, ast.Constant):
             _check_constant(node.value)
     return nodes
 
 
-def _check_constant(value: Any) -> None:
-    if isinstance(value, str):  # a symbol's name, or the digits of Float('0.5')
+def _check_constant(value: object) -> None:
+    if isinstance(value, str):  # name of a symbol, or digits of Float('0.5')
         try:
             value = float(value)
         except ValueError:
             return
     if not isinstance(value, int | float):
-        raise ValueError(f"it contains a constant of type {type(value).__name__}")
+        raise ExportError(f"it contains a constant of type {type(value).__name__}")
     if abs(value) >= 2**63 or not math.isfinite(value):
-        raise ValueError("it contains a number that is too large for a size")
+        raise ExportError("it contains a number that is too large for a size")
 
 
-def check_growth(nodes: Any) -> None:
-    """Raise ValueError where whole numbers in a graph grow without end: a product of products, again and again."""
+def check_growth(nodes: object) -> None:
+    """Raise ExportError if integers in a graph grow without bound, as by repeated products."""
     bits: dict[str, int] = {}
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
         if not isinstance(target, str) or not target.startswith(("_operator.", "torch.sym_", "math.")):
             continue
         sizes = [bits.get(leaf, SIZE_BITS) if isinstance(leaf, str) else leaf for leaf in _leaves(node.get("inputs"))]
-        found = sum(sizes) if target == "_operator.mul" else max(sizes, default=0) + 1
-        if found > MAX_BITS:
-            raise ValueError(f"its graph computes whole numbers of more than {MAX_BITS} bits, which no size has")
-        bits |= dict.fromkeys((leaf for leaf in _leaves(node.get("outputs")) if isinstance(leaf, str)), found)
+        result = sum(sizes) if target == "_operator.mul" else max(sizes, default=0) + 1
+        if result > MAX_BITS:
+            raise ExportError(f"its graph computes integers of more than {MAX_BITS} bits, too large for a size")
+        bits |= dict.fromkeys((leaf for leaf in _leaves(node.get("outputs")) if isinstance(leaf, str)), result)
 
 
-def _leaves(part: Any) -> list[str | int]:
-    """Names of values, and bits of the whole numbers, that an argument is made of."""
+def _leaves(part: object) -> list[str | int]:
+    """Names and bit lengths of the values in an argument."""
     if isinstance(part, dict):
-        found: list[str | int] = [part["as_name"]] if isinstance(part.get("as_name"), str) else []
-        found += [part["as_int"].bit_length()] if isinstance(part.get("as_int"), int) else []
-        return found + [
+        leaves: list[str | int] = [part["as_name"]] if isinstance(part.get("as_name"), str) else []
+        leaves += [part["as_int"].bit_length()] if isinstance(part.get("as_int"), int) else []
+        return leaves + [
             leaf for key, inner in part.items() if key not in ("as_name", "as_int") for leaf in _leaves(inner)
         ]
     return [leaf for inner in part for leaf in _leaves(inner)] if isinstance(part, list) else []

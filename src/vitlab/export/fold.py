@@ -1,17 +1,17 @@
-"""The same function with less work: what stands beside a matrix product and is linear itself goes into its weights.
+"""Fold linear operations next to a matrix product into its weights: the same function with less work.
 
     LN(x) * g + b, then W x + c      ->   W' = W diag(g),  c' = c + W b
     gamma * (W x + c)  (LayerScale)  ->   W' = diag(gamma) W
     q k^T / sqrt(d)                  ->   the rows of W that make q, divided by sqrt(d)
     convolution, then batch norm     ->   one convolution
 
-Equal to rounding. For inference only: a Trace of the folded network shows other values inside.
+Equal to rounding. For inference only: a Trace of the folded network shows other intermediate values.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +20,28 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
 from vitlab.layers.windows import WindowAttention
+from vitlab.models.base import Network
 from vitlab.models.hierarchy import GridBlock
 from vitlab.models.resnet import ConvNorm
 
+N = TypeVar("N", bound=Network)
+
 
 @torch.no_grad()
-def folded(model: Any) -> Any:
-    """A copy, ready for inference; the model stays as it is."""
-    found = copy.deepcopy(model).eval().requires_grad_(False)
-    for module in list(found.modules()):
+def fold(model: N) -> N:
+    """A folded copy in evaluation mode; the model stays as it is."""
+    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in list(copied.modules()):
         if isinstance(module, Block):
             _fold_block(module)
         elif isinstance(module, GridBlock) and isinstance(module.mlp, MLP):
-            _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are filled up with zeros after it
+            _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are zero-padded after it
         elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore
-    for module in found.modules():
-        plain = isinstance(module, Attention) and module.q_norm is None
-        if plain or isinstance(module, WindowAttention):
+    for module in copied.modules():
+        if isinstance(module, WindowAttention) or (isinstance(module, Attention) and module.q_norm is None):
             _scale_into_queries(module)
-    return found
+    return copied
 
 
 def _fold_block(block: Block) -> None:
@@ -67,8 +69,8 @@ def _norm_into(norm: nn.LayerNorm, layer: nn.Linear) -> None:
     norm.elementwise_affine = False
 
 
-def _scale_into_queries(attention: Any) -> None:
-    rows = attention.heads * attention.head_dim  # q stands first
+def _scale_into_queries(attention: Attention | WindowAttention) -> None:
+    rows = attention.heads * attention.head_dim  # q is first
     for part in (attention.qkv.weight, attention.qkv.bias):
         if isinstance(part, Tensor):
             part[:rows].mul_(attention.scale)

@@ -1,55 +1,59 @@
-"""vitlab.optimize: the same model, run in the way that is best here, found by measuring.
+"""vitlab.optimize: measure the backends on this machine and run the model with the best one.
 
-    fast = vitlab.optimize(model, pictures, goal="fast")
-    vitlab.predict(fast, "cat.jpg");  fast(images);  fast.chosen.title
+    fast = vitlab.optimize(model, images, goal="fast")
+    vitlab.predict(fast, "cat.jpg");  fast(batch);  fast.chosen.title
 
-exact   float32, no value differs by more than rounding; the fastest of eager, folded, compiled and ONNX Runtime
-fast    also int8 and fewer tokens: the fastest that agrees with the model on `agreement` of the pictures
-small   the smallest that agrees so
+exact   float32, equal to rounding: the fastest of eager, folded, compiled and ONNX Runtime
+fast    also int8 and fewer tokens: the fastest that agrees with the model on `agreement` of the images
+small   the smallest with that agreement
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from os import PathLike
+from typing import Literal
 
-import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitlab.export.bench import Row, default_reducers, fastest, make_all, measure
-from vitlab.export.runners import EXACT, Runner, Workshop
+from vitlab.checkpoints.load import ModelOrName, as_network
+from vitlab.errors import ExportError, UsageError
+from vitlab.export.bench import BackendResult, default_reducers, fastest, make_runners, measure
+from vitlab.export.loader import InferenceNetwork
+from vitlab.export.runners import EXACT, Runner, RunnerFactory
+from vitlab.export.samples import preprocess_batch
 from vitlab.export.verify import AGREEMENT
+from vitlab.images.read import Source
+from vitlab.models.base import Network
 
 Goal = Literal["exact", "fast", "small"]
-WAYS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
+BACKENDS: dict[str, tuple[str, ...]] = {"exact": EXACT, "fast": (*EXACT, "int8"), "small": ("eager", "int8")}
 
 
-class Optimized(nn.Module):
-    """Takes the model's place for inference on the CPU, in vitlab.predict and vitlab.embed too."""
+class Optimized(InferenceNetwork):
+    """Replaces the model for inference on the CPU, also in vitlab.predict and vitlab.embed."""
 
-    def __init__(self, model: Any, runner: Runner, chosen: Row, rows: list[Row], notes: list[str], keep: Any):
+    def __init__(
+        self, factory: RunnerFactory, runner: Runner, chosen: BackendResult, rows: list[BackendResult], notes: list[str]
+    ):
         super().__init__()
-        self.family, self.config = model.family, model.config
-        self.preprocess, self.labels, self.card = model.preprocess, model.labels, getattr(model, "card", None)
+        model = factory.model
+        self.gives, self.family, self.config = factory.gives, model.family, model.config
+        self.preprocess, self.labels, self.card = model.preprocess, model.labels, model.card
         self.chosen, self.rows, self.notes = chosen, rows, notes
-        self._keep = [runner, keep]  # in a list: torch is not to find modules here
+        self._hidden = runner, factory  # a tuple hides them from nn.Module; the factory owns the runner's files
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._keep[0].run(images)
+        return self._hidden[0].run(images)
 
     def __repr__(self) -> str:
         return f"Optimized({self.family}, {self.chosen.title}, {self.chosen.speedup:.2f} x eager here)"
 
 
-class OptimizedFeatures(Optimized):
-    def encode_image(self, images: Tensor) -> Tensor:
-        return self(images)
-
-
 def optimize(
-    model: Any,
-    example: Tensor | Sequence[Any],
+    model: ModelOrName,
+    example: Tensor | Source | Sequence[Source],
     goal: Goal = "exact",
     *,
     agreement: float = AGREEMENT,
@@ -58,39 +62,37 @@ def optimize(
     rounds: int = 9,
     progress: Callable[[str], object] | None = None,
 ) -> Optimized:
-    """`example`: a batch (B, C, H, W) as the model gets it, or pictures. It is what is timed, B at once (or `batch`),
-    and what agreement is measured on, so give real pictures, a hundred or more, for "fast" and "small". The model is
-    put into evaluation mode.
+    """`model` may be the name of a checkpoint; it is put into evaluation mode. `example`: a batch (B, C, H, W) of model
+    inputs, or images. It is timed, B (or `batch`) at once, and agreement is measured on it, so give a hundred or more
+    real images for "fast" and "small".
     """
-    if goal not in WAYS:
-        raise ValueError(f"goal={goal!r} is not known: use {', '.join(WAYS)}.")
-    seen = _prepared(model, example)
-    batch = batch or min(len(seen), 8)
-    workshop = Workshop(model)
-    tried: list[str | None] = [None]
+    model = as_network(model)
+    if goal not in BACKENDS:
+        raise UsageError(f"goal={goal!r} is not known: use {', '.join(BACKENDS)}.")
+    images = _to_batch(model, example)
+    batch = batch or min(len(images), 8)
+    factory = RunnerFactory(model)
+    tried: list[str | None] = [None]  # reducers
     if goal == "fast":
         tried += default_reducers(model) if reducers is None else list(reducers)
-    runners, notes = make_all(workshop, WAYS[goal], tried, seen[:batch], progress)
-    rows = measure(runners, seen, workshop.gives, batch=batch, rounds=rounds)
+    runners, notes = make_runners(factory, BACKENDS[goal], tried, images[:batch], progress)
+    rows = measure(runners, images, factory.gives, batch=batch, rounds=rounds)
     if not rows[0].within:
-        raise ValueError(
-            "the model itself gives NaN or infinity for these pictures, so nothing can be compared with it. Take a "
+        raise ExportError(
+            "the model itself gives NaN or infinity for these images, so nothing can be compared with it. Use a "
             "checkpoint from before its training diverged."
         )
     if goal == "small":
         chosen = min((r for r in rows if r.within or r.agreement >= agreement), key=lambda r: r.bytes)
     else:
         chosen = fastest(rows, 1.0 if goal == "exact" else agreement) or rows[0]
-    kind = Optimized if workshop.gives == "logits" else OptimizedFeatures
-    return kind(model, runners[rows.index(chosen)], chosen, rows, notes, workshop).eval()
+    return Optimized(factory, runners[rows.index(chosen)], chosen, rows, notes).eval()
 
 
-def _prepared(model: Any, example: Tensor | Sequence[Any]) -> Tensor:
+def _to_batch(model: Network, example: Tensor | Source | Sequence[Source]) -> Tensor:
     if isinstance(example, Tensor):
         if example.ndim != 4 or not len(example):
-            raise ValueError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
+            raise UsageError(f"example must be (batch, C, height, width) but is {tuple(example.shape)}.")
         return example.detach().float().cpu()
-    if model.preprocess is None:
-        raise ValueError("the model has no preprocess, so example must be a tensor (batch, C, height, width).")
-    pictures = [example] if isinstance(example, str | bytes | Image.Image) else list(example)
-    return torch.stack([model.preprocess(picture) for picture in pictures])
+    single = isinstance(example, str | bytes | PathLike | Image.Image)
+    return preprocess_batch(model, [example] if single else list(example))  # type: ignore[arg-type]

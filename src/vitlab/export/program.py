@@ -1,7 +1,12 @@
-"""torch.export: the network as a graph in one .pt2 file, which torch runs without our code."""
+"""torch.export: the network as a graph in one .pt2 file, which torch runs without vitlab."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +14,67 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from vitlab.export.about import KEY, About
-from vitlab.export.archive import checked
-from vitlab.export.quiet import quiet
-from vitlab.export.tower import Sides, Tower
+from vitlab.errors import ExportError
+from vitlab.export.archive import sanitized_copy
+from vitlab.export.metadata import KEY, ExportMetadata
+from vitlab.export.wrapper import ExportWrapper, SizeRange
 
 NAME = f"{KEY}.json"
 
 
-def to_program(tower: Tower, example: Tensor, sides: Sides | None = None) -> ExportedProgram:
-    """The batch is left open; with `sides`, height and width too."""
+@contextmanager
+def suppress_output() -> Iterator[None]:
+    """Hides what exporters log, warn about and print. Errors still come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def to_program(wrapper: ExportWrapper, example: Tensor, sizes: SizeRange | None = None) -> ExportedProgram:
+    """The batch size is dynamic; with `sizes`, height and width are too."""
     shape: dict[int, Any] = {0: Dim("batch", min=1, max=2**16)}
-    if sides is not None:
-        n = sides.stride
-        rows, columns = (Dim(name, min=sides.least // n, max=sides.most // n) for name in ("rows", "columns"))
+    if sizes is not None:
+        n = sizes.stride
+        rows, columns = (Dim(name, min=sizes.least // n, max=sizes.most // n) for name in ("rows", "columns"))
         shape |= {2: n * rows, 3: n * columns} if n > 1 else {2: rows, 3: columns}
-    tower = tower.eval()
+    wrapper = wrapper.eval()
     try:
-        with torch.no_grad(), quiet():
-            return torch.export.export(tower, (example,), dynamic_shapes=(shape,), strict=False)
+        with torch.no_grad(), suppress_output():
+            return torch.export.export(wrapper, (example,), dynamic_shapes=(shape,), strict=False)
     except Exception as error:  # torch raises many kinds here
-        open_sizes = " for all image sizes: leave --dynamic-size out" if sides is not None else ""
-        raise ValueError(f"this network cannot be exported{open_sizes}. torch.export says: {_first(error)}") from error
+        dynamic = " for all image sizes: leave --dynamic-size out" if sizes is not None else ""
+        raise ExportError(f"this network cannot be exported{dynamic}. torch says: {first_line(error)}") from error
 
 
-def save_program(program: ExportedProgram, path: Path, about: About) -> None:
+def save_program(program: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # which line of whose file it comes from
+        node.meta.pop("stack_trace", None)  # source file and line
     try:
-        with quiet():
-            torch.export.save(program, path, extra_files={NAME: about.to_json()})
-    except Exception as error:  # not every step that torch can follow can it write
-        raise ValueError(
-            f"torch cannot write this network as .pt2: name the file model.onnx. It says: {_first(error)}"
+        with suppress_output():
+            torch.export.save(program, path, extra_files={NAME: metadata.to_json()})
+    except Exception as error:  # some operations can be traced but not saved
+        raise ExportError(
+            f"torch cannot write this network as .pt2: name the file model.onnx. It says: {first_line(error)}"
         ) from error
 
 
-def load_program(path: Path) -> tuple[Any, About]:
-    """A function of one tensor, and what came with it. Nothing that a stranger's file brings is run (archive.py)."""
+def load_program(path: Path) -> tuple[Callable[[Tensor], Tensor], ExportMetadata]:
+    """A function of one tensor, and the metadata. No code from an untrusted file is run (archive.py)."""
     extra: dict[str, Any] = {NAME: ""}
     try:
-        with quiet(), checked(path) as archive:
+        with suppress_output(), sanitized_copy(path) as archive:
             run = torch.export.load(archive, extra_files=extra).module()
     except Exception as error:
-        raise ValueError(f"{path}: cannot be read as a torch.export program: {_first(error)}") from None
+        raise ExportError(f"{path}: cannot be read as a torch.export program: {first_line(error)}") from None
     text = extra[NAME].decode(errors="replace") if isinstance(extra[NAME], bytes) else extra[NAME]
-    return run, About.from_json(text, path)
+    return run, ExportMetadata.from_json(text, path)
 
 
-def _first(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The message of a library's error, without its details."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,11 +1,11 @@
-"""int8 by ONNX Runtime's own quantiser: a quarter of the size, and faster where matrix products are what takes time.
+"""int8 by ONNX Runtime's quantizer: a quarter of the size, and faster where matrix products dominate.
 
-dynamic   weights are rounded now, activations anew for every batch: nothing to prepare, and the safer one for a ViT
-static    activations have a fixed scale, found by looking at real pictures; the only way for convolutions
+dynamic   weights are rounded once, activations for every batch: needs no calibration, and is safer for a ViT
+static    activations have a fixed scale, calibrated on real images; the only mode for convolutions
 
-The last layer stays in float32, and so do the first convolutions of a network whose work is matrix products: there
-int8 costs much and saves little. Weights have 7 bits and a scale for each output: with 8 the sums of two products
-overflow 16 bits, quietly, on CPUs that lack VNNI.
+The last layer stays in float32, and so do the first convolutions of a transformer: there int8 costs accuracy and saves
+little. Weights have 7 bits and a scale per output channel: with 8 bits the sum of two products silently overflows
+16 bits on CPUs without VNNI.
 """
 
 from __future__ import annotations
@@ -13,93 +13,77 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from vitlab.export.onnx import need
-from vitlab.export.quiet import quiet
+from vitlab.errors import ExportError, UsageError
+from vitlab.export.onnx import require
+from vitlab.export.program import suppress_output
 
-WAYS = ("dynamic", "static")
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
+MODES = ("dynamic", "static")
 INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QuantizeLinear", "ConvInteger", "QLinearConv")
 
 
-def to_int8(source: Path, target: Path, way: str, calibration: Tensor | None = None) -> int:
-    """Write `target`; how many of its steps are in integers. `calibration` (B, C, H, W): prepared real pictures."""
-    need("onnx", "onnxruntime")
-    if way not in WAYS:
-        raise ValueError(f"--int8 {way!r} is not known: use {' or '.join(WAYS)}.")
+def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = None) -> None:
+    """`calibration` (B, C, H, W): preprocessed images, for static int8."""
+    require("onnx", "onnxruntime")
+    if mode not in MODES:
+        raise UsageError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
+    import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
-    common: dict[str, Any] = dict(per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
-    with quiet(), tempfile.TemporaryDirectory() as folder:
-        plain = _without_types(source, Path(folder) / "plain.onnx")
-        common |= dict(op_types_to_quantize=_products(plain, way), extra_options={"MatMulConstBOnly": True})
-        common |= dict(nodes_to_exclude=_tables(plain))
-        if way == "dynamic":
-            quantize_dynamic(plain, target, **common)
+    with suppress_output(), tempfile.TemporaryDirectory() as folder:
+        model = onnx.load(source)
+        del model.graph.value_info[:]  # types, which the quantizer would trust after it has changed them
+        stripped = Path(folder) / "stripped.onnx"
+        onnx.save(model, stripped, save_as_external_data=model.ByteSize() > 2**31 - 1)
+        common: dict[str, Any] = dict(
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=[_product_kind(model.graph, mode)],
+            nodes_to_exclude=_resized_positions(model.graph),
+            extra_options={"MatMulConstBOnly": True},
+        )
+        if mode == "dynamic":
+            quantize_dynamic(stripped, target, **common)
         else:
             if calibration is None or not len(calibration):
-                raise ValueError("static int8 is calibrated on real pictures: give some with --data SOURCE.")
-            reader: Any = _Reader(_input_of(plain), calibration)
+                raise UsageError("static int8 is calibrated on real images: give some with --data SOURCE.")
             quantize_static(
-                *(plain, target, reader),
+                stripped,
+                target,
+                _Reader(model.graph.input[0].name, calibration),  # type: ignore[arg-type]
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,
                 calibrate_method=CalibrationMethod.MinMax,
                 **common,
             )
-    steps = integer_steps(target)
-    if not steps:
-        raise ValueError(
-            f"int8 {way}: there is nothing in this network to make integers of; "
-            + ("convolutions need --int8 static." if way == "dynamic" else "export it without --int8.")
-        )
-    return steps
+    nodes = onnx.load(target, load_external_data=False).graph.node
+    if not any(node.op_type in INTEGER for node in nodes):
+        remedy = "convolutions need --int8 static." if mode == "dynamic" else "export it without --int8."
+        raise ExportError(f"int8 {mode}: this network has nothing to quantize; {remedy}")
 
 
-def _products(path: Path, way: str) -> list[str]:
-    """What becomes integers. Not Gemm: it stands last, on one row per picture."""
-    import onnx
-
-    steps = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-    return ["Conv"] if way == "static" and "MatMul" not in steps else ["MatMul"]
+def _product_kind(graph: GraphProto, mode: str) -> str:
+    """The operation to quantize. Not Gemm: that is the last layer, on one row per image."""
+    has_products = any(node.op_type == "MatMul" for node in graph.node)
+    return "Conv" if mode == "static" and not has_products else "MatMul"
 
 
-def _tables(path: Path) -> list[str]:
-    """Products with a constant that is no matrix: positions that are resized in the graph, which no kernel takes."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
-    other = {held.name for held in graph.initializer if len(held.dims) != 2}
+def _resized_positions(graph: GraphProto) -> list[str]:
+    """Products with a constant that is not a matrix, as where positions are resized: no int8 kernel takes them."""
+    other = {constant.name for constant in graph.initializer if len(constant.dims) != 2}
     return [node.name for node in graph.node if node.op_type == "MatMul" and other & set(node.input)]
 
 
-def integer_steps(path: Path) -> int:
-    import onnx
-
-    return sum(node.op_type in INTEGER for node in onnx.load(path, load_external_data=False).graph.node)
-
-
-def _without_types(source: Path, target: Path) -> Path:
-    """The exporter notes a type at every value; the quantiser takes them for true after it has changed them."""
-    import onnx
-
-    model = onnx.load(source)
-    del model.graph.value_info[:]
-    onnx.save(model, target, save_as_external_data=model.ByteSize() > 2**31 - 1)
-    return target
-
-
-def _input_of(path: Path) -> str:
-    import onnx
-
-    return onnx.load(path, load_external_data=False).graph.input[0].name
-
-
 class _Reader:
-    """Hands the calibrator one batch after another."""
+    """Batches for ONNX Runtime's calibrator."""
 
     def __init__(self, name: str, images: Tensor, batch: int = 8):
         self.batches: Iterator[dict[str, np.ndarray]] = ({name: part.numpy()} for part in images.split(batch))

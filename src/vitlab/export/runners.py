@@ -1,10 +1,14 @@
-"""Ways to run one network on this machine, each a function of a batch: what bench compares and optimize chooses from.
+"""Backends that run one network on this machine: bench compares them and optimize chooses one.
 
 eager      the model as it is
-folded     the same with less work (fold.py)
-compiled   torch.compile of the folded one, weights frozen and packed for this CPU (needs a C++ compiler)
-onnx       ONNX Runtime, of the folded one
-int8       ONNX Runtime, dynamic int8; int8_static where there are pictures to calibrate it with
+folded     with linear operations folded into the weights (fold.py)
+compiled   torch.compile of the folded model, weights frozen and packed for this CPU (needs a C++ compiler)
+onnx       ONNX Runtime, of the folded model
+int8       ONNX Runtime, dynamic int8; int8_static is calibrated on images
+
+Other libraries with the same weights, for bench --against:
+transformers   its network, eager, with fused attention
+onnxruntime    the unfolded network by torch's exporter, with ONNX Runtime's own optimisation only
 """
 
 from __future__ import annotations
@@ -12,35 +16,40 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from vitlab.export.about import Gives, about_model
-from vitlab.export.fold import folded
+from vitlab.checkpoints import convert
+from vitlab.errors import UsageError
+from vitlab.export.fold import fold
+from vitlab.export.loader import file_size
+from vitlab.export.metadata import OutputKind, model_metadata
 from vitlab.export.onnx import Session, save_onnx
-from vitlab.export.opened import size_of_file
-from vitlab.export.program import to_program
+from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
-from vitlab.export.quiet import quiet
-from vitlab.export.tower import Tower, example, what_it_gives
+from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
+from vitlab.models.base import Network
 
 EXACT = ("eager", "folded", "compiled", "onnx")
-WAYS = (*EXACT, "int8", "int8_static")
+T = TypeVar("T")
+BACKENDS = (*EXACT, "int8", "int8_static")
+LIBRARIES = ("transformers", "onnxruntime")
 
 
 @dataclass
 class Runner:
-    name: str  # of the way, or of another library
+    name: str  # of the backend, or of another library
     run: Callable[[Tensor], Tensor]
     bytes: int  # of its weights, or of its file
     reducer: str | None = None
     path: Path | None = None  # of the file that ONNX Runtime runs
 
-    def lean(self) -> Callable[[Tensor], Tensor]:
-        """The same, keeping nothing between batches, so that what a batch needs can be seen."""
+    def without_arena(self) -> Callable[[Tensor], Tensor]:
+        """The same function without an arena between batches, so that its memory can be measured."""
         return self.run if self.path is None else Session(self.path, arena=False)
 
     @property
@@ -48,92 +57,117 @@ class Runner:
         return self.name if self.reducer is None else f"{self.name} + {self.reducer}"
 
 
-def check_way(way: str) -> None:
-    if way not in WAYS:
-        raise ValueError(f"{way!r} is no way to run a model: use {', '.join(WAYS)}.")
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}: use {', '.join(BACKENDS)}.")
 
 
-class Workshop:
-    """Makes runners of one model. What two of them need is made once; files lie in a folder that goes with this."""
+class RunnerFactory:
+    """Makes runners of one model. Shared parts are made once; files are deleted with the factory."""
 
-    def __init__(self, model: Any, calibration: Tensor | None = None):
-        """`calibration` (B, C, H, W): prepared real pictures, for int8_static."""
+    def __init__(self, model: Network, calibration: Tensor | None = None):
+        """`calibration` (B, C, H, W): preprocessed real images, for int8_static."""
         self.model, self.calibration = model.eval(), calibration
-        self.gives: Gives = what_it_gives(model)
+        self.gives: OutputKind = output_kind(model)
         self._folder = tempfile.TemporaryDirectory(prefix="vitlab-")
-        self._made: dict[tuple[str, str | None], Any] = {}
+        self._cache: dict[tuple[str, str | None], Any] = {}
 
-    def make(self, way: str, reducer: str | None = None) -> Runner:
-        check_way(way)
-        if way == "eager":
-            return _in_torch(way, Tower(self.model, self.gives, reducer), reducer)
-        if way == "folded":
-            return _in_torch(way, self._tower(reducer), reducer)
-        if way == "compiled":
+    def make(self, backend: str, reducer: str | None = None) -> Runner:
+        check_backend(backend)
+        if backend == "eager":
+            return _torch_runner(backend, ExportWrapper(self.model, self.gives, reducer), reducer)
+        if backend == "folded":
+            return _torch_runner(backend, self._folded(reducer), reducer)
+        if backend == "compiled":
             return self._compiled(reducer)
-        path = self.int8_file(reducer, way=way) if way.startswith("int8") else self.onnx_file(reducer)
-        return in_onnxruntime(way, path, reducer)
+        path = self.int8_file(reducer, backend=backend) if backend.startswith("int8") else self.onnx_file(reducer)
+        return _onnxruntime_runner(backend, path, reducer)
 
     def _compiled(self, reducer: str | None) -> Runner:
         import torch._inductor.config as inductor
 
-        tower = self._tower(reducer).eval()
-        compiled, seen = torch.compile(tower, dynamic=False), set()
+        wrapper = self._folded(reducer).eval()
+        compiled, seen = torch.compile(wrapper, dynamic=False), set()
 
         def run(x: Tensor) -> Tensor:
             with torch.no_grad():
                 if x.shape in seen:
                     return compiled(x)
                 seen.add(x.shape)
-                with inductor.patch(freezing=True), quiet():  # each shape is compiled when it first comes
+                with inductor.patch(freezing=True), suppress_output():  # compiled at the first batch of each shape
                     return compiled(x)
 
-        return Runner("compiled", run, _bytes(tower), reducer)
+        return Runner("compiled", run, _bytes(wrapper), reducer)
 
-    def _tower(self, reducer: str | None) -> Tower:
-        return Tower(self._once("folded", None, lambda: folded(self.model)), self.gives, reducer)
+    def _folded(self, reducer: str | None) -> ExportWrapper:
+        return ExportWrapper(self._once("folded", None, lambda: fold(self.model)), self.gives, reducer)
 
-    def onnx_file(self, reducer: str | None = None, *, fold: bool = True) -> Path:
-        return self._once("onnx" if fold else "plain", reducer, lambda: self._export(reducer, fold))
+    def onnx_file(self, reducer: str | None = None, *, folded: bool = True) -> Path:
+        return self._once("onnx" if folded else "unfolded", reducer, lambda: self._export(reducer, folded))
 
-    def _export(self, reducer: str | None, fold: bool) -> Path:
+    def _export(self, reducer: str | None, folded: bool) -> Path:
         path = self._path()
-        tower = self._tower(reducer) if fold else Tower(self.model, self.gives, reducer)
-        program = to_program(tower, example(self.model, self.gives))
-        save_onnx(program, path, about_model(self.model, self.gives, reducer=reducer))
+        wrapper = self._folded(reducer) if folded else ExportWrapper(self.model, self.gives, reducer)
+        program = to_program(wrapper, example_input(self.model, self.gives))
+        save_onnx(program, path, model_metadata(self.model, self.gives, reducer=reducer))
         return path
 
-    def int8_file(self, reducer: str | None = None, *, way: str = "int8") -> Path:
+    def int8_file(self, reducer: str | None = None, *, backend: str = "int8") -> Path:
         def make() -> Path:
-            plain, path = self.onnx_file(reducer), self._path()
-            to_int8(plain, path, "static" if way == "int8_static" else "dynamic", self.calibration)
+            float32, path = self.onnx_file(reducer), self._path()
+            to_int8(float32, path, "static" if backend == "int8_static" else "dynamic", self.calibration)
             return path
 
-        return self._once(way, reducer, make)
+        return self._once(backend, reducer, make)
 
     def _path(self) -> Path:
-        return Path(self._folder.name) / f"{len(self._made)}.onnx"
+        return Path(self._folder.name) / f"{len(self._cache)}.onnx"
 
-    def _once(self, what: str, reducer: str | None, make: Callable[[], Any]) -> Any:
-        if (what, reducer) not in self._made:
-            found = make()
-            self._made[what, reducer] = found
-        return self._made[what, reducer]
-
-
-def in_onnxruntime(name: str, path: Path, reducer: str | None = None) -> Runner:
-    return Runner(name, Session(path), size_of_file(path), reducer, path)
+    def _once(self, name: str, reducer: str | None, make: Callable[[], T]) -> T:
+        if (name, reducer) not in self._cache:
+            value = make()  # which may fill the cache itself
+            self._cache[name, reducer] = value
+        return self._cache[name, reducer]
 
 
-def _in_torch(name: str, tower: Tower, reducer: str | None) -> Runner:
-    tower.eval()
+def _onnxruntime_runner(name: str, path: Path, reducer: str | None = None) -> Runner:
+    return Runner(name, Session(path), file_size(path), reducer, path)
+
+
+def _torch_runner(name: str, wrapper: ExportWrapper, reducer: str | None) -> Runner:
+    wrapper.eval()
 
     def run(x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return tower(x)
+            return wrapper(x)
 
-    return Runner(name, run, _bytes(tower), reducer)
+    return Runner(name, run, _bytes(wrapper), reducer)
 
 
-def _bytes(tower: Tower) -> int:
-    return sum(value.nbytes for value in tower.state_dict().values())
+def _bytes(wrapper: ExportWrapper) -> int:
+    return sum(value.nbytes for value in wrapper.state_dict().values())
+
+
+def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
+    if name == "onnxruntime":
+        return _onnxruntime_runner("onnxruntime", factory.onnx_file(folded=False))
+    return _transformers_runner(model)
+
+
+def _transformers_runner(model: Network) -> Runner:
+    if find_spec("transformers") is None:
+        raise UsageError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
+    if not model.config.classes:
+        raise UsageError("--against transformers compares classifiers: this model has no classes.")
+    from transformers import AutoModelForImageClassification
+
+    with tempfile.TemporaryDirectory() as folder:
+        convert.write(model, Path(folder) / "model", "hf")
+        theirs: Any = AutoModelForImageClassification.from_pretrained(f"{folder}/model", attn_implementation="sdpa")
+    theirs.eval()
+
+    def run(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return theirs(x).logits
+
+    return Runner("transformers", run, sum(p.nbytes for p in theirs.parameters()))

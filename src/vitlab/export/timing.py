@@ -1,4 +1,4 @@
-"""Times that can be compared: in one process, in turns, medians with their spread; and the memory that a run takes."""
+"""Comparable timings: interleaved in one process, medians with quartiles; and the peak memory of a run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-PAUSE = 0.1  # seconds between two runs: threads that one leaves waiting keep a core busy for a while
-BRIEF = 0.02  # seconds: a shorter run would mostly time how its threads wake up, so one run wakes them
+PAUSE = 0.1  # seconds between two runs: spinning threads of the last run keep a core busy for a while
+BRIEF = 0.02  # seconds: a shorter run is timed again right away, with its threads awake
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How a model is timed."""
+
+    batch: int = 8
+    rounds: int = 15
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, list[float]]:
-    """Seconds of every run, in turns, so that whatever else the machine does meets them equally."""
+    """Seconds of every run, interleaved, so that other load on the machine affects all equally."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(warm + rounds):
         for name, run in runs.items():
@@ -37,17 +46,17 @@ def summary(seconds: list[float]) -> dict[str, float]:
     return {"median": median, "quarter": low, "three_quarters": high, "n": len(seconds)}
 
 
-def memory_of(work: Callable[[], object]) -> int | None:
-    """By how many bytes this raises what the process holds, at the highest; None where the system does not tell.
+def peak_memory(work: Callable[[], object]) -> int | None:
+    """Peak bytes that this adds to the process; None where the system does not report it.
 
-    It runs twice: what it makes once and keeps is not counted, and what was freed goes back to the system in between.
+    It runs twice: what the first run allocates and keeps is not counted.
     """
     work()
     gc.collect()
-    _give_back()
+    _trim_heap()
     before = _status("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except OSError:
         return None
     work()
@@ -55,8 +64,8 @@ def memory_of(work: Callable[[], object]) -> int | None:
     return None if before is None or peak is None else max(0, peak - before)
 
 
-def _give_back() -> None:
-    """The C library keeps freed memory for later, where a next run finds it and seems to need none."""
+def _trim_heap() -> None:
+    """Return freed memory to the system; a next run would reuse it and seem to need none."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -1,11 +1,11 @@
-"""The gate: model and exported file look at the same real pictures, each with the preprocess it brings itself.
+"""Compare an exported file with its model on the same real images, each with its own preprocess.
 
-A file that answers otherwise is not kept (ship.py). What is asked of it:
-    float32   no value differs by more than 1e-4 of the largest value that the model gives
-    int8      99 of 100 pictures get the same class; features: each picture's are nearest to its own, at a cosine > 0.5
-    fewer tokens   as float32, but of 50 pictures one may differ: where two tokens are as similar, rounding may choose
-NaN or infinity, on either side, fails every one of them: such values have no difference and no order.
-The export is asked in batches of 1, 3 and 8, and where it promises other image sizes, the same is asked of it in those.
+A file that fails is not kept (pipeline.py). The limits:
+    float32   no value differs by more than 1e-4 of the model's largest output
+    int8      99 % of the images get the same class; features: each image's nearest neighbour is itself, cosine > 0.5
+    reducer   as float32, but 2 % of the images may differ, because rounding can change which tokens are reduced
+NaN or infinity on either side always fails.
+The export runs in batches of 1, 3 and 8; with dynamic size it is also compared at other image sizes.
 """
 
 from __future__ import annotations
@@ -19,118 +19,132 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.export.about import About
-from vitlab.export.opened import Exported
-from vitlab.export.pictures import prepared, texts
+from vitlab.errors import ExportError
+from vitlab.export.loader import Exported
+from vitlab.export.metadata import ExportMetadata
+from vitlab.export.program import first_line
+from vitlab.export.samples import preprocess_batch, sample_images, sample_texts
 from vitlab.export.timing import alternate, summary
-from vitlab.export.tower import Tower
-from vitlab.models.evaluating import evaluating
+from vitlab.export.wrapper import ExportWrapper
+from vitlab.models.base import Network, evaluating
 from vitlab.parsing import spell_not_finite
 
 TOLERANCE = 1e-4
 AGREEMENT = 0.99
-MIN_COSINE = 0.5  # of a picture's features with the right ones; all zeros have the cosine 0 with everything
+MIN_COSINE = 0.5  # of an image's features with the expected ones; all zeros have cosine 0 with everything
 BATCHES = (1, 3, 8)
-ODD = 0.02  # of the pictures, where tokens are chosen
+REDUCER_MARGIN = 0.02  # share of images that may differ under a reducer
 ROUNDS = 5
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Images that an export is compared on, and how much it may differ."""
+
+    source: str | None = None  # a data source; None: crops of photographs
+    path: str | None = None
+    images: int = 128
+    tolerance: float = TOLERANCE
+    agreement: float = AGREEMENT
+
+    def sample(self, channels: int, *, calibrate: bool = False) -> list[Image.Image]:
+        return sample_images(self.images, channels=channels, source=self.source, path=self.path, calibrate=calibrate)
+
+
 @dataclass
-class Verdict:
+class Verification:
     images: int
     max_difference: float
-    largest: float  # value that the model gives
-    agreement: float  # share of pictures with the same answer
-    answers: int | None  # different classes that the model gives to these pictures; None: it gives features
-    within: float  # share of pictures with no difference above the tolerance
+    largest: float  # output of the model
+    agreement: float  # share of images with the same answer
+    answers: int | None  # different classes that the model predicts here; None for features
+    within: float  # share of images with no difference above the tolerance
     tolerance: float
-    milliseconds: dict[str, float]  # of a batch, medians: model, export
+    milliseconds: dict[str, float]  # median per batch: model, export
     batch: int
-    bytes: dict[str, int]  # of the weights: model; of the file: export
+    bytes: dict[str, int]  # model: its weights; export: the file
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what makes this say less than it seems to
-    not_finite: dict[str, int] = field(default_factory=dict)  # pictures with NaN or infinity: model, export
+    notes: list[str] = field(default_factory=list)  # caveats
+    not_finite: dict[str, int] = field(default_factory=dict)  # images with NaN or infinity: model, export
 
     @property
     def passed(self) -> bool:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN and no infinity: those are texts."""
+        """For JSON; NaN and infinity become strings."""
         return {**spell_not_finite(vars(self)), "passed": self.passed}
 
 
 def verify(
-    model: Any,
+    model: Network,
     exported: Exported,
     images: list[Image.Image],
     *,
     tolerance: float = TOLERANCE,
     agreement: float = AGREEMENT,
     rounds: int = ROUNDS,
-) -> Verdict:
-    """`model` is the one that was exported: it says what is right, without the file's reducer or int8 being undone."""
-    about = exported.about
-    tower = Tower(model, about.gives, about.reducer)
-    with evaluating(tower):
+) -> Verification:
+    """Compare with the exported `model`, which runs with the file's reducer."""
+    metadata = exported.metadata
+    wrapper = ExportWrapper(model, metadata.gives, metadata.reducer)
+    with evaluating(wrapper):
         ours, theirs = _inputs(model, exported, images)
-        right = _in_batches(tower, ours, (8,))
-        found = _in_batches(exported, theirs, BATCHES)
-        verdict = _compare(right, found, tolerance, about.gives)
-        verdict.problems += _judge(verdict, about, agreement)
-        if verdict.answers == 1:
-            verdict.notes.append(
-                f"the model gives all {verdict.images} pictures the same class, so that both agree says little: "
-                "compare on pictures of several classes, --data SOURCE"
+        expected = _run_batches(wrapper, ours, (8,))
+        actual = _run_batches(exported, theirs, BATCHES)
+        result = _compare(expected, actual, tolerance, metadata.gives)
+        result.problems += _find_problems(result, metadata, agreement)
+        if result.answers == 1:
+            result.notes.append(
+                f"the model predicts one class for all {result.images} images, so their agreement says little: "
+                "compare on images of several classes, --data SOURCE"
             )
-        if verdict.problems and ours.shape == theirs.shape and not torch.equal(ours, theirs):
-            verdict.problems.append(_prepared_otherwise(model, exported))
-        if about.gives == "logits" and list(exported.labels or []) != list(model.labels or []):
-            verdict.problems.append("the names of the classes differ")
-        if about.dynamic_size and about.gives != "text":
-            verdict.problems += _other_sizes(tower, exported, images, tolerance, agreement)
+        if result.problems and ours.shape == theirs.shape and not torch.equal(ours, theirs):
+            result.problems.append(_preprocess_difference(model, exported))
+        if metadata.gives == "logits" and list(exported.labels or []) != list(model.labels or []):
+            result.problems.append("the class names differ")
+        if metadata.dynamic_size and metadata.gives != "text":
+            result.problems += _other_sizes(wrapper, exported, images, tolerance, agreement)
         few, same = ours[: BATCHES[-1]], theirs[: BATCHES[-1]]
-        verdict.batch = len(few)
-        times = alternate({"model": lambda: tower(few), "export": lambda: exported(same)}, rounds)
-        verdict.milliseconds = {name: 1000 * summary(seconds)["median"] for name, seconds in times.items()}
-    verdict.bytes = {"model": sum(p.nbytes for p in tower.state_dict().values()), "export": exported.bytes}
-    return verdict
+        result.batch = len(few)
+        times = alternate({"model": lambda: wrapper(few), "export": lambda: exported(same)}, rounds)
+        result.milliseconds = {name: 1000 * summary(seconds)["median"] for name, seconds in times.items()}
+    result.bytes = {"model": sum(p.nbytes for p in wrapper.state_dict().values()), "export": exported.bytes}
+    return result
 
 
-def _inputs(model: Any, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
-    if exported.about.gives == "text":
+def _inputs(model: Network, exported: Exported, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+    if exported.metadata.gives == "text":
         if model.tokenizer is None:
-            raise ValueError("the CLIP came without its tokenizer, so its text tower cannot be compared.")
-        asked = texts(len(images))
-        return model.tokenizer(asked), exported.tokenizer(asked)  # type: ignore[operator]
-    if model.preprocess is None or exported.preprocess is None:
-        raise ValueError("the model has no preprocess, so it cannot look at pictures: set model.preprocess first.")
-    size = exported.config.image_size
-    return prepared(model.preprocess.with_size(size), images), prepared(exported.preprocess, images)
+            raise ExportError("the CLIP has no tokenizer, so its text tower cannot be compared.")
+        texts = sample_texts(len(images))
+        return model.tokenizer(texts), exported.tokenizer(texts)  # type: ignore[operator]
+    return preprocess_batch(model, images, exported.config.image_size), preprocess_batch(exported, images)
 
 
-def _in_batches(look: Callable[[Tensor], Tensor], inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    found, start, number = [], 0, 0
+def _run_batches(run: Callable[[Tensor], Tensor], inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Outputs of all inputs; the last of `sizes` is repeated."""
+    outputs, start = [], 0
     while start < len(inputs):
-        size = sizes[min(number, len(sizes) - 1)]
-        found.append(look(inputs[start : start + size]).float())
-        start, number = start + size, number + 1
-    return torch.cat(found)
+        size = sizes[min(len(outputs), len(sizes) - 1)]
+        outputs.append(run(inputs[start : start + size]).float())
+        start += size
+    return torch.cat(outputs)
 
 
-def _compare(right: Tensor, found: Tensor, tolerance: float, gives: str) -> Verdict:
-    if right.shape != found.shape:
-        raise ValueError(f"the export gives {tuple(found.shape)} where the model gives {tuple(right.shape)}.")
-    differences = (right - found).abs().amax(dim=1)  # (B,), nan stays nan
-    largest = float(right.abs().max())
+def _compare(expected: Tensor, actual: Tensor, tolerance: float, gives: str) -> Verification:
+    if expected.shape != actual.shape:
+        raise ExportError(f"the export returns {tuple(actual.shape)} where the model returns {tuple(expected.shape)}.")
+    differences = (expected - actual).abs().amax(dim=1)  # (B,), nan stays nan
+    largest = float(expected.abs().max())
     allowed = tolerance * largest
-    bad = {"model": count_not_finite(right), "export": count_not_finite(found)}
-    return Verdict(
-        images=len(right),
+    bad = {"model": count_not_finite(expected), "export": count_not_finite(actual)}
+    return Verification(
+        images=len(expected),
         max_difference=float(differences.max()),
         largest=largest,
-        agreement=agreement_of(right, found, gives),
-        answers=len(right.argmax(dim=1).unique()) if gives == "logits" else None,
+        agreement=agreement_rate(expected, actual, gives),
+        answers=len(expected.argmax(dim=1).unique()) if gives == "logits" else None,
         within=float((differences <= allowed).float().mean()),
         tolerance=allowed,
         milliseconds={},
@@ -145,74 +159,74 @@ def count_not_finite(values: Tensor) -> int:
     return int((~torch.isfinite(values)).any(dim=1).sum())
 
 
-def agreement_of(right: Tensor, found: Tensor, gives: str) -> float:
-    """Same class; of features: looked up among the right ones, a picture finds itself. NaN, infinity and features that
-    are all zero never agree.
+def agreement_rate(expected: Tensor, actual: Tensor, gives: str) -> float:
+    """Share with the same class; for features, with itself as nearest neighbour. NaN, infinity and features that are
+    all zero never agree.
     """
-    finite = torch.isfinite(right).all(dim=1) & torch.isfinite(found).all(dim=1)
+    finite = torch.isfinite(expected).all(dim=1) & torch.isfinite(actual).all(dim=1)
     if gives == "logits":
-        same = right.argmax(dim=1) == found.argmax(dim=1)
+        same = expected.argmax(dim=1) == actual.argmax(dim=1)
         return float((same & finite).float().mean())
-    cosines = _unit(found) @ _unit(right).T  # (B, B)
+    cosines = _unit(actual) @ _unit(expected).T  # (B, B)
     own = cosines.diagonal()
-    same = own >= cosines.nan_to_num(-1.0).amax(dim=1) - 1e-6  # of two equal pictures either will do
-    alike = own > MIN_COSINE
-    return float((same & alike & finite).float().mean())
+    same = own >= cosines.nan_to_num(-1.0).amax(dim=1) - 1e-6  # either of two equal images will do
+    similar = own > MIN_COSINE
+    return float((same & similar & finite).float().mean())
 
 
 def _unit(features: Tensor) -> Tensor:
-    """Of length 1, however short they are: F.normalize alone leaves those below 1e-12 short."""
+    """Unit-length features, also where F.normalize alone would fail (norms below 1e-12)."""
     return F.normalize(features / features.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo().tiny), dim=1)
 
 
-def _judge(verdict: Verdict, about: About, agreement: float) -> list[str]:
-    problems, odd = [], ODD if about.reducer is not None else 0.0
+def _find_problems(result: Verification, metadata: ExportMetadata, agreement: float) -> list[str]:
+    problems, margin = [], REDUCER_MARGIN if metadata.reducer is not None else 0.0
     problems += [
-        f"the {side} gives NaN or infinity for {count} of {verdict.images} pictures"
-        for side, count in verdict.not_finite.items()
+        f"the {side} gives NaN or infinity for {count} of {result.images} images"
+        for side, count in result.not_finite.items()
     ]
-    if about.int8 is None and verdict.within < 1 - odd:
+    if metadata.int8 is None and result.within < 1 - margin:
         problems.append(
-            f"values differ by up to {verdict.max_difference:.1e}, where {verdict.tolerance:.1e} is allowed "
-            f"({1 - verdict.within:.1%} of the pictures)"
+            f"values differ by up to {result.max_difference:.1e}, where {result.tolerance:.1e} is allowed "
+            f"({1 - result.within:.1%} of the images)"
         )
-    if verdict.agreement < agreement:
+    if result.agreement < agreement:
         problems.append(
-            f"only {verdict.agreement:.1%} of {verdict.images} pictures get the same answer, not {agreement:.0%}"
+            f"only {result.agreement:.1%} of {result.images} images get the same answer, not {agreement:.0%}"
         )
     return problems
 
 
-def _prepared_otherwise(model: Any, exported: Exported) -> str:
+def _preprocess_difference(model: Network, exported: Exported) -> str:
     ours, theirs = model.preprocess.to_dict(), exported.preprocess.to_dict()  # type: ignore[union-attr]
     names = [name for name in ours if name != "size" and ours[name] != theirs[name]]
-    told = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in names)
-    return f"the file prepares pictures otherwise than the model: {told or 'the resized pictures differ'}"
+    differences = ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in names)
+    return f"the file preprocesses images differently from the model: {differences or 'the resized images differ'}"
 
 
 def _other_sizes(
-    tower: Tower, exported: Exported, images: list[Image.Image], tolerance: float, agreement: float
+    wrapper: ExportWrapper, exported: Exported, images: list[Image.Image], tolerance: float, agreement: float
 ) -> list[str]:
-    """Larger and smaller, and not square, with an odd and with an even number of patches, because some reducers halve
-    them. Rounding shows on a few pictures; a share that agrees needs all of them.
+    """Compare at a larger and a smaller size, not square, with an odd and an even number of patches, because some
+    reducers halve them. A few images show rounding; the agreement rate needs all of them.
     """
-    assert exported.preprocess is not None
-    about, (h, w) = exported.about, exported.config.image_size
-    step = about.stride if about.stride > 1 else 8
-    few = images if about.int8 is not None or about.reducer is not None else images[: BATCHES[-1]]
+    metadata, (h, w) = exported.metadata, exported.config.image_size
+    step = metadata.stride if metadata.stride > 1 else 8
+    few = images if metadata.int8 is not None or metadata.reducer is not None else images[: BATCHES[-1]]
     problems = []
     rows, columns = h // step, w // step
     odd = (rows + 1 + rows % 2, columns + 3 - columns % 2)
     even = (max(2, rows - 1), columns + 1 + (columns + 1) % 2)
     for size in ((step * r, step * c) for r, c in (odd, even)):
-        inputs = prepared(exported.preprocess.with_size(size), few)
-        right = _in_batches(tower, inputs, BATCHES[-1:])
+        inputs = preprocess_batch(exported, few, size)
+        expected = _run_batches(wrapper, inputs, BATCHES[-1:])
         try:
-            found = _in_batches(exported, inputs, BATCHES[-1:])
+            actual = _run_batches(exported, inputs, BATCHES[-1:])
         except Exception as error:  # torch and ONNX Runtime raise many kinds
-            first = str(error).strip().partition("\n")[0][:200]
-            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first}")
+            problems.append(f"at {size[0]} x {size[1]} pixels it does not run: {first_line(error)[:200]}")
             continue
-        verdict = _compare(right, found, tolerance, about.gives)
-        problems += [f"at {size[0]} x {size[1]} pixels {told}" for told in _judge(verdict, about, agreement)]
+        result = _compare(expected, actual, tolerance, metadata.gives)
+        problems += [
+            f"at {size[0]} x {size[1]} pixels {problem}" for problem in _find_problems(result, metadata, agreement)
+        ]
     return problems

@@ -1,1 +1,1 @@
-"""Image file -> (B, C, H, W), and the way back to the original picture."""
+"""Image file -> (B, C, H, W), and the way back to the original image."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
+from vitlab.images.preprocess import normalise
 from vitlab.images.randomness import uniform
 
 CROP, FLIP, RANDAUGMENT, JITTER, ERASING, NOISE = range(101, 107)  # the coordinate that says what a number is for
@@ -55,25 +57,40 @@ class AugmentOptions:
             ("flip", (False, True)),
         ):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
-        for name, low in (("padding", 1), ("randaugment", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least {low}.")
-        for name, high in (("magnitude", 10), ("magnitude_std", 10), ("jitter", 1), ("erasing", 1)):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 <= value <= high):  # also refuses nan
-                raise ValueError(f"{name}={value!r} must be a number in 0 .. {high}.")
-        for name, high in (("scale", 1.0), ("ratio", 1e6)):
-            pair = getattr(self, name)
-            numbers = isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_number, pair))
-            if not (numbers and 0 < pair[0] <= pair[1] <= high):
-                limit = " and at most 1" if name == "scale" else ""
-                raise ValueError(f"{name}={pair!r} must be (low, high) with low <= high, both above 0{limit}.")
+                raise UsageError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
+        check_counts(self, padding=1, randaugment=0)
+        check_shares(self, magnitude=10, magnitude_std=10, jitter=1, erasing=1)
+        check_ranges(self, scale=1.0, ratio=1e6)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_counts(options: object, **lowest: int) -> None:
+    """Whole numbers, each at least this."""
+    for name, low in lowest.items():
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise UsageError(f"{name}={value!r} must be a whole number, at least {low}.")
+
+
+def check_shares(options: object, **highest: float) -> None:
+    """Numbers, or tuples of them, each from 0 to this."""
+    for name, high in highest.items():
+        value = getattr(options, name)
+        if not all(_is_number(v) and 0 <= v <= high for v in (value if isinstance(value, tuple) else (value,))):
+            raise UsageError(f"{name}={value!r} must be a number in 0 .. {high}.")  # also refuses nan
+
+
+def check_ranges(options: object, **highest: float) -> None:
+    """Pairs (low, high) above 0, up to this."""
+    for name, most in highest.items():
+        pair = getattr(options, name)
+        numbers = isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_number, pair))
+        if not (numbers and 0 < pair[0] <= pair[1] <= most):
+            limit = " and at most 1" if most == 1 else ""
+            raise UsageError(f"{name}={pair!r} must be (low, high) with low <= high, both above 0{limit}.")
 
 
 class Augment:
@@ -90,17 +107,19 @@ class Augment:
     ) -> None:
         H, W = self.size = (int(size[0]), int(size[1]))
         if options.crop == "padded" and options.border == "reflect" and options.padding >= min(H, W):
-            raise ValueError(
+            raise UsageError(
                 f"padding={options.padding} cannot be reflected from an image of {H}x{W}. "
                 f'Use padding={min(H, W) - 1} or less, or border="zeros".'
             )
         if interpolation not in MODES:
-            raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(MODES)}.")
+            raise UsageError(f"interpolation={interpolation!r} must be one of {', '.join(MODES)}.")
         if len(mean) not in (1, 3) or len(mean) != len(std):
-            raise ValueError(f"mean={tuple(mean)} and std={tuple(std)} must hold 1 or 3 numbers each.")
+            raise UsageError(f"mean={tuple(mean)} and std={tuple(std)} must hold 1 or 3 numbers each.")
         self.options, self.interpolation, self.scale = options, interpolation, scale
-        self.mean, self.std = torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
-        self.fill = (self.mean / scale).round().clamp(0, 255).to(torch.uint8)  # (C,): the mean colour
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.fill = (
+            (torch.tensor(mean, dtype=torch.float32) / scale).round().clamp(0, 255).to(torch.uint8)
+        )  # (C,): the mean colour
 
     def __call__(
         self,
@@ -148,27 +167,26 @@ class Augment:
         For files of different sizes: a worker cuts and resizes each with Pillow, and `cropped=True` goes on from there.
         """
         if self.options.crop != "resized":
-            raise ValueError(f'boxes are drawn for crop="resized" only; this is crop={self.options.crop!r}.')
+            raise UsageError(f'boxes are drawn for crop="resized" only; this is crop={self.options.crop!r}.')
         numbers = uniform(seed, CROP, epoch, indices, repeat, count=BOX_DRAWS)
         return crop_boxes(numbers, np.asarray(sizes), self.options.scale, self.options.ratio)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 -> float32, to the bit as Preprocess does it; also for images that are not augmented."""
-        mean, std = (v.to(images.device)[:, None, None] for v in (self.mean, self.std))
-        return images.to(torch.float32).div_(1 / self.scale).sub_(mean).div_(std)
+        """(B, C, H, W) uint8 -> float32."""
+        return normalise(images, self.mean, self.std, self.scale)
 
     def _check(self, images: Tensor, indices: np.ndarray, *, resizes: bool) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
-            found = f"{tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}"
-            raise ValueError(
-                f"found images {found}, expected (B, {len(self.mean)}, H, W) uint8: "
+            actual = f"{tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}"
+            raise UsageError(
+                f"found images {actual}, expected (B, {len(self.mean)}, H, W) uint8: "
                 "augmentation works on 8-bit pixels and normalises last."
             )
         if np.shape(indices) != (len(images),):
-            raise ValueError(f"{len(images)} images need one dataset index each; found shape {np.shape(indices)}.")
+            raise UsageError(f"{len(images)} images need one dataset index each; found shape {np.shape(indices)}.")
         if not resizes and tuple(images.shape[2:]) != self.size:
             H, W = images.shape[2:]
-            raise ValueError(
+            raise UsageError(
                 f"found images of {H}x{W}, expected {self.size[0]}x{self.size[1]}. "
                 'Resize them first, or use crop="resized".'
             )

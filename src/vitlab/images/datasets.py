@@ -1,36 +1,34 @@
-"""One interface, many sources of labelled pictures, chosen by name or path.
+"""Opens datasets by name or path.
 
 data = open_data("digits")                                    # or fashion-mnist, mnist, cifar10, cifar100
 data = open_data("photos/")                                   # class folders, with or without train/ val/ test/
 data = open_data("labels.csv")                                # columns path, label, and perhaps split
 data = open_data("shards/train-{000000..000009}.tar")         # WebDataset
-data = open_data("flickr8k/", captions=True)                  # pictures with captions: see sources/captions.py
+data = open_data("flickr8k/", captions=True)                  # images with captions: see sources/captions.py
 data.train.read(0), data.train.labels[0]                      # (H, W, C) uint8, a class number
 """
 
 from __future__ import annotations
 
 import difflib
-import gzip
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
+from vitlab.errors import DataError, UsageError
 from vitlab.images.randomness import permutation
 from vitlab.images.sources import SOURCES, cifar, idx
 from vitlab.images.sources import captions as captioned
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     Allow,
-    ArrayDataset,
     Captioned,
     Captions,
-    DataError,
     Dataset,
     Splits,
     refuse_special,
@@ -55,19 +53,17 @@ __all__ = [
 
 ACCEPTED = (
     f"A source is one of {', '.join(SOURCES)}; a folder of class folders; a CSV of paths and labels; "
-    'tar shards ("shards/train-{000000..000009}.tar"); or pictures with captions: a folder or tar with captions.csv, '
-    "or a .txt beside each picture."
+    'tar shards ("shards/train-{000000..000009}.tar"); or images with captions: a folder or tar with captions.csv, '
+    "or a .txt beside each image."
 )
-DIGITS_SPLIT = (0.6, 0.2, 0.2)
-DIGITS_SEED = 1998  # of that split, whatever the run's seed, so that test is the same for everybody
 
 
 @dataclass(frozen=True)
 class Data:
-    """A source, opened."""
+    """An open dataset with its splits."""
 
     name: str
-    classes: list[str]  # none where the pictures have captions
+    classes: list[str]  # none where the images have captions
     train: Dataset
     val: Dataset
     test: Dataset | None
@@ -91,65 +87,32 @@ def open_data(
     allow_cut: bool = False,
     allow_outside: bool = False,
 ) -> Data:
-    """Open a source by name (its files at `path`, where they are not found by themselves) or by path.
+    """Open a source by name (`path`: where its files are) or by path.
 
     A missing val is a stratified `val_fraction` of train, by seed; `per_class` or `fraction` then keep part of train.
-    `captions`: where a source may be read either way, its texts are captions, and not the names of classes.
-    `allow_cut`: use what is whole of tar files that are cut off. `allow_outside`: a table may name files outside its
-    own folder. Without them both are errors.
+    `captions`: read texts as captions and not as class names, where a source allows both.
+    `allow_cut`: use the intact part of truncated tar files. `allow_outside`: a table may name files outside its own
+    folder. Without them both are errors.
     """
     _check_numbers(val_fraction, per_class, fraction)
     allow = Allow(cut=allow_cut, outside=allow_outside)
     name, splits = open_splits(source, path=path, captions=captions, download=download, allow=allow)
-    if isinstance(splits.train, Captioned):
-        return _finish_captioned(name, splits, seed, val_fraction, per_class, fraction)
     return _finish(name, splits, seed, val_fraction, per_class, fraction)
 
 
 def open_splits(
     source: str, *, path: str | None = None, captions: bool = False, download: bool = True, allow: Allow
 ) -> tuple[str, Splits]:
-    """The source's name, and what it holds, before anything is split off or left out."""
-    known = {_plain(name): name for name in SOURCES}
-    name = known.get(_plain(source), source) if not _looks_like_path(source) else source
+    """The source's name and its splits as published."""
+    names = {_normalised_name(name): name for name in SOURCES}
+    name = names.get(_normalised_name(source), source) if not _looks_like_path(source) else source
     if name in SOURCES:
-        return name, _open_named(name, None if path is None else Path(path).expanduser(), download)
+        file, _, function = SOURCES[name].partition(".")
+        open_source = getattr(import_module(f"vitlab.images.sources.{file}"), function)
+        return name, open_source(name, None if path is None else Path(path).expanduser(), download)
     if path is not None:
         raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
     return name, _open_path(source, captions, allow)
-
-
-def open_digits() -> Splits:
-    """scikit-learn's 1,797 digits of 8 x 8 (UCI, 1998), values 0..16 spread over 0..255."""
-    values, labels = np.split(_digits_table(), [64], axis=1)  # (N, 64), (N, 1)
-    labels = labels[:, 0]
-    pixels = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    whole = ArrayDataset(pixels, labels, [str(i) for i in range(10)], "digits")
-    train, val, test = (subset(whole, part) for part in stratified_split(labels, DIGITS_SPLIT, DIGITS_SEED))
-    return Splits(whole.classes, train, val, test)
-
-
-def _digits_table() -> np.ndarray:
-    """(N, 65): 64 values and the label. From scikit-learn's file itself: its loader imports all of scipy for that."""
-    found = find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
-        raise DataError("digits: come with scikit-learn, which is not installed. Type: pip install scikit-learn")
-    file = Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    if not file.is_file():  # moved, in a version to come
-        from sklearn.datasets import load_digits
-
-        values, labels = load_digits(return_X_y=True)
-        return np.column_stack([values, labels]).astype(np.int64)
-    with gzip.open(file, "rt", encoding="ascii") as table:
-        return np.loadtxt(table, delimiter=",", dtype=np.int64)
-
-
-def _open_named(name: str, path: Path | None, download: bool) -> Splits:
-    if name == "digits":
-        if path is not None:
-            raise DataError(f"digits: come with scikit-learn and need no path. Leave out {path}.")
-        return open_digits()
-    return cifar.open_cifar(name, path, download) if name in cifar.KINDS else idx.open_idx(name, path, download)
 
 
 def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
@@ -163,11 +126,9 @@ def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
         if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
             return (captioned.open_table if captioned.is_table(path, captions) else open_table)(path, allow)
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
-            known = any(stored_index(path, kind) for kind in (False, True))  # to be shards, so that it is not scanned
-            return (None if known else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
-        what = (
-            "one picture; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
-        )
+            indexed = any(stored_index(path, kind) for kind in (False, True))  # then it is not scanned
+            return (None if indexed else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
+        what = "one image; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
         raise DataError(f"{source}: {what}. {ACCEPTED}")
     if re.search(r"[*?{\[]|::", source):
         return open_shards(source, captions, allow)
@@ -196,22 +157,27 @@ def _open_folder(source: str, path: Path, captions: bool, allow: Allow) -> Split
 def _finish(
     name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
 ) -> Data:
-    """Split off val if there is none, say what is missing, and keep few labels if asked to."""
+    """Split off val if there is none, note missing classes, and keep few labels if set."""
     classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
-    if (present := np.unique(train.labels)).size < 2:
-        only = f", {classes[present[0]]!r}" if present.size else ""
-        raise DataError(
-            f"{name}: train has only one class{only}; a classifier needs two or more. Add pictures of another."
-        )
-    _check_classes(name, splits)
+    captioned, single = isinstance(train, Captioned), "each class has a single image, so none is left for val"
+    if captioned and per_class is not None:
+        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
+    if not captioned:
+        _check_classes(name, splits)
     if val is None:
-        kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
-        if not len(split_off):
-            raise DataError(
-                f"{name}: each class has a single picture, so none is left for val. Add pictures, or a val split."
-            )
+        if captioned:  # at random: there are no classes to balance
+            order, held = permutation(len(train), seed, SPLIT), max(1, round(len(train) * val_fraction))
+            kept, split_off = np.sort(order[held:]), np.sort(order[:held])
+            single = f"{len(train)} images are too few to keep some for val"
+        else:
+            kept, split_off = stratified_split(train.labels, (1 - val_fraction, val_fraction), seed)
+        if not len(kept) or not len(split_off):
+            raise DataError(f"{name}: {single}. Add images, or a val split.")
         train, val = subset(train, kept), subset(train, split_off)
-    if per_class is not None or fraction is not None:
+    if captioned and fraction is not None:
+        few = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
+        train = subset(train, np.sort(few))
+    elif per_class is not None or fraction is not None:
         train = subset(train, few_labels(train.labels, classes, seed, per_class=per_class, fraction=fraction))
     for split, dataset in (("train", train), ("val", val), ("test", splits.test)):
         if dataset is not None:
@@ -219,39 +185,25 @@ def _finish(
     return Data(name, classes, train, val, splits.test, notes)
 
 
-def _finish_captioned(
-    name: str, splits: Splits, seed: int, val_fraction: float, per_class: int | None, fraction: float | None
-) -> Data:
-    """The same where there are no classes: pictures are picked at random."""
-    train, val, n = splits.train, splits.val, len(splits.train)
-    if per_class is not None:
-        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
-    if val is None:
-        order = permutation(n, seed, SPLIT)
-        held = max(1, round(n * val_fraction))
-        if held >= n:
-            raise DataError(f"{name}: {n} pictures are too few to keep some for val. Add pictures, or a val split.")
-        train, val = subset(train, np.sort(order[held:])), subset(train, np.sort(order[:held]))
-    if fraction is not None:
-        kept = permutation(len(train), seed, FEW)[: max(1, round(len(train) * fraction))]
-        train = subset(train, np.sort(kept))
-    return Data(name, [], train, val, splits.test, list(splits.notes))
-
-
 def _check_classes(name: str, splits: Splits) -> None:
-    """What is judged must be what was learned: val names the best model, so it needs every class that train has."""
+    """train needs two; val and test may have none that train lacks; val, which selects the best model, needs all."""
     learned = set(np.unique(splits.train.labels))
+    if len(learned) < 2:
+        only = "".join(f", {splits.classes[label]!r}" for label in learned)
+        raise DataError(
+            f"{name}: train has only one class{only}; a classifier needs two or more. Add images of another."
+        )
     for split, dataset in (("val", splits.val), ("test", splits.test)):
-        judged = learned if dataset is None else set(np.unique(dataset.labels))
-        if unknown := judged - learned:
+        present = learned if dataset is None else set(np.unique(dataset.labels))
+        if unknown := present - learned:
             raise DataError(
-                f"{name}: {split} has pictures of {_named(splits.classes, unknown)}, which train has not. "
-                f"Add pictures of that to train, or take it out of {split}."
+                f"{name}: {split} has images of {_first_names(splits.classes, unknown)}, which train has not. "
+                f"Add images of that to train, or take it out of {split}."
             )
-        if split == "val" and (missing := learned - judged):
+        if split == "val" and (missing := learned - present):
             raise DataError(
-                f"{name}: val has no pictures of {_named(splits.classes, missing)}, which train has: accuracy on val "
-                f"would say nothing about it. Add pictures to val (in a folder: val/{splits.classes[min(missing)]}), "
+                f"{name}: val has no images of {_first_names(splits.classes, missing)}, which train has: accuracy on "
+                f"val would say nothing of it. Add images to val (in a folder: val/{splits.classes[min(missing)]}), "
                 "or remove val: part of train is then split off."
             )
 
@@ -260,27 +212,27 @@ def _missing_classes(split: str, dataset: Dataset) -> list[str]:
     missing = np.flatnonzero(np.bincount(dataset.labels, minlength=len(dataset.classes)) == 0)
     if not len(missing):
         return []
-    named = _named(dataset.classes, missing)
-    return [f"{split} has no pictures of {len(missing)} of the {len(dataset.classes)} classes: {named}."]
+    names = _first_names(dataset.classes, missing)
+    return [f"{split} has no images of {len(missing)} of the {len(dataset.classes)} classes: {names}."]
 
 
-def _named(classes: list[str], numbers: Iterable[int]) -> str:
+def _first_names(classes: list[str], numbers: Iterable[int]) -> str:
     names = [classes[i] for i in sorted(numbers)]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be above 0 and below 1; 0.1 is a tenth of train.")
+        raise UsageError(f"val_fraction={val_fraction} must be above 0 and below 1; 0.1 is a tenth of train.")
     if per_class is not None and fraction is not None:
-        raise ValueError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
+        raise UsageError(f"per_class={per_class} and fraction={fraction} exclude each other. Pass one of them.")
     if per_class is not None and per_class < 1:
-        raise ValueError(f"per_class={per_class} must be 1 or more.")
+        raise UsageError(f"per_class={per_class} must be 1 or more.")
     if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction} must be above 0 and at most 1.")
+        raise UsageError(f"fraction={fraction} must be above 0 and at most 1.")
 
 
-def _plain(name: str) -> str:
+def _normalised_name(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower())
 
 

@@ -1,4 +1,4 @@
-"""Which fonts matplotlib needs to draw a text, so that Chinese names come out as characters and not as boxes.
+"""Fonts that matplotlib needs to draw a text with Chinese characters.
 
 with rc_context({"font.family": families("猫 cat")}): ...
 """
@@ -17,15 +17,15 @@ CHINESE_FONTS = (
 
 
 def families(text: str) -> list[str]:
-    """matplotlib's own font, then those of this machine that know Chinese, where the text needs them."""
+    """matplotlib's own font, then installed Chinese fonts where the text needs them."""
     if text.isascii():
         return ["DejaVu Sans"]
     from matplotlib.font_manager import findSystemFonts, fontManager
 
-    found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    if not found:  # installed since matplotlib made its list?
+    fonts = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    if not fonts:  # installed since matplotlib made its list?
         for file in findSystemFonts():
             if re.search(r"(?i)cjk|hansans|notosanssc|wqy|simhei|msyh|pingfang|hiragino", Path(file).name):
                 fontManager.addfont(file)
-        found = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
-    return ["DejaVu Sans", *found]
+        fonts = [name for name in CHINESE_FONTS if name in fontManager.get_font_names()]
+    return ["DejaVu Sans", *fonts]

@@ -1,6 +1,6 @@
-"""Every picture of a source in one list, whatever its splits and labels: for what needs no training.
+"""Every image of a source in one list, whatever its splits and labels.
 
-items = open_items("photos/")            # pictures at any depth; or digits, cifar10, labels.csv, shards
+items = open_items("photos/")            # images at any depth; or digits, cifar10, labels.csv, shards
 items.about(0)                           # path, split, label: what is known of them
 items.source(0)                          # what vitlab.embed takes
 """
@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.datasets import open_splits
-from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, Dataset, FileDataset, Strings
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Dataset, FileDataset, Strings
 from vitlab.images.sources.folder import pictures_under
 
 
@@ -28,11 +29,11 @@ class AboutPicture(NamedTuple):
 
 @dataclass(frozen=True)
 class Items:
-    """A source, by its parts: each with the split it is of."""
+    """The images of a source, split by split."""
 
     name: str
     parts: list[tuple[str | None, Dataset]]
-    root: Path | None = None  # where the paths begin, in a folder of pictures
+    root: Path | None = None  # where the paths begin, in a folder of images
     notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
 
     def __len__(self) -> int:
@@ -51,16 +52,16 @@ class Items:
         return AboutPicture(below.as_posix(), split, folders[0] if folders else None)
 
     def source(self, number: int) -> str | np.ndarray:
-        """A path, or pixels (H, W, C); ImageError where a picture inside a file cannot be read."""
+        """A path, or pixels (H, W, C); ImageError where an image inside a file cannot be read."""
         _, dataset, index = self._place(number)
         return dataset.name_of(index) if isinstance(dataset, FileDataset) else dataset.read(index)
 
     def digest(self) -> str:
-        """Equal where the same pictures, by name, come in the same order."""
-        found = hashlib.blake2b(digest_size=16)
+        """Equal where the same images, by name, come in the same order."""
+        digest = hashlib.blake2b(digest_size=16)
         for path, split, label in self:
-            found.update(f"{path}\0{split}\0{label}\n".encode("utf-8", "surrogateescape"))
-        return found.hexdigest()
+            digest.update(f"{path}\0{split}\0{label}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def __iter__(self) -> Iterator[AboutPicture]:
         return (self.about(number) for number in range(len(self)))
@@ -74,7 +75,7 @@ class Items:
 
 
 def open_items(source: str, *, path: str | None = None, allow_cut: bool = False, allow_outside: bool = False) -> Items:
-    """A folder with pictures in it: all of them, by their paths. Anything else: as `open_data` knows it, all splits."""
+    """All images of a folder, by their paths; or all splits of anything else that `open_data` opens."""
     folder = Path(source).expanduser()
     if path is None and folder.is_dir():
         folder = folder.resolve()
@@ -87,5 +88,5 @@ def open_items(source: str, *, path: str | None = None, allow_cut: bool = False,
         if dataset is not None and len(dataset)
     ]
     if not parts:
-        raise DataError(f"{source}: no pictures in it.")
+        raise DataError(f"{source}: no images in it.")
     return Items(name, parts, notes=splits.notes)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images.randomness import permutation, torch_seed, uniform
 
 CHOICE, LAMBDA, PARTNER = range(111, 114)  # the coordinate that says what a number is for
@@ -23,9 +24,9 @@ CHOICE, LAMBDA, PARTNER = range(111, 114)  # the coordinate that says what a num
 def smooth_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
     """(B,) -> (B, K) float32: 1 - eps + eps / K at the label, eps / K elsewhere (label smoothing, arXiv:1512.00567)."""
     if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing={smoothing} must lie in 0 .. 1, below 1.")
+        raise UsageError(f"smoothing={smoothing} must lie in 0 .. 1, below 1.")
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise ValueError(
+        raise UsageError(
             f"labels run from {int(labels.min())} to {int(labels.max())}, but {classes} classes are 0 .. {classes - 1}."
         )
     targets = torch.full((len(labels), classes), smoothing / classes, device=labels.device)
@@ -34,7 +35,7 @@ def smooth_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tens
 
 @dataclass(frozen=True)
 class Mixing:
-    """What was drawn for one batch."""
+    """The random choices for one batch."""
 
     how: Literal["mixup", "cutmix"]
     lam: float  # lambda: the part of the image that stays its own
@@ -54,10 +55,10 @@ class Mix:
     def __post_init__(self) -> None:
         for name in ("mixup_alpha", "cutmix_alpha"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be 0 (off) or above.")
+                raise UsageError(f"{name}={getattr(self, name)!r} must be 0 (off) or above.")
         for name in ("probability", "switch"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must lie in 0 .. 1.")
+                raise UsageError(f"{name}={getattr(self, name)!r} must lie in 0 .. 1.")
 
     def __call__(
         self,
@@ -71,14 +72,14 @@ class Mix:
         rank: int = 0,
         micro: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are left as they are."""
+        """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are not changed."""
         targets = smooth_targets(labels, classes, smoothing)
         H, W = images.shape[2:]
         drawn = self.draw(len(images), (H, W), seed=seed, step=step, rank=rank, micro=micro)
         if drawn is None:
             return images, targets
         if not images.is_floating_point():
-            raise ValueError(f"found {images.dtype} images. Mix after normalising: whole numbers cannot be averaged.")
+            raise UsageError(f"found {images.dtype} images. Mix after normalising: whole numbers cannot be averaged.")
         partner, lam = torch.from_numpy(drawn.partner).to(images.device), drawn.lam
         if drawn.box is None:
             mixed = lam * images + (1 - lam) * images[partner]

@@ -1,10 +1,10 @@
-"""MultiCrop: two large views and several small ones of every picture, each cut and coloured in its own way, for DINO.
+"""MultiCrop: two large and several small random views of every image, for DINO.
 
     multicrop = MultiCrop(MultiCropOptions(local_views=4, local_size=16), (32, 32), mean, std)
     views = multicrop(images, indices, seed=0, epoch=3)      # [(B, C, 32, 32), (B, C, 32, 32), (B, C, 16, 16), ...]
 
 Multi-crop is SwAV's (arXiv:2006.09882), the colours are BYOL's (arXiv:2006.07733, appendix B), as DINO takes them. What
-happens to a view depends on (seed, epoch, the picture's index, its repeat, the view's number) alone. The order: crop,
+happens to a view depends on (seed, epoch, the image's index, its repeat, the view's number) alone. The order: crop,
 flip, jitter, grey, blur, solarize, normalise. All is done on 8-bit pixels, many views at once.
 """
 
@@ -18,8 +18,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
-from vitlab.images.augment import BOX_DRAWS, Augment, AugmentOptions, crop_boxes
+from vitlab.images.augment import (
+    BOX_DRAWS,
+    Augment,
+    AugmentOptions,
+    check_counts,
+    check_ranges,
+    check_shares,
+    crop_boxes,
+)
 from vitlab.images.preprocess import RESAMPLING
 from vitlab.images.randomness import uniform
 
@@ -33,7 +42,7 @@ class MultiCropOptions:
 
     local_views: int = 8
     local_size: int = 96  # side in pixels
-    global_scale: tuple[float, float] = (0.4, 1.0)  # part of the picture's area
+    global_scale: tuple[float, float] = (0.4, 1.0)  # part of the image's area
     local_scale: tuple[float, float] = (0.05, 0.4)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height
     flip: float = 0.5  # this and what follows: probabilities
@@ -50,24 +59,14 @@ class MultiCropOptions:
     def __post_init__(self) -> None:
         for name in ("global_scale", "local_scale", "ratio", "blur", "blur_sigma", "solarize"):  # TOML gives lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name, low in (("local_views", 0), ("local_size", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least {low}.")
-        for name in ("global_scale", "local_scale", "ratio", "blur_sigma"):
-            pair, high = getattr(self, name), 1.0 if name.endswith("scale") else 1e6
-            if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= high:
-                limit = " and at most 1" if high == 1 else ""
-                raise ValueError(f"{name}={pair} must be (low, high) with low <= high, both above 0{limit}.")
+        check_counts(self, local_views=0, local_size=1)
+        check_ranges(self, global_scale=1.0, local_scale=1.0, ratio=1e6, blur_sigma=1e6)
         for name in ("blur", "solarize"):
             if len(getattr(self, name)) != 3:
-                raise ValueError(f"{name}={getattr(self, name)} must be three: first global, second global, local.")
-        shares = {n: (getattr(self, n),) for n in ("flip", "jitter", "brightness", "contrast", "saturation", "grey")}
-        for name, values in {**shares, "blur": self.blur, "solarize": self.solarize}.items():
-            if not all(0 <= value <= 1 for value in values):
-                raise ValueError(f"{name}={getattr(self, name)} must lie in 0 .. 1.")
+                raise UsageError(f"{name}={getattr(self, name)} must be three: first global, second global, local.")
+        check_shares(self, flip=1, jitter=1, brightness=1, contrast=1, saturation=1, grey=1, blur=1, solarize=1)
         if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"hue={self.hue} must lie in 0 .. 0.5: half of the colour circle either way.")
+            raise UsageError(f"hue={self.hue} must lie in 0 .. 0.5: half of the colour circle either way.")
 
 
 class MultiCrop:
@@ -83,7 +82,7 @@ class MultiCrop:
         scale: float = 1 / 255,
     ) -> None:
         if interpolation not in KERNELS:
-            raise ValueError(f"interpolation={interpolation!r} must be one of {', '.join(KERNELS)}.")
+            raise UsageError(f"interpolation={interpolation!r} must be one of {', '.join(KERNELS)}.")
         self.options, self.interpolation = options, interpolation
         self.plain = Augment(AugmentOptions(), size, mean, std, scale=scale)  # checks and normalises
         local = (options.local_size, options.local_size)
@@ -111,7 +110,7 @@ class MultiCrop:
         if isinstance(images, Tensor):
             sizes = np.broadcast_to(images.shape[2:], (len(images), 2))
             boxes = self.boxes(sizes, indices, seed=seed, epoch=epoch, repeat=repeat)
-        found: list[Tensor] = []
+        views: list[Tensor] = []
         for members in (slice(0, 2), slice(2, len(self.sizes))):  # views of one size go together
             count = len(self.sizes[members])
             if not count:
@@ -123,24 +122,24 @@ class MultiCrop:
                 x = torch.cat(list(images[members]))  # (v*B, C, h, w)
             blur, solarize = (np.repeat(p[members], len(indices)) for p in (self.blur, self.solarize))
             x = colour(x, numbers[members].reshape(len(x), DRAWS), self.options, blur, solarize)
-            found += self.plain.normalize(x).chunk(count)
-        return found
+            views += self.plain.normalize(x).chunk(count)
+        return views
 
     def boxes(
         self, sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: int, repeat: int | np.ndarray = 0
     ) -> np.ndarray:
-        """The crops of pictures of these (H, W), (B, 2) -> (V, B, 4) int64: left, top, right, bottom."""
-        found = []
+        """The crops of images of these (H, W), (B, 2) -> (V, B, 4) int64: left, top, right, bottom."""
+        boxes = []
         for view in range(len(self.sizes)):
             area = self.options.global_scale if view < 2 else self.options.local_scale
             numbers = uniform(seed, BOX, epoch, indices, repeat, view, count=BOX_DRAWS)
-            found.append(crop_boxes(numbers, np.asarray(sizes), area, self.options.ratio))
-        return np.stack(found)
+            boxes.append(crop_boxes(numbers, np.asarray(sizes), area, self.options.ratio))
+        return np.stack(boxes)
 
     def cut(self, image: np.ndarray, boxes: np.ndarray) -> list[Tensor]:
-        """One picture of any size, (H, W, C) uint8, and its boxes (V, 4) -> its views, each (C, *size) uint8.
+        """One image of any size, (H, W, C) uint8, and its boxes (V, 4) -> its views, each (C, *size) uint8.
 
-        For files: every view is cut from the whole picture, so that a small crop is as sharp as the file is.
+        For files: every view is cut from the whole image, so that a small crop is as sharp as the file is.
         """
         picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
         picture = picture.convert("L" if len(self.plain.mean) == 1 else "RGB")
@@ -159,17 +158,17 @@ class MultiCrop:
 
     def _check(self, images: Tensor | Sequence[Tensor], indices: np.ndarray, cropped: bool) -> None:
         if cropped == isinstance(images, Tensor):
-            found, expected = ("one tensor", "a list of views") if cropped else ("a list", "one tensor (B, C, H, W)")
-            raise ValueError(f"found {found}, expected {expected}: cropped={cropped}.")
+            actual, expected = ("one tensor", "a list of views") if cropped else ("a list", "one tensor (B, C, H, W)")
+            raise UsageError(f"found {actual}, expected {expected}: cropped={cropped}.")
         for view in images if cropped else [images]:
             assert isinstance(view, Tensor)
             self.plain._check(view, indices, resizes=True)
         found_sizes = [tuple(view.shape[2:]) for view in images] if cropped else self.sizes
         if found_sizes != self.sizes:
-            raise ValueError(f"found views of {found_sizes}, expected {self.sizes}: cut them with `cut`.")
+            raise UsageError(f"found views of {found_sizes}, expected {self.sizes}: cut them with `cut`.")
 
 
-# ---- crops: Pillow's resize as two products with matrices, one picture's rows and columns by its own box
+# ---- crops: Pillow's resize as two products with matrices, one image's rows and columns by its own box
 
 
 def _bilinear(x: Tensor) -> Tensor:
@@ -187,7 +186,7 @@ KERNELS = {"bilinear": _bilinear, "bicubic": _bicubic}
 
 
 def resized_crops(x: Tensor, boxes: np.ndarray, size: tuple[int, int], interpolation: str) -> Tensor:
-    """Cut boxes (v, B, 4) out of the pictures (B, C, H, W) and resize them to `size`: (v*B, C, *size), view by view."""
+    """Cut boxes (v, B, 4) out of the images (B, C, H, W) and resize them to `size`: (v*B, C, *size), view by view."""
     B, C, H, W = x.shape
     left, top, right, bottom = torch.from_numpy(boxes).to(x.device).float().flatten(0, 1).T  # (v*B,) each
     columns = _weights(left, right, W, size[1], interpolation)  # (v*B, w, W)
@@ -211,7 +210,7 @@ def _weights(low: Tensor, high: Tensor, inputs: int, outputs: int, interpolation
 
 def _exact(weights: Tensor) -> Tensor:
     """Rows that sum to 1. They are whole multiples of 1 / EXACT, so that no sum here or in the product with bytes
-    depends on its order: a picture comes out the same, to the bit, in any batch."""
+    depends on its order: an image comes out the same, to the bit, in any batch."""
     weights = weights.mul_(EXACT).round_()
     return weights.mul_(EXACT / weights.sum(dim=-1, keepdim=True)).round_().div_(EXACT)
 

@@ -1,4 +1,4 @@
-"""Preprocess: how a picture becomes a model's input, and how a place in that input maps back to the picture.
+"""Preprocess: how an image becomes a model's input, and how a place in that input maps back to the image.
 
 It travels inside the checkpoint as JSON. Resizing is Pillow's, on 8-bit pixels, so it agrees with the image processors
 that released weights were evaluated with.
@@ -6,7 +6,7 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.images.read import MAX_PIXELS, Source, TooLargeError, called, read_image
 
 RESAMPLING = {
@@ -31,31 +32,44 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where the model's view lies: the picture is resized to `resized`, then the view starts at (top, left)."""
+    """Where the model's view lies: the image is resized to `resized`, then the view starts at (top, left)."""
 
     original: tuple[int, int]  # (H, W)
     resized: tuple[int, int]
-    top: int  # negative where the view is larger than the resized picture (padding)
+    top: int  # negative where the view is larger than the resized image (padding)
     left: int
 
     def to_original(self, box: Box) -> Box:
-        """A box in the model's pixels -> in the original picture's; it may reach outside where the view was padded."""
+        """A box in the model's pixels -> in the original image's; it may reach outside where the view was padded."""
         x, y = self.original[1] / self.resized[1], self.original[0] / self.resized[0]
         left, top, right, bottom = box
         return ((left + self.left) * x, (top + self.top) * y, (right + self.left) * x, (bottom + self.top) * y)
 
 
-def _side(value: Any) -> bool:
+def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float], scale: float) -> Tensor:
+    """uint8 (..., C, H, W) -> float32: (pixels * scale - mean) / std. Prediction, evaluation, training and the server
+    all come here, so that a model reads the same bits everywhere.
+    """
+    mean_std = torch.tensor([[*mean], [*std]], dtype=torch.float32, device=pixels.device)[..., None, None]
+    x = pixels.to(torch.float32).div_(1 / scale)  # 255 is exact in float32, 1 / 255 is not
+    return x.sub_(mean_std[0]).div_(mean_std[1])
+
+
+def _side(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIDE
 
 
-def _sides(value: Any) -> bool:
+def _sides(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_side, value))
 
 
-def _numbers(values: Any) -> bool:
-    plain = isinstance(values, tuple) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
-    return plain and all(abs(n) < 1e30 for n in values)  # no NaN, no infinity, nothing that float32 cannot hold
+def _numbers(values: object) -> bool:
+    """No NaN, no infinity, nothing that float32 cannot hold."""
+
+    def valid(n: object) -> bool:
+        return isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 1e30
+
+    return isinstance(values, tuple) and all(map(valid, values))
 
 
 @dataclass(frozen=True)
@@ -77,36 +91,36 @@ class Preprocess:
         if _side(self.size):
             object.__setattr__(self, "size", (self.size, self.size))
         if not _sides(self.size):
-            raise ValueError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
+            raise UsageError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
         if self.how not in ("stretch", "crop", "fit"):
-            raise ValueError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
+            raise UsageError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
         if not isinstance(self.interpolation, str) or self.interpolation not in RESAMPLING:
-            raise ValueError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
+            raise UsageError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
         if not (self.resize is None or _side(self.resize) or _sides(self.resize)):
-            raise ValueError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
+            raise UsageError(f"resize={self.resize!r} must be None, the shorter side, or (height, width).")
         if not _numbers((self.scale,)) or self.scale <= 0:
-            raise ValueError(f"scale={self.scale!r} must be a number above 0.")
-        plain = _numbers(self.mean) and _numbers(self.std) and len(self.mean) == len(self.std)
-        if not plain or len(self.mean) not in (1, 3) or min(self.std) <= 0:
-            raise ValueError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
+            raise UsageError(f"scale={self.scale!r} must be a number above 0.")
+        valid = _numbers(self.mean) and _numbers(self.std) and len(self.mean) == len(self.std)
+        if not valid or len(self.mean) not in (1, 3) or min(self.std) <= 0:
+            raise UsageError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
 
     def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
-        """One picture (path, bytes, array or PIL image) -> (C, H, W), normalised."""
+        """One image (path, bytes, array or PIL image) -> (C, H, W), normalised."""
         return self.normalize(self.view(read_image(source, name=name), name=name or called(source)))
 
     def batch(self, sources: Iterable[Source]) -> Tensor:
-        """Several pictures -> (B, C, H, W)."""
+        """Several images -> (B, C, H, W)."""
         return torch.stack([self(source) for source in sources])
 
-    def view(self, image: Image.Image, *, name: str = "the picture") -> Image.Image:
-        """What the model sees, as a picture of `size`, before normalising."""
+    def view(self, image: Image.Image, *, name: str = "the image") -> Image.Image:
+        """What the model sees, as an image of `size`, before normalising."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
         if g.resized[0] * g.resized[1] > MAX_PIXELS:
             raise TooLargeError(
                 f"{name}: {image.width} x {image.height} pixels are too long and thin: resized for the crop they would "
                 f"be {g.resized[1]} x {g.resized[0]}.",
-                "Cut the picture first.",
+                "Crop the image first.",
             )
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
@@ -119,22 +133,20 @@ class Preprocess:
         return canvas
 
     def normalize(self, image: Image.Image) -> Tensor:
-        """A picture of `size` -> (C, H, W)."""
-        pixels = np.asarray(image)
-        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)  # (C, H, W)
-        x = (pixels.astype(np.float64) * self.scale).astype(np.float32)
-        mean, std = (np.array(v, dtype=np.float32)[:, None, None] for v in (self.mean, self.std))
-        return torch.from_numpy(np.ascontiguousarray((x - mean) / std))
+        """An image of `size` -> (C, H, W)."""
+        pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, C)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()  # (C, H, W)
+        return normalise(pixels, self.mean, self.std, self.scale)
 
     def picture(self, tensor: Tensor) -> Image.Image:
-        """The inverse of `normalize`: (C, H, W) -> a picture."""
+        """The inverse of `normalize`: (C, H, W) -> an image."""
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.mean, self.std))
         pixels = ((tensor.detach().cpu().float() * std + mean) / self.scale).round().clamp(0, 255).to(torch.uint8)
         array = pixels.permute(1, 2, 0).numpy()
         return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
     def geometry(self, original: tuple[int, int]) -> Geometry:
-        """How a picture of this (H, W) is laid under the model's view."""
+        """How an image of this (H, W) is laid under the model's view."""
         (H, W), (h, w) = original, self.size
         if self.how == "stretch":
             return Geometry(original, self.size, 0, 0)
@@ -144,7 +156,7 @@ class Preprocess:
             return Geometry(original, resized, -((h - resized[0]) // 2), -((w - resized[1]) // 2))
         if isinstance(self.resize, tuple):
             resized = self.resize
-        elif self.resize is None:  # the smallest picture that covers the view
+        elif self.resize is None:  # the smallest image that covers the view
             resized = (h, int(h * W / H)) if h * W >= w * H else (int(w * H / W), w)
         else:
             short = self.resize
@@ -152,7 +164,7 @@ class Preprocess:
         return Geometry(original, resized, (resized[0] - h) // 2, (resized[1] - w) // 2)
 
     def patch_box(self, row: int, column: int, patch: int | tuple[int, int], original: tuple[int, int]) -> Box:
-        """Where a patch (its side, or height and width) lies in a picture of this (H, W): left, top, right, bottom."""
+        """Where a patch (its side, or height and width) lies in an image of this (H, W): left, top, right, bottom."""
         tall, wide = (patch, patch) if isinstance(patch, int) else patch
         box = (column * wide, row * tall, (column + 1) * wide, (row + 1) * tall)
         return self.geometry(original).to_original(box)
@@ -172,9 +184,32 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocess:
-        known = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or "size" not in values:
-            raise ValueError(f"preprocess must be a table with a size in it; it can have {', '.join(sorted(known))}.")
-        if unknown := set(values) - known:
-            raise ValueError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}.")
+            raise UsageError(f"preprocess must be a table with a size in it; it can have {', '.join(sorted(names))}.")
+        if unknown := set(values) - names:
+            raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)
+
+
+def fit_preprocess(
+    values: Mapping[str, Any],
+    made_for: tuple[int, int],
+    *,
+    image_size: tuple[int, int],
+    channels: int,
+    keep_size: bool = False,
+) -> Preprocess | None:
+    """Values that were made for one image size, for a network of this image size and number of channels.
+
+    `keep_size`: images are read at the size that the values state. None: no image file has so many channels.
+    """
+    if channels not in (1, 3):
+        return None
+    values = {"size": made_for, **values}
+    for key in ("mean", "std"):
+        given = set(values.get(key, ()))
+        if len(values.get(key, ())) in {0, 1, 3} - {channels}:  # colours for a grey network, or the other way round
+            values[key] = (given.pop() if len(given) == 1 else 0.5,) * channels
+    preprocess = Preprocess(**values)
+    return preprocess if keep_size else preprocess.with_size(image_size)

@@ -200,10 +200,10 @@ def apply_grouped(
     if not len(x):
         return x
     order = np.argsort(which, kind="stable")  # index_select copies whole images: much faster than x[group]
-    found = []
+    groups = []
     for k in np.unique(which):
         members = order[which[order] == k]
         values = torch.from_numpy(np.asarray(value[members], dtype=np.float64)).to(x.device)
         group = x.index_select(0, torch.from_numpy(members).to(x.device))
-        found.append(functions[k](group, values, fill))
-    return torch.cat(found).index_select(0, torch.from_numpy(np.argsort(order)).to(x.device))
+        groups.append(functions[k](group, values, fill))
+    return torch.cat(groups).index_select(0, torch.from_numpy(np.argsort(order)).to(x.device))

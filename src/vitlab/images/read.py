@@ -1,4 +1,4 @@
-"""Bytes, a path or an array -> an upright 8-bit picture; what is not a picture is refused by name.
+"""Bytes, a path or an array -> an upright 8-bit image; what is not an image is refused by name.
 
 EXIF rotation is applied; grey, palette, alpha (shown on white), CMYK, 16-bit and animated files (first frame) all come
 out as plain RGB.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from vitlab.errors import ImageError
 from vitlab.special_files import special_kind
 
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
@@ -35,19 +36,8 @@ TURNS = {  # EXIF orientation -> what sets it right
 }
 
 
-class ImageError(ValueError):
-    """A file that cannot be used as a picture; the message names it and says why, and then what to do, if anything."""
-
-    def __init__(self, why: str, remedy: str = ""):
-        super().__init__(why, remedy)  # both, so that it pickles
-        self.why, self.remedy = why, remedy
-
-    def __str__(self) -> str:
-        return f"{self.why} {self.remedy}".rstrip()
-
-
 class NotAPictureError(ImageError):
-    """The contents are of no kind that is read here."""
+    """Not an image format that is supported."""
 
 
 class TooLargeError(ImageError):
@@ -61,7 +51,7 @@ def read_image(
     max_pixels: int = MAX_PIXELS,
     formats: Sequence[str] = FORMATS,
 ) -> Image.Image:
-    """An upright RGB picture. `name` is what messages call the source; a path is called by its path.
+    """An upright RGB image. `name` stands for the source in messages; default: its path.
 
     Its size is known from the file's first bytes, so one that is too large is refused before it is decoded. Threads
     may read at the same time.
@@ -115,13 +105,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 @cache
 def _readable(formats: tuple[str, ...]) -> list[str]:
-    """Those that this Pillow was built with."""
+    """The formats that this Pillow was built with."""
     Image.init()
     return [name for name in formats if name in Image.OPEN]
 
 
 def called(source: Source) -> str:
-    """What messages call a picture that was given no name."""
+    """Name of an image in messages, where none was given."""
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     if isinstance(source, Image.Image):
@@ -130,7 +120,7 @@ def called(source: Source) -> str:
 
 
 def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
-    """What `with` gives as a stream; an open picture stays as it is."""
+    """What `with` gives as a stream; an open image stays as it is."""
     if isinstance(source, Image.Image):
         return nullcontext(source)
     if isinstance(source, bytes):
@@ -167,8 +157,8 @@ def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Ima
     except ImageError:
         raise
     except UnidentifiedImageError:
-        known = ", ".join(e[1:] for e in EXTENSIONS)
-        raise NotAPictureError("not a picture that can be read.", f"Expected one of {known}.") from None
+        extensions = ", ".join(e[1:] for e in EXTENSIONS)
+        raise NotAPictureError("not a picture that can be read.", f"Expected one of {extensions}.") from None
     except Image.DecompressionBombError as error:  # Pillow's own limit, of 179 million pixels
         raise TooLargeError(str(error), "Shrink the picture first.") from None
     except Exception as error:  # damaged bytes raise nearly anything in Pillow's decoders

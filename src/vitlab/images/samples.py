@@ -1,4 +1,4 @@
-"""SOURCE#N: picture number N of a data source's test split (val where there is none), wherever a picture is asked for.
+"""SOURCE#N: image number N of a data source's test split (val where there is none), wherever an image is expected.
 
 vitlab predict bundled:digits digits#3
 """
@@ -12,13 +12,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitlab.images.datasets import Data, DataError, open_data
+from vitlab.errors import DataError
+from vitlab.images.datasets import Captioned, Data, open_data
 
 
 @dataclass(frozen=True)
 class Sample:
     picture: Image.Image
-    label: str
+    label: str  # the first caption, where there are no classes
     name: str
 
 
@@ -31,15 +32,15 @@ def open_sample(text: str) -> Sample:
     data = _opened(source)
     split = data.val if data.test is None else data.test
     if int(number) >= len(split):
-        raise DataError(
-            f"{text}: {data.name} has {len(split)} pictures to choose from, {source}#0 to #{len(split) - 1}."
-        )
+        raise DataError(f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}.")
     pixels = split.read(int(number))  # (H, W, C)
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    return Sample(picture, data.classes[int(split.labels[int(number)])], text)
+    captioned = isinstance(split, Captioned)
+    label = split.captions[int(number)][0] if captioned else data.classes[int(split.labels[int(number)])]
+    return Sample(picture, label, text)
 
 
 @lru_cache(maxsize=2)
 def _opened(source: str) -> Data:
-    """Several samples of one source open it once."""
+    """Cached, so that several samples of one source open it once."""
     return open_data(source)

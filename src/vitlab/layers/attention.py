@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.positions import RelativeBias, rotate
 from vitlab.layers.trace import LayerTrace, mark
 
@@ -19,7 +20,7 @@ Path = Literal["auto", "fused", "explicit"]
 
 
 class Heads(nn.Module):
-    """What every attention layer does with its queries, keys and values.
+    """Base class of attention layers: what each does with its queries, keys and values.
 
     `path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that.
     """
@@ -29,6 +30,12 @@ class Heads(nn.Module):
         self.heads, self.head_dim, self.path = heads, head_dim, path
         self.scale = head_dim**-0.5
         self.attention_dropout = attention_dropout
+        self.relative: RelativeBias | None = None
+
+    def split(self, x: Tensor, parts: int) -> list[Tensor]:
+        """(B, N, parts * hd) -> `parts` tensors (B, h, N, d)."""
+        x = torch.unflatten(x, -1, (parts, self.heads, self.head_dim))  # (B, N, parts, h, d)
+        return [part.transpose(1, 2) for part in x.unbind(2)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None) -> Tensor:
         """q (B, h, N, d); k and v (B, h, M, d), where M = N unless keys are reduced -> (B, h, N, d)."""
@@ -37,7 +44,7 @@ class Heads(nn.Module):
         x = self.fused(q, k, v, bias)
         if trace is not None:
             with nullcontext() if trace.gradients else torch.no_grad():
-                self._write_down(q, k, v, bias, trace)
+                self._record(q, k, v, bias, trace)
         return x
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,7 +57,7 @@ class Heads(nn.Module):
     def _explicit(self, trace: LayerTrace | None) -> bool:
         gradients = trace is not None and trace.needs_explicit
         if gradients and self.path == "fused":
-            raise ValueError(
+            raise UsageError(
                 'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
                 "or trace without gradients=True."
             )
@@ -64,8 +71,8 @@ class Heads(nn.Module):
             trace.mark_heads("class_attention", weights, row=0)
         return F.dropout(weights, self.attention_dropout, self.training) @ v
 
-    def _write_down(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
-        """Compute beside the fused kernel only what is asked for."""
+    def _record(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
+        """Compute only what the trace wants, beside the fused kernel."""
         for kind, value in (("queries", q), ("keys", k), ("values", v)):
             trace.mark_heads(kind, value)
         if trace.wants("attention"):
@@ -107,9 +114,7 @@ class Attention(Heads):
         trace: LayerTrace | None = None,
     ) -> Tensor:
         """x (B, N, D); `bias`, (1 or B, 1 or h, 1 or N, N), is added to the scaled product before the softmax."""
-        qkv = mark(trace, "qkv", self.qkv(x))  # (B, N, 3hd)
-        parts = qkv.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)  # each (B, N, h, d)
-        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B, h, N, d)
+        q, k, v = self.split(mark(trace, "qkv", self.qkv(x)), 3)  # each (B, h, N, d)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
@@ -121,7 +126,7 @@ class Attention(Heads):
 
 def head_width(width: int, heads: int) -> int:
     if width % heads:
-        raise ValueError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
+        raise UsageError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
     return width // heads
 
 
@@ -132,18 +137,18 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -
 
 
 def kernel_name(model: nn.Module, device: str = "cpu") -> str:
-    """Which attention code a forward pass of this model would run on this device, in words."""
+    """Describes the attention code that a forward pass of this model would run on this device."""
     layer = next((m for m in model.modules() if isinstance(m, Heads)), None)
     if layer is None:
         return "no attention"
     if layer.path == "explicit":
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
-    biased = getattr(layer, "relative", None) is not None
-    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if biased else None
-    try:
-        choice = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)).name.lower()
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # not part of torch's public interface
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    try:  # torch has no public function that tells which kernel it would choose
+        number = torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)  # pyright: ignore
+        choice = torch.nn.attention.SDPBackend(number).name.lower()
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return f"fused: scaled_dot_product_attention, torch chooses the kernel on {device}"
     otherwise = mask is not None or layer.attention_dropout > 0  # a bias to be learned, dropout: other kernels
     return f"fused: scaled_dot_product_attention, {choice} kernel on {device}{' for inference' if otherwise else ''}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]  # it has no types
 
 from vitlab.layers.attention import Attention
 from vitlab.layers.trace import LayerTrace, mark
@@ -90,6 +91,18 @@ class StochasticDepth(nn.Module):
             return x
         kept = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) >= self.rate
         return x * kept / (1 - self.rate)
+
+
+T = TypeVar("T")
+
+
+def run(function: Callable[..., T], *inputs: Tensor | object, recompute: bool = False) -> T:
+    """function(*inputs). With `recompute` (gradient checkpointing) its inner values are not stored but computed again
+    for the gradients, so the function must have no side effects.
+    """
+    if not recompute:
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False)  # type: ignore[return-value]
 
 
 class Block(nn.Module):

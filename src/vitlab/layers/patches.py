@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
+
 
 def patchify(images: Tensor, patch_size: int) -> Tensor:
     """Cut images into patches, row by row; inside a patch the order is channel, row, column (a conv weight's order)."""
@@ -29,11 +31,11 @@ def unpatchify(patches: Tensor, patch_size: int, grid: tuple[int, int]) -> Tenso
     B, N, values = patches.shape
     (rows, columns), P = grid, patch_size
     if rows * columns != N:
-        raise ValueError(
+        raise UsageError(
             f"grid {rows}x{columns} has {rows * columns} patches but {N} were given: pass the grid they came from."
         )
     if values % (P * P):
-        raise ValueError(f"a patch of side {P} holds a multiple of {P * P} values but {values} were given.")
+        raise UsageError(f"a patch of side {P} holds a multiple of {P * P} values but {values} were given.")
     x = patches.reshape(B, rows, columns, values // (P * P), P, P)
     x = x.permute(0, 3, 1, 4, 2, 5)  # (B, C, rows, P, columns, P)
     return x.reshape(B, values // (P * P), rows * P, columns * P)
@@ -44,14 +46,14 @@ def check_multiple(what: str, size: int, patch_size: int, remedy: str = ", or pa
     if size % patch_size or size <= 0:
         below, above = size // patch_size * patch_size, (max(size, 0) // patch_size + 1) * patch_size
         either = f"use {above} (or {below})" if below > 0 else f"use {above}"
-        raise ValueError(f"{what}: {size} is not a multiple of {patch_size}: {either}{remedy}.")
+        raise UsageError(f"{what}: {size} is not a multiple of {patch_size}: {either}{remedy}.")
 
 
 def check_halving(patch_size: int) -> int:
     """How often the convolutional stem halves the image to reach this patch size."""
     steps = patch_size.bit_length() - 1
     if patch_size != 2**steps or steps < 1:
-        raise ValueError(
+        raise UsageError(
             f'stem="conv" halves the image step by step, so patch_size must be 2, 4, 8, 16 or 32, not {patch_size}: '
             f'use {max(2, 2**steps)}, or stem="patch".'
         )
@@ -122,27 +124,27 @@ class ConvStem(nn.Module):
         return x.flatten(2).transpose(1, 2).contiguous()  # (B, N, D); once here, or every LayerNorm would copy it
 
 
-def check_images(images: Tensor, channels: int, like: Tensor | None = None) -> None:
-    """Refuse what is not a batch of normalised images, in words; `like` is a weight that reads them."""
+def check_images(images: object, channels: int, like: Tensor | None = None) -> None:
+    """Refuse what is not a batch of normalised images; `like` is a weight that reads them."""
     if not isinstance(images, Tensor):
-        raise ValueError(
+        raise UsageError(
             f"images must be a tensor (batch, {channels}, height, width), not a {type(images).__name__}. "
             "Use model.preprocess(image)[None], or torch.from_numpy(array)."
         )
     if images.ndim != 4 or images.shape[1] != channels:
-        found = " x ".join(str(n) for n in images.shape)
+        shape = " x ".join(str(n) for n in images.shape)
         hint = " Add the batch dimension: images[None]." if images.ndim == 3 else ""
         if images.ndim == 4 and images.shape[-1] == channels:
             hint = " Put channels first: images.permute(0, 3, 1, 2)."
         elif images.ndim == 4:
             hint = f" Build the model with channels={images.shape[1]}, or convert the images."
-        raise ValueError(f"images must be (batch, {channels}, height, width) but are ({found}).{hint}")
+        raise UsageError(f"images must be (batch, {channels}, height, width) but are ({shape}).{hint}")
     if not images.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             f"images must be floating point and normalised but are {images.dtype}. Use model.preprocess(image)."
         )
     if like is not None and images.dtype != like.dtype and not torch.is_autocast_enabled(images.device.type):
-        raise ValueError(
+        raise UsageError(
             f"images are {images.dtype} but the model is {like.dtype}: pass images.to({like.dtype}), "
             f"or convert the model: model.to({images.dtype})."
         )

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import MLP, Activation
 
 Pooling = Literal["class", "mean", "mean_norm", "class_mean", "attention"]
@@ -34,7 +35,7 @@ class AttentionPool(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, *, activation: Activation = "gelu", eps: float = 1e-6):
         super().__init__()
         if width % heads:
-            raise ValueError(f'pooling="attention" needs width {width} to be a multiple of heads {heads}.')
+            raise UsageError(f'pooling="attention" needs width {width} to be a multiple of heads {heads}.')
         self.heads = heads
         self.query = nn.Parameter(torch.empty(1, 1, width))
         nn.init.trunc_normal_(self.query, std=0.02)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Device = torch.device | None
+
 
 def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "bicubic") -> Tensor:
     """Resize (1, rows*columns, D) from the old grid to the new one, as the weights' own library does.
@@ -22,7 +24,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
         return values
     D = values.shape[-1]
     x = values.float().reshape(1, *old, D).permute(0, 3, 1, 2)  # (1, D, rows, columns)
-    if not known(new):
+    if not is_concrete(new):
         rows, columns = cubic_weights(old, new, rule, x.device)
         x = rows @ x @ columns.mT
     elif rule == "bicubic_offset":
@@ -34,17 +36,19 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
     return x.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], D).to(values.dtype)
 
 
-def known(grid: tuple[int, int]) -> bool:
+def is_concrete(grid: tuple[int | torch.SymInt, int | torch.SymInt]) -> bool:
     """False in a graph that is exported for any image size: there a side is a symbol, not a number."""
     return all(isinstance(side, int) for side in grid)
 
 
 def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
     """A symbol is not asked, or the graph would be for the sizes that gave this answer."""
-    return known(new) and old == new
+    return is_concrete(new) and old == new
 
 
-def cubic_weights(old: tuple[int, int], new: tuple[int, int], rule: str, device=None) -> list[Tensor]:
+def cubic_weights(
+    old: tuple[int, int], new: tuple[int, int], rule: str, device: torch.device | None = None
+) -> list[Tensor]:
     """What `resize_grid` does along each axis as a matrix (new, old), in operations that leave `new` open."""
     places = [torch.arange(n, dtype=torch.float32, device=device) for n in new]  # (new,) each
     counts = [place[-1:] + 1 for place in places]
@@ -90,7 +94,9 @@ def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -
     return torch.cat([resize_grid(table[None, :count], before, after)[0], table[count:]])
 
 
-def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10000.0, device=None) -> Tensor:
+def sincos_2d(
+    grid: tuple[int, int], width: int, temperature: float = 10000.0, device: torch.device | None = None
+) -> Tensor:
     """Fixed 2-D sine-cosine positions (MAE, MoCo v3): the first half of D encodes the column, the second the row."""
     rows, columns = (torch.arange(n, dtype=torch.float64, device=device) for n in grid)
     row, column = torch.meshgrid(rows, columns, indexing="ij")
@@ -127,7 +133,9 @@ class SinCosPositions(nn.Module):
         return F.pad(table, (0, 0, self.prefix, 0)).to(like.dtype)  # (1, prefix + N, D)
 
 
-def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device=None) -> tuple[Tensor, Tensor]:
+def rotary_2d(
+    grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
 
     Prefix tokens stand nowhere: their angle is 0, which turns nothing.
@@ -147,7 +155,7 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
-def relative_index(grid: tuple[int, int], prefix: int, device=None) -> Tensor:
+def relative_index(grid: tuple[int, int], prefix: int, device: Device = None) -> Tensor:
     """Which entry of `RelativeBias.table` each (query, key) pair reads: (N, N) of whole numbers.
 
     Patches read by their offset; with prefix tokens three more entries follow (Swin's table, BEiT's additions):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -102,11 +103,10 @@ class ReducedAttention(Heads):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Reduced, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        q = mark(trace, "q", self.q(x)).unflatten(-1, (self.heads, self.head_dim))  # (B, N, h, d)
+        (q,) = self.split(mark(trace, "q", self.q(x)), 1)  # (B, h, N, d)
         y = x if self.reduction is None else mark(trace, "reduced", self.reduce(x, at))  # (B, M, D)
-        kv = mark(trace, "kv", self.kv(y)).unflatten(-1, (2, self.heads, self.head_dim))  # (B, M, 2, h, d)
-        k, v = (part.transpose(1, 2) for part in kv.unbind(2))  # each (B, h, M, d)
-        x = self.attend(q.transpose(1, 2), k, v, None, trace)  # (B, h, N, d)
+        k, v = self.split(mark(trace, "kv", self.kv(y)), 2)  # each (B, h, M, d)
+        x = self.attend(q, k, v, None, trace)  # (B, h, N, d)
         x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, D), heads side by side
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
 
@@ -121,7 +121,7 @@ class ReducedAttention(Heads):
 
 def to_map(tokens: Tensor, grid: Grid) -> Tensor:
     """(B, N, D), row by row -> (B, D, rows, columns); the memory stays as it is."""
-    return tokens.transpose(1, 2).unflatten(2, grid)
+    return torch.unflatten(tokens.transpose(1, 2), 2, grid)
 
 
 def to_tokens(maps: Tensor) -> Tensor:

@@ -6,15 +6,16 @@ keeping every token changes nothing, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vitlab.layers.block import Block
+from vitlab.errors import UsageError
+from vitlab.layers.block import Block, run
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, Trace
 
 SEEN = ("norm1", "qkv", "heads", "proj", "after_attention", *FROM_HEADS)  # what a block has shown before it reduces
@@ -49,36 +50,36 @@ class Reducing:
     """One forward pass under a Reducer: runs each block with it, and keeps account of where every token went."""
 
     def __init__(self, reducer: Reducer, *, depth: int, prefix: int, offers: Iterable[str]):
-        known = [kind for kind in offers if kind in SEEN]
+        available = [kind for kind in offers if kind in SEEN]
         for kind in reducer.needs:
-            if kind not in known:
-                raise ValueError(
+            if kind not in available:
+                raise UsageError(
                     f"{type(reducer).__name__} needs {kind!r}, which this model cannot give where tokens are reduced. "
-                    f"It can give: {', '.join(known)}."
+                    f"It can give: {', '.join(available)}."
                 )
         self.reducer, self.depth, self.prefix = reducer, depth, prefix
         self.sizes: Tensor | None = None  # (B, M); None until something was removed
         self.assignment: Tensor | None = None  # (B, N at the start): where each first token is now, -1 dropped
         self.key_bias: Tensor | None = None
 
-    def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None, call: Callable[..., Any]) -> Tensor:
-        """`call(f, *inputs)` gives f(*inputs), at once or with a second run for the gradients: so f changes nothing."""
+    def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None, recompute: bool) -> Tensor:
+        """One block; `recompute` as in layers.block.run."""
         bias = None if self.key_bias is None else self.key_bias[:, None, None, :]  # (B, 1, 1, M)
         remove = self.reducer.removes(layer, self.depth, z.shape[1], self.prefix)
         if remove == 0:
-            return call(block, z, None, bias, trace)
+            return run(block, z, None, bias, trace, recompute=recompute)
         patches = z.shape[1] - self.prefix
         if not 0 < remove <= patches:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self.reducer).__name__} removes {remove} tokens at layer {layer}, where {patches} patches are "
                 f"left (prefix tokens stay): it must be 0 to {patches}."
             )
         if self.sizes is None or self.assignment is None:
             self.sizes = z.new_ones(z.shape[:2])
             self.assignment = torch.arange(z.shape[1], device=z.device).expand(z.shape[:2])
-        asked = trace.trace if trace is not None else None
-        step = partial(self._step, block, layer, remove, asked)
-        z, self.sizes, self.assignment, self.key_bias = call(step, z, bias, self.sizes, self.assignment)
+        step = partial(self._step, block, layer, remove, trace.trace if trace is not None else None)
+        state = (z, bias, self.sizes, self.assignment)
+        z, self.sizes, self.assignment, self.key_bias = run(step, *state, recompute=recompute)
         return z
 
     def _step(
@@ -93,18 +94,18 @@ class Reducing:
         assignment: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """A block that reduces: its tokens, their sizes, where each first token is now, and the next key bias."""
-        gradients = getattr(self.reducer, "gradients", False)
+        gradients = getattr(self.reducer, "gradients", False)  # a user's reducer need not have it
         seen = LayerTrace(trace, layer, needs=self.reducer.needs, gradients=gradients)
         account: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
         def reduce(z: Tensor) -> Tensor:
-            found = self.reducer.reduce(z, remove, self.prefix, sizes, seen.seen)
-            moved = found.assignment.gather(1, assignment.clamp(min=0))
+            reduction = self.reducer.reduce(z, remove, self.prefix, sizes, seen.seen)
+            moved = reduction.assignment.gather(1, assignment.clamp(min=0))
             places = torch.where(assignment < 0, assignment, moved)
             seen.mark("assignment", places)
-            seen.mark("sizes", found.sizes)
-            account.append((found.sizes, places, found.key_bias))
-            return found.tokens
+            seen.mark("sizes", reduction.sizes)
+            account.append((reduction.sizes, places, reduction.key_bias))
+            return reduction.tokens
 
         z = block(z, None, bias, seen, reduce)
         return z, *account[0]

@@ -1,11 +1,11 @@
-"""Trace: what a forward pass writes down when asked.
+"""Trace: records intermediate values of a forward pass.
 
     trace = Trace("attention", layers=[-1])
     logits = model(images, trace=trace)
     trace["attention", -1]                     # (B, h, N, N)
 
-The output always comes from the fused kernel; the weights are computed beside it, for the asked layers only, so asking
-never changes a bit of the logits. Only gradients of attention take the explicit path. Models call `mark`; no hooks.
+The output always comes from the fused kernel; the weights are computed beside it, for the requested layers only, so
+a trace never changes a bit of the logits. Only gradients of attention take the explicit path. Models call `mark`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from vitlab.errors import UsageError
 
 Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
@@ -64,74 +66,74 @@ class Trace:
         reduce: Callable[[Tensor, int | None], Tensor | None] | None = None,
     ):
         if not kinds:
-            raise ValueError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
+            raise UsageError('name what to trace, e.g. Trace("attention", layers=[-1]) or Trace("tokens").')
         self.kinds = kinds
-        self.asked_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
+        self.requested_layers, self.heads = _numbers("layer", layers), _numbers("head", heads)
         self.gradients, self.reduce = gradients, reduce
         self.layout: TokenLayout | None = None
         self.places: tuple[Any, ...] = ()  # of networks in stages: where each layer's queries and keys stand
         self.layers: tuple[int, ...] = ()
         self._kept: dict[tuple[str, int | None], Tensor] = {}
-        self._whole: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
+        self._on_path: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
-        """A model calls this first: check what is asked for against what it can give, forget the last pass."""
+        """A model calls this first: check the request against what it can give, and forget the last pass."""
         check_offered(self.kinds, offers)
-        layers = range(depth) if isinstance(self.asked_layers, str) else self.asked_layers
+        layers = range(depth) if isinstance(self.requested_layers, str) else self.requested_layers
         for layer in layers:
             if not -depth <= layer < depth:
-                raise ValueError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
+                raise UsageError(f"layer {layer} does not exist: this model has layers 0 to {depth - 1} (or -1, ...).")
         self.layers = tuple(layer % depth for layer in layers)
         self.layout, self.places, self._depth = layout, places, depth
         self._kept.clear()
-        self._whole.clear()
+        self._on_path.clear()
 
     def at(self, layer: int) -> LayerTrace | None:
-        """The view that one block gets; None where this layer is not asked for, so that it runs as if untraced."""
+        """The view that one block gets; None where this layer is not requested, so that it runs as if untraced."""
         return LayerTrace(self, layer) if layer in self.layers else None
 
     def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Pick | None = None) -> None:
-        """Keep a value if it is asked for; `pick` takes the asked part of it (heads, the class token's row)."""
+        """Keep a value if it is requested; `pick` takes a part of it (heads, the class token's row)."""
         if not self.wants(kind):
             return
         if not self.gradients:
             value = value.detach()
         elif value.requires_grad:
             value.retain_grad()
-            self._whole[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
+            self._on_path[kind, layer] = (value, pick)  # a part cut off here would lie beside the path to the output
         part = value if pick is None else pick(value)
         kept = part if self.reduce is None else self.reduce(part, layer)
         if kept is not None:
-            self._kept[kind, layer] = kept if self.gradients else _alone(kept)
+            self._kept[kind, layer] = kept if self.gradients else _compact(kept)
 
     def gradient(self, kind: str, layer: int | None = None) -> Tensor:
         """After backward(): the gradient of what `trace[kind, layer]` shows."""
-        whole, pick = self.whole(kind, layer)
-        if whole.grad is None:
-            raise ValueError("there is no gradient yet: call backward() on something the model returned.")
-        return pick(whole.grad)
+        value, pick = self.on_path(kind, layer)
+        if value.grad is None:
+            raise UsageError("there is no gradient yet: call backward() on something the model returned.")
+        return pick(value.grad)
 
-    def whole(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
-        """The tensor that lies on the way to the output, for torch.autograd.grad, and what makes of it, or of its
-        gradient, the part that `trace[kind, layer]` shows.
+    def on_path(self, kind: str, layer: int | None = None) -> tuple[Tensor, Pick]:
+        """The tensor on the path to the output, for torch.autograd.grad, and the function that takes from it, or from
+        its gradient, the part that `trace[kind, layer]` shows.
         """
         layer = self._resolve(layer)
-        if (kind, layer) not in self._whole:
-            raise ValueError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
-        whole, pick = self._whole[kind, layer]
-        return whole, pick or (lambda value: value)
+        if (kind, layer) not in self._on_path:
+            raise UsageError(f"no gradient was kept of {kind!r} at layer {layer}: pass gradients=True to Trace.")
+        value, pick = self._on_path[kind, layer]
+        return value, pick or (lambda value: value)
 
     def wants(self, kind: str) -> bool:
         return kind in self.kinds
 
     def pick_heads(self, value: Tensor) -> Tensor:
-        """(B, h, ...) -> the asked heads of it."""
+        """(B, h, ...) -> the requested heads."""
         if isinstance(self.heads, str):
             return value
         for head in self.heads:
             if not -value.shape[1] <= head < value.shape[1]:
-                raise ValueError(f"head {head} does not exist: this layer has heads 0 to {value.shape[1] - 1}.")
+                raise UsageError(f"head {head} does not exist: this layer has heads 0 to {value.shape[1] - 1}.")
         return value[:, list(self.heads)]
 
     def __getitem__(self, key: str | tuple[str, int]) -> Tensor:
@@ -169,10 +171,10 @@ def check_offered(kinds: Iterable[str], offers: Iterable[str]) -> None:
         if kind not in offers:
             near = get_close_matches(kind, offers, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+            raise UsageError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
 
 
-def _alone(value: Tensor) -> Tensor:
+def _compact(value: Tensor) -> Tensor:
     """A small part of a large tensor would keep all of it in memory."""
     return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
 
@@ -183,7 +185,7 @@ def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:
     try:
         return tuple(index(n) for n in ([given] if isinstance(given, str) else given))  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(
+        raise UsageError(
             f'{what}s={given!r} must be "all" or a list of {what} numbers, e.g. {what}s=[0, -1].'
         ) from None
 
@@ -213,8 +215,8 @@ class LayerTrace:
     @property
     def needs_explicit(self) -> bool:
         """A gradient of the attention weights exists only where they are written out."""
-        asked = self.trace is not None and self.trace.gradients
-        return asked and (self.wants("attention") or self.wants("class_attention"))
+        gradients = self.trace is not None and self.trace.gradients
+        return gradients and (self.wants("attention") or self.wants("class_attention"))
 
     def wants(self, kind: str) -> bool:
         return kind in self.needs or (self.trace is not None and self.trace.wants(kind))
@@ -226,7 +228,7 @@ class LayerTrace:
             self.trace.mark(kind, value, self.layer)
 
     def mark_heads(self, kind: str, value: Tensor, row: int | None = None) -> None:
-        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the asked ones.
+        """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the requested ones.
 
         Of windows, (B * windows, h, ...) becomes (B, h, windows, ...).
         """
@@ -237,7 +239,7 @@ class LayerTrace:
             heads, windows = self.trace.pick_heads, self.windows
 
             def pick(value: Tensor) -> Tensor:
-                value = value if windows is None else value.unflatten(0, (-1, windows)).transpose(1, 2)
+                value = value if windows is None else torch.unflatten(value, 0, (-1, windows)).transpose(1, 2)
                 return heads(value) if row is None else heads(value)[:, :, row]
 
             self.trace.mark(kind, value, self.layer, pick)

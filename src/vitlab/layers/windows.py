@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily  # no public way to leave the pass that counts MACs
 
 from vitlab.layers.attention import Heads, Path, head_width
 from vitlab.layers.positions import RelativeBias
@@ -46,29 +47,29 @@ class Windows:
         """(B, N, D), row by row -> (B * count, n, D)."""
         (rows, columns), (high, wide) = self.grid, self.padded
         if self.padded != self.grid:
-            x = F.pad(x.unflatten(1, self.grid), (0, 0, 0, wide - columns, 0, high - rows)).flatten(1, 2)
+            x = F.pad(torch.unflatten(x, 1, self.grid), (0, 0, 0, wide - columns, 0, high - rows)).flatten(1, 2)
         if self.padded != self.window:  # with one window the order is the same
-            x = Reorder.apply(x, *self.orders(x.device))  # (B, count * n, D)
+            x = reorder(x, *self.orders(x.device))  # (B, count * n, D)
         return x.reshape(-1, self.window[0] * self.window[1], x.shape[-1])
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `cut`; what stands on padding is dropped."""
         x = x.reshape(-1, self.padded[0] * self.padded[1], x.shape[-1])
         if self.padded != self.window:
-            x = Reorder.apply(x, *reversed(self.orders(x.device)))
+            x = reorder(x, *reversed(self.orders(x.device)))
         if self.padded != self.grid:
-            x = x.unflatten(1, self.padded)[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
+            x = torch.unflatten(x, 1, self.padded)[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
         return x  # (B, N, D)
 
     def orders(self, device: torch.device) -> tuple[Tensor, ...]:
         """The order in which tokens of the padded grid stand in windows, and the way back."""
-        return kept("orders", device, self.grid, self.window, self.shift)
+        return cached("orders", device, self.grid, self.window, self.shift)
 
     def mask(self, device: torch.device) -> Tensor | None:
         """(count, 1, n, n): 0, and APART between tokens that the roll brought together from two ends of the grid
         (fig. 4); None where nothing is shifted.
         """
-        return None if self.shift == (0, 0) else kept("mask", device, self.grid, self.window, self.shift)[0]
+        return None if self.shift == (0, 0) else cached("mask", device, self.grid, self.window, self.shift)[0]
 
     def places(self) -> np.ndarray:
         """(count, n): which token of the grid, row by row, stands in each place of each window; -1 on padding."""
@@ -78,16 +79,21 @@ class Windows:
 
 
 class Reorder(torch.autograd.Function):
-    """Tokens in another order. torch's own backward of indexing adds up, which takes several times as long."""
+    """See `reorder`. torch's own backward of indexing adds up, which takes several times as long."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
         ctx.orders = (back, order)
         return x.index_select(1, order)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return Reorder.apply(grad, *ctx.orders), None, None
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        return reorder(slopes[0], *ctx.orders), None, None
+
+
+def reorder(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """Tokens (B, N, D) in another order; `back` is its inverse."""
+    return Reorder.apply(x, order, back)  # type: ignore[return-value]
 
 
 def _orders(*about: tuple[int, int]) -> list[np.ndarray]:
@@ -119,21 +125,21 @@ def _offsets(window: tuple[int, int], table: tuple[int, int]) -> list[np.ndarray
     return [down * (2 * table[1] - 1) + right]
 
 
-def kept(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+def cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
     """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
-    return _kept(what, device, *about)
+    return _cached(what, device, *about)
 
 
 # Or torch.compile would follow how it is made. torch.compiler.assume_constant_result says the same, but imports the
 # whole compiler for it, which takes as long as torch itself.
-kept.__dict__["_dynamo_marked_constant"] = True
+cached.__dict__["_dynamo_marked_constant"] = True
 
 
 @lru_cache(maxsize=512)
-def _kept(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
-    found = {"orders": _orders, "mask": _mask, "offsets": _offsets}[what](*about)
+def _cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+    arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets}[what](*about)
     with torch.inference_mode(False), unset_fake_temporarily():  # this pass may be one for inference, or to count
-        return tuple(torch.from_numpy(np.ascontiguousarray(values)).to(device) for values in found)
+        return tuple(torch.as_tensor(array, device=device) for array in arrays)
 
 
 class WindowAttention(Heads):
@@ -157,9 +163,7 @@ class WindowAttention(Heads):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Windows, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        qkv = mark(trace, "qkv", self.qkv(at.cut(x)))  # (B * count, n, 3D)
-        parts = qkv.unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)  # each (B * count, n, h, d)
-        q, k, v = (part.transpose(1, 2) for part in parts)  # each (B * count, h, n, d)
+        q, k, v = self.split(mark(trace, "qkv", self.qkv(at.cut(x))), 3)  # each (B * count, h, n, d)
         inside = trace.in_windows(at.count) if trace is not None else None
         x = self.attend(q, k, v, self.bias(at), inside)  # (B * count, h, n, d)
         x = mark(trace, "heads", at.join(x.transpose(1, 2).flatten(2)))  # (B, N, D), heads side by side
@@ -171,7 +175,7 @@ class WindowAttention(Heads):
         mask = at.mask(device)
         if self.relative is None:
             return None if mask is None else mask.to(self.proj.weight.dtype)
-        (index,) = kept("offsets", device, at.window, self.relative.grid)
+        (index,) = cached("offsets", device, at.window, self.relative.grid)
         bias = self.relative(index, self.relative.grid).contiguous()  # (1, h, n, n)
         return bias if mask is None else bias + mask.to(bias.dtype)
 
@@ -179,7 +183,7 @@ class WindowAttention(Heads):
         learns = torch.is_grad_enabled() and self.path == "auto"
         if bias is None or not bias.requires_grad or not learns:
             return super().fused(q, k, v, _for_all(bias, q))
-        q, k, v = (part.unflatten(0, (-1, len(bias))) for part in (q, k, v))  # (B, count, h, n, d)
+        q, k, v = (torch.unflatten(part, 0, (-1, len(bias))) for part in (q, k, v))  # (B, count, h, n, d)
         scores = (q * self.scale) @ k.transpose(-2, -1)
         scores += bias  # torch's kernel cannot learn a bias, and its way around copies more
         weights = F.dropout(scores.softmax(dim=-1), self.attention_dropout, self.training)

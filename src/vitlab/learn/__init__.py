@@ -1,12 +1,12 @@
-"""Exercises that check themselves: write the five parts of a ViT, and hear which mistake gives your numbers.
+"""Exercises with automatic checks: write the five parts of a ViT, and learn which mistake explains wrong numbers.
 
-vitlab learn                           the list, and what is done
-vitlab learn attention                 writes attention.py to begin with
-vitlab learn attention attention.py    checks it against ours, with copied weights
+vitlab learn                           list the exercises and their state
+vitlab learn attention                 write a starter file, attention.py
+vitlab learn attention attention.py    check it against our layer, with copied weights
 """
 
-from vitlab.learn.check import Checked, check
+from vitlab.learn.check import CheckResult, check
 from vitlab.learn.exercises import EXERCISES, Exercise, find
-from vitlab.learn.judge import Verdict
+from vitlab.learn.grade import Grade
 
-__all__ = ["EXERCISES", "Checked", "Exercise", "Verdict", "check", "find"]
+__all__ = ["EXERCISES", "CheckResult", "Exercise", "Grade", "check", "find"]

@@ -1,4 +1,4 @@
-"""A learner's file against ours: the file runs in a process of its own, its numbers are judged in this one."""
+"""Check a learner's file against our layers: it runs in its own process, its numbers are graded in this one."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitlab.errors import UsageError
+from vitlab.learn.child import Failure, Task
 from vitlab.learn.exercises import Exercise, probe
-from vitlab.learn.judge import Verdict, judge
+from vitlab.learn.grade import Grade, grade
 
-SECONDS = 20.0  # the learner's own time; torch's import does not count
-START_UP = 120.0  # and is not allowed to take for ever
+SECONDS = 20.0  # for the learner's code, without importing torch
+START_UP = 120.0  # limit for importing torch
 MOST_PRINTED = 4000  # characters
 
 
 @dataclass(frozen=True)
-class Checked:
-    verdict: Verdict
-    printed: str  # what the learner's code printed
+class CheckResult:
+    grade: Grade
+    printed: str  # by the learner's code
 
 
-def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> Checked:
+def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResult:
     if not file.is_file():
-        raise ValueError(f"{file} is not there: vitlab learn {exercise.name} writes a file to begin with.")
+        raise UsageError(f"{file}: no such file. vitlab learn {exercise.name} writes a starter file.")
     if seconds <= 0:
-        raise ValueError(f"--seconds {seconds:g} must be more than 0.")
+        raise UsageError(f"--seconds {seconds:g} must be more than 0.")
     with tempfile.TemporaryDirectory(prefix="vitlab-learn-") as name:
         folder = Path(name)
         task, cases = prepare(exercise)
@@ -42,19 +43,16 @@ def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> Checked:
             save_file(case, folder / f"case{number}.safetensors")
         (folder / "task.json").write_text(json.dumps({**task, "seconds": seconds}), encoding="utf-8")
         code = _run(file.resolve(), folder, seconds)
-        answer, outputs = _read(folder, code, file, seconds)
+        failure, outputs = _read(folder, code, file, seconds)
         printed = (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
-    return Checked(judge(exercise, answer, outputs), printed[:MOST_PRINTED])
+    return CheckResult(grade(exercise, failure, outputs), printed[:MOST_PRINTED])
 
 
-def prepare(exercise: Exercise) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
-    """What the child is given: how to build the learner's class, our weights, an input."""
+def prepare(exercise: Exercise) -> tuple[Task, list[dict[str, Tensor]]]:
+    """Input of the child process: how to build the learner's class, our weights, and an input."""
     cases = [exercise.case(n) for n in range(len(exercise.cases))]
-    task = {
-        "class_name": exercise.class_name,
-        "signature": exercise.signature,
-        "arguments": [case.arguments for case in cases],
-    }
+    arguments = [list(case.arguments) for case in cases]
+    task = Task(class_name=exercise.class_name, signature=exercise.signature, arguments=arguments)
     tensors = []
     for case in cases:
         weights = {f"weight.{key}": value.contiguous() for key, value in case.learner_weights.items()}
@@ -63,12 +61,12 @@ def prepare(exercise: Exercise) -> tuple[dict[str, Any], list[dict[str, Tensor]]
 
 
 def _run(file: Path, folder: Path, seconds: float) -> int | None:
-    """The child's exit code; None where even the watchdog did not end it."""
+    """Exit code of the child; None if its watchdog did not end it."""
     command = [sys.executable, "-m", "vitlab.learn.child", str(file), str(folder)]
-    beside = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
     with (folder / "printed.txt").open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=file.parent, env=beside, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            command, cwd=file.parent, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
         try:
             return process.wait(timeout=seconds + START_UP)
@@ -79,27 +77,26 @@ def _run(file: Path, folder: Path, seconds: float) -> int | None:
             process.wait()
 
 
-def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[Failure | None, list[dict[str, Tensor]]]:
     answer = folder / "answer.json"
     if answer.is_file():
-        files = sorted(folder.glob("output*.safetensors"))
-        return json.loads(answer.read_text(encoding="utf-8")), [load_file(f) for f in files]
+        failure = json.loads(answer.read_text(encoding="utf-8"))
+        outputs = [load_file(f) for f in sorted(folder.glob("output*.safetensors"))]
+        return failure and Failure(**failure), outputs
     stuck = (folder / "stuck.txt").read_text(errors="replace") if (folder / "stuck.txt").is_file() else ""
     if code is None or stuck:
-        return {"failed": "endless", "seconds": seconds, "file": file.name, **_line(stuck, file)}, []
+        return Failure("endless", {"seconds": seconds, "file": file.name, **_line(stuck, file)}), []
     how = f"exit code {code}"
     if code < 0:
-        how = f"signal {-code}"
-        if -code in set(signal.Signals):
-            how = signal.Signals(-code).name
-    return {"failed": "crashed", "how": how}, []
+        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return Failure("crashed", {"how": how}), []
 
 
-def _line(stuck: str, file: Path) -> dict[str, Any]:
-    """Where the watchdog found the code: its innermost line in the learner's file."""
-    found = re.search(rf'File "{re.escape(str(file.resolve()))}", line (\d+)', stuck)
-    if found is None:
+def _line(stuck: str, file: Path) -> dict[str, object]:
+    """The innermost line of the learner's file when the watchdog fired."""
+    match = re.search(rf'File "{re.escape(str(file.resolve()))}", line (\d+)', stuck)
+    if match is None:
         return {}
-    number = int(found[1])
+    number = int(match[1])
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     return {"line": number, "code": lines[number - 1].strip() if number <= len(lines) else ""}

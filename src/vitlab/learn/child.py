@@ -1,8 +1,7 @@
-"""Runs a learner's file in a process of its own: `python -m vitlab.learn.child FILE FOLDER`.
+"""Runs a learner's file in its own process: `python -m vitlab.learn.child FILE FOLDER`.
 
-FOLDER holds the task (task.json, case0.safetensors, ...); the answer is written beside it (answer.json,
-output0.safetensors, ...). What goes wrong in the learner's code is an answer too. An endless loop ends itself: the
-watchdog writes where it was to stuck.txt.
+FOLDER holds the task (task.json, case0.safetensors, ...) and receives the answer (answer.json, output0.safetensors,
+...). Errors of the learner's code are answers too. A watchdog ends endless loops and writes their stack to stuck.txt.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import json
 import linecache
 import sys
 import traceback
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,42 +26,59 @@ from torch.overrides import TorchFunctionMode
 MOST_STEPS, MOST_VALUES = 3000, 100_000
 
 
-class LearnerError(Exception):
-    """What is wrong with the file, by a key of words.toml and what it says."""
+class Task(TypedDict):
+    """How to build the learner's class in each case."""
 
-    def __init__(self, key: str, **said: Any):
+    class_name: str
+    signature: str
+    arguments: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the learner's code returned no numbers: a key of messages.toml and its values."""
+
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)
+    case: int = 0
+
+
+class LearnerError(Exception):
+    """A problem with the learner's file, as Failure tells it."""
+
+    def __init__(self, key: str, **values: object):
         super().__init__(key)
-        self.key, self.said = key, said
+        self.key, self.values = key, values
 
 
 class Recorder(TorchFunctionMode):
-    """Every tensor that a forward pass computes, in order. A learner's code has no Trace to ask."""
+    """Records every tensor of a forward pass in order, because a learner's code has no Trace."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self.tensors: list[Tensor] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, tuple | list) else [result]:
             if type(value) in (Tensor, nn.Parameter) and value.is_floating_point() and value.numel() <= MOST_VALUES:
-                self.found += [value.detach().clone()] * (len(self.found) < MOST_STEPS)
+                self.tensors += [value.detach().clone()] * (len(self.tensors) < MOST_STEPS)
         return result
 
 
-def examine(file: Path, task: dict[str, Any], cases: list[dict[str, Tensor]]) -> tuple[dict, list[dict[str, Tensor]]]:
-    """Answer and outputs; what the learner's code raises becomes an answer."""
+def examine(file: Path, task: Task, cases: list[dict[str, Tensor]]) -> tuple[Failure | None, list[dict[str, Tensor]]]:
+    """Outputs of the learner's code, and its error if it has one."""
     outputs: list[dict[str, Tensor]] = []
     try:
-        made = _class(_import(file), task["class_name"])
+        learner_class = _class(_import(file), task["class_name"])
         for number, case in enumerate(cases):
-            module = _build(made, task["arguments"][number], task["signature"], file)
+            module = _build(learner_class, task["arguments"][number], task["signature"], file)
             weights = {key.removeprefix("weight."): v for key, v in case.items() if key.startswith("weight.")}
             _copy(weights, module)
             outputs.append(_run(module.eval(), case["input"], case["probe"], file))
-    except LearnerError as failed:
-        return {"failed": failed.key, **failed.said, "case": len(outputs)}, outputs
-    return {"failed": None}, outputs
+    except LearnerError as error:
+        return Failure(error.key, error.values, len(outputs)), outputs
+    return None, outputs
 
 
 def _import(file: Path) -> ModuleType:
@@ -73,10 +90,8 @@ def _import(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        line = (error.text or "").strip()
-        raise LearnerError(
-            "syntax", file=Path(error.filename or file).name, line=error.lineno, code=line, error=error.msg
-        ) from None
+        name, code = Path(error.filename or file).name, (error.text or "").strip()
+        raise LearnerError("syntax", file=name, line=error.lineno, code=code, error=error.msg) from None
     except (Exception, SystemExit) as error:
         raise LearnerError("import", **_where(error, file)) from None
     finally:
@@ -85,25 +100,24 @@ def _import(file: Path) -> ModuleType:
 
 
 def _class(module: ModuleType, name: str) -> type[nn.Module]:
-    made = getattr(module, name, None)
+    learner_class = getattr(module, name, None)
     own = [k for k, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__]
-    if made is None:
+    if learner_class is None:
         raise LearnerError("no class", name=name, found=", ".join(own) or "-")
-    if not (inspect.isclass(made) and issubclass(made, nn.Module)):
+    if not (inspect.isclass(learner_class) and issubclass(learner_class, nn.Module)):
         raise LearnerError("no module", name=name)
-    return made
+    return learner_class
 
 
-def _build(made: type[nn.Module], arguments: list, signature: str, file: Path) -> nn.Module:
+def _build(learner_class: type[nn.Module], arguments: list[object], signature: str, file: Path) -> nn.Module:
     arguments = [tuple(a) if isinstance(a, list) else a for a in arguments]
     try:
-        inspect.signature(made).bind(*arguments)
+        inspect.signature(learner_class).bind(*arguments)
     except TypeError as error:
-        raise LearnerError(
-            "signature", signature=signature, found=f"{made.__name__}{inspect.signature(made)}", error=str(error)
-        ) from None
+        actual = f"{learner_class.__name__}{inspect.signature(learner_class)}"
+        raise LearnerError("signature", signature=signature, found=actual, error=str(error)) from None
     try:
-        return made(*arguments)
+        return learner_class(*arguments)
     except NotImplementedError:
         raise LearnerError("to write") from None
     except Exception as error:
@@ -111,19 +125,17 @@ def _build(made: type[nn.Module], arguments: list, signature: str, file: Path) -
 
 
 def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
-    """Our weights into the learner's module; the matrix of patches may be a convolution's or a linear layer's."""
+    """Copy our weights into the learner's module; the patch projection may be a convolution or a linear layer."""
     own = module.state_dict()
     parameters = {key for key, _ in module.named_parameters()}
     missing = [key for key in weights if key not in own]
     extra = [key for key in parameters if key not in weights]
     if missing or extra:
         like = [f"{a} -> {b}" for b in missing for a in extra if own[a].shape == weights[b].shape]
-        raise LearnerError(
-            "names", missing=", ".join(missing) or "-", extra=", ".join(sorted(extra)) or "-", like=", ".join(like[:4])
-        )
+        names = {"missing": ", ".join(missing) or "-", "extra": ", ".join(sorted(extra)) or "-"}
+        raise LearnerError("names", **names, like=", ".join(like[:4]))
     for key, weight in weights.items():
-        fits = own[key].shape == weight.shape or own[key].shape == weight.flatten(1).shape
-        if not fits:
+        if own[key].shape != weight.shape and own[key].shape != weight.flatten(1).shape:
             shapes = [" x ".join(map(str, w.shape)) for w in (own[key], weight)]
             raise LearnerError("weight shape", name=key, found=shapes[0], wanted=shapes[1])
         with torch.no_grad():
@@ -131,23 +143,23 @@ def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
 
 
 def _run(module: nn.Module, x: Tensor, probe: Tensor, file: Path) -> dict[str, Tensor]:
-    given = x.clone()
+    copied = x.clone()
     recorder = Recorder()
     with torch.no_grad(), recorder:
-        y = _forward(module, given, file)
+        y = _forward(module, copied, file)
     again = _forward(module, x.clone(), file)
-    found = {"output": y.detach().clone().float(), "again": again.detach().clone().float()}
-    found["changed"] = torch.tensor(not torch.equal(given, x))
+    results = {"output": y.detach().clone().float(), "again": again.detach().clone().float()}
+    results["changed"] = torch.tensor(not torch.equal(copied, x))
     leaf = x.clone().requires_grad_()
     try:
-        y = module(leaf + 0)  # + 0: a learner may write into what comes in
+        y = module(leaf + 0)  # + 0: the learner's code may modify its input
         (y * probe.reshape(y.shape)).sum().backward()
-    except Exception:  # nothing to take gradients of, or another number of values than ours has
+    except Exception:  # no gradient, or another number of outputs than ours
         leaf.grad = None
     if leaf.grad is not None:
-        found["gradient"] = leaf.grad.float()
-    found |= {f"step.{i:05}": step.contiguous() for i, step in enumerate(recorder.found)}
-    return {key: value.contiguous() for key, value in found.items()}
+        results["gradient"] = leaf.grad.float()
+    results |= {f"step.{i:05}": step.contiguous() for i, step in enumerate(recorder.tensors)}
+    return {key: value.contiguous() for key, value in results.items()}
 
 
 def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
@@ -165,25 +177,25 @@ def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
 
 
 def _where(error: BaseException, file: Path) -> dict[str, Any]:
-    """The error in words, and the last line of the learner's own file that led to it."""
+    """The error, and the last line of the learner's file in its traceback."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    said = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name, "line": 0, "code": ""}
+    values = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name, "line": 0, "code": ""}
     if lines:
-        said |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip()}
-    return said
+        values |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip()}
+    return values
 
 
 def main(file: Path, folder: Path) -> None:
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     with (folder / "stuck.txt").open("w") as stuck:
-        faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # from here on, not torch's import
+        faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
         cases = [load_file(folder / f"case{n}.safetensors") for n in range(len(task["arguments"]))]
-        answer, outputs = examine(file, task, cases)
+        failure, outputs = examine(file, task, cases)
         faulthandler.cancel_dump_traceback_later()
     linecache.clearcache()
     for number, output in enumerate(outputs):
         save_file(output, folder / f"output{number}.safetensors")
-    (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    (folder / "answer.json").write_text(json.dumps(failure and asdict(failure)), encoding="utf-8")
 
 
 if __name__ == "__main__":

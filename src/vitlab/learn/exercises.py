@@ -1,6 +1,6 @@
-"""The five exercises in their order, each with the sizes it is tested on.
+"""The five exercises in order, each with the sizes it is tested on.
 
-The sizes of one case are all different, so that an axis can be told by its length.
+All sizes of a case differ, so that the length of an axis identifies it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block
 from vitlab.layers.patches import PatchEmbed
 from vitlab.learn import variants
-from vitlab.learn.variants import Note, Weights
+from vitlab.learn.variants import Sizes, Weights
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import ViTConfig
 
 HERE = Path(__file__).parent
 LANGUAGES = ("en", "zh")
-
-Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,10 @@ class Exercise:
     make: Callable[[Sizes], nn.Module]  # ours
     arguments: Callable[[Sizes], tuple[Any, ...]]  # of the learner's class
     shape: Callable[[Sizes], tuple[int, ...]]  # of the input
-    run: Callable[..., Tensor]  # (weights, input, sizes, note, **options) -> output
+    function: Callable[..., Tensor]  # of variants.py
+    variant: type  # its options
     scales: tuple[float, ...] = (1.0, 1.0)  # of each case's input
-    renamed: dict[str, str] = field(default_factory=dict)  # our weight -> the learner's name of it
+    renamed: dict[str, str] = field(default_factory=dict)  # our name of a weight -> the learner's
 
     @property
     def file(self) -> str:
@@ -49,23 +49,30 @@ class Exercise:
     def starter(self, language: str) -> str:
         return (HERE / "starters" / language / self.file).read_text(encoding="utf-8")
 
+    def write_starter(self, language: str) -> bool:
+        """Write the starter file into the current folder; False if there is a file of this name already."""
+        if Path(self.file).exists():
+            return False
+        Path(self.file).write_text(self.starter(language), encoding="utf-8")
+        return True
+
     def solution(self) -> str:
         return (HERE / "solutions" / self.file).read_text(encoding="utf-8")
 
-    def case(self, number: int) -> Case:
-        """Our layer with weights that hide nothing (no zeros, no ones), and an input."""
+    def case(self, number: int) -> ExerciseCase:
+        """Our layer with random weights (no zeros, no ones), and an input."""
         sizes = self.cases[number]
         random = torch.Generator().manual_seed(1000 + number)
         module = self.make(sizes).eval()
         with torch.no_grad():
             for key, weight in module.named_parameters():
-                weight.copy_(_strong(key, weight, random))
+                weight.copy_(_random_weight(key, weight, random))
         x = torch.randn(self.shape(sizes), generator=random) * self.scales[number]
-        return Case(self, sizes, module, {k: v.detach() for k, v in module.state_dict().items()}, x)
+        return ExerciseCase(self, sizes, module, {k: v.detach() for k, v in module.state_dict().items()}, x)
 
 
 @dataclass(frozen=True)
-class Case:
+class ExerciseCase:
     exercise: Exercise
     sizes: Sizes
     module: nn.Module
@@ -81,7 +88,7 @@ class Case:
         return {self.exercise.renamed.get(key, key): value for key, value in self.weights.items()}
 
     def ours(self) -> tuple[Tensor, Tensor]:
-        """The layer's output, and the gradient of its weighted sum for the input."""
+        """Output of our layer, and the gradient of its weighted sum with respect to the input."""
         x = self.x.clone().requires_grad_()
         y = self.module(x)
         (y * probe(y)).sum().backward()
@@ -90,26 +97,30 @@ class Case:
 
     @torch.no_grad()
     def variant(self, **options: Any) -> Tensor:
-        return self.exercise.run(self.weights, self.x, self.sizes, **options)
+        return self._run(variants.no_record, options)
 
     @torch.no_grad()
     def steps(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        steps: dict[str, Tensor] = {}
 
         def note(name: str, value: Tensor) -> Tensor:
-            found[name] = value
+            steps[name] = value
             return value
 
-        self.exercise.run(self.weights, self.x, self.sizes, note=note)
-        return found
+        self._run(note, {})
+        return steps
+
+    def _run(self, note: variants.Note, options: dict[str, object]) -> Tensor:
+        variant = self.exercise.variant(**options)
+        return self.exercise.function(self.weights, self.x, self.sizes, variant, note)
 
 
 def probe(y: Tensor) -> Tensor:
-    """Fixed factors, so that every output has its own share in the gradient."""
+    """Fixed factors, so that every output contributes differently to the gradient."""
     return torch.linspace(-1, 1, y.numel()).reshape(y.shape)
 
 
-def _strong(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
+def _random_weight(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
     noise = torch.randn(weight.shape, generator=random)
     if key.endswith("bias"):
         return 0.3 * noise
@@ -124,30 +135,8 @@ def _strong(key: str, weight: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _vit(s: Sizes) -> VisionTransformer:
-    config = ViTConfig(
-        *((s["H"], s["W"]), s["P"], s["C"], s["classes"], s["D"], s["L"], s["h"]),
-    ).with_options(mlp_ratio=s["hidden"] / s["D"])
-    return VisionTransformer(config)
-
-
-def _run_patch_embed(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.patch_embed(w, x, s["P"], note, **options)
-
-
-def _run_attention(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.attention(w, x, s["h"], note, **options)
-
-
-def _run_mlp(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.mlp(w, x, note, **options)
-
-
-def _run_block(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.block(w, x, s["h"], note, **options)
-
-
-def _run_vit(w: Weights, x: Tensor, s: Sizes, note: Note = variants.silent, **options: Any) -> Tensor:
-    return variants.vit(w, x, s["P"], s["h"], s["L"], note, **options)
+    config = ViTConfig((s["H"], s["W"]), s["P"], s["C"], s["classes"], s["D"], s["L"], s["h"])
+    return VisionTransformer(config.with_options(mlp_ratio=s["hidden"] / s["D"]))
 
 
 def _images(s: Sizes) -> tuple[int, ...]:
@@ -171,7 +160,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: PatchEmbed(s["P"], s["C"], s["D"]),
             arguments=lambda s: (s["P"], s["C"], s["D"]),
             shape=_images,
-            run=_run_patch_embed,
+            function=variants.patch_embed,
+            variant=variants.PatchEmbedVariant,
         ),
         Exercise(
             *("attention", "Attention", "Attention(width, heads)"),
@@ -180,7 +170,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: Attention(s["D"], s["h"]),
             arguments=lambda s: (s["D"], s["h"]),
             shape=_tokens,
-            run=_run_attention,
+            function=variants.attention,
+            variant=variants.AttentionVariant,
         ),
         Exercise(
             *("mlp", "MLP", "MLP(width, hidden)"),
@@ -189,7 +180,8 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: MLP(s["D"], s["hidden"]),
             arguments=lambda s: (s["D"], s["hidden"]),
             shape=_tokens,
-            run=_run_mlp,
+            function=variants.mlp,
+            variant=variants.MLPVariant,
         ),
         Exercise(
             *("block", "Block", "Block(width, heads, hidden)"),
@@ -198,8 +190,9 @@ EXERCISES: dict[str, Exercise] = {
             make=lambda s: Block(Attention(s["D"], s["h"]), MLP(s["D"], s["hidden"]), s["D"]),
             arguments=lambda s: (s["D"], s["h"], s["hidden"]),
             shape=_tokens,
-            run=_run_block,
-            scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm counts
+            function=variants.block,
+            variant=variants.BlockVariant,
+            scales=(1.0, 0.02),  # small tokens, so that the eps of LayerNorm matters
         ),
         Exercise(
             *("vit", "ViT", "ViT(image_size, patch_size, channels, classes, width, depth, heads, hidden)"),
@@ -209,12 +202,10 @@ EXERCISES: dict[str, Exercise] = {
                 dict(B=1, C=1, H=9, W=15, P=3, N=15, D=28, h=4, d=7, L=2, hidden=33, classes=5),
             ),
             make=_vit,
-            arguments=lambda s: (
-                *((s["H"], s["W"]), s["P"], s["C"], s["classes"]),
-                *(s["D"], s["L"], s["h"], s["hidden"]),
-            ),
+            arguments=lambda s: ((s["H"], s["W"]), *(s[k] for k in ("P", "C", "classes", "D", "L", "h", "hidden"))),
             shape=_images,
-            run=_run_vit,
+            function=variants.vit,
+            variant=variants.ViTVariant,
             renamed={"positions.table": "positions"},
         ),
     )
@@ -222,10 +213,10 @@ EXERCISES: dict[str, Exercise] = {
 
 
 def find(name: str) -> Exercise:
-    """By name; patch_embed and patch-embed are the same."""
-    known = name.lower().replace("_", "-")
-    if known not in EXERCISES:
-        near = get_close_matches(known, EXERCISES, n=1)
-        meant = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{meant}")
-    return EXERCISES[known]
+    """Exercise by name; _ and - are equal."""
+    key = name.lower().replace("_", "-")
+    if key not in EXERCISES:
+        near = get_close_matches(key, EXERCISES, n=1)
+        suggestion = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no exercise {name!r}: they are {', '.join(EXERCISES)}.{suggestion}")
+    return EXERCISES[key]

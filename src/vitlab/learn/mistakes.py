@@ -1,4 +1,4 @@
-"""The known mistakes: the options of `variants` that make them, and the hint for each in both languages."""
+"""Known mistakes: the variant of each (variants.py), and a hint in both languages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Mistake:
+class KnownMistake:
     name: str
     options: dict[str, Any]
     en: str
@@ -23,14 +23,14 @@ class Mistake:
 
 
 @cache
-def known(exercise: str) -> tuple[Mistake, ...]:
+def known_mistakes(exercise: str) -> tuple[KnownMistake, ...]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return tuple(Mistake(**row) for row in table[exercise])
+    return tuple(KnownMistake(**row) for row in table[exercise])
 
 
-def suspects(exercise: str) -> Iterator[tuple[Mistake, ...]]:
-    """One mistake alone, then two at once where they concern different options."""
-    yield from ((mistake,) for mistake in known(exercise))
-    for pair in combinations(known(exercise), 2):
+def candidate_mistakes(exercise: str) -> Iterator[tuple[KnownMistake, ...]]:
+    """Single mistakes, then pairs with different options."""
+    yield from ((mistake,) for mistake in known_mistakes(exercise))
+    for pair in combinations(known_mistakes(exercise), 2):
         if not pair[0].options.keys() & pair[1].options.keys():
             yield pair

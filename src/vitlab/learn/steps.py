@@ -1,4 +1,4 @@
-"""Where a learner's pass parts from ours: our steps are looked for among all tensors that their code computed."""
+"""Find where a learner's forward pass diverges from ours, by searching our steps among all tensors of their code."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from vitlab.learn.exercises import Sizes
+from vitlab.learn.variants import Sizes
 
 TOLERANCE = 1e-5  # of the largest value
 
 
 @dataclass(frozen=True)
-class Parting:
-    last: str | None  # our last step that they have, None: not even the first
-    first: str | None  # our first step after it, None: they have all
-    factor: float | None = None  # a tensor of theirs is so many times this step
-    shuffled: tuple[int, ...] | None = None  # the shape of a tensor of theirs with the same numbers elsewhere
+class Divergence:
+    last: str | None  # our last step that they have; None if not even the first
+    first: str | None  # our first step that they do not have; None if they have all
+    factor: float | None = None  # one of their tensors is this multiple of the step
+    shuffled: tuple[int, ...] | None = None  # shape of one of their tensors with the same numbers in another order
 
 
 def distance(theirs: Tensor, ours: Tensor) -> float:
-    """Largest difference as a share of our largest value; infinite where shapes differ or a value is no number."""
+    """Largest difference relative to our largest value; infinite if shapes differ or a value is not finite."""
     if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all() and torch.isfinite(ours).all()):
         return float("inf")
     if ours.numel() == 0:
@@ -34,22 +34,22 @@ def close(theirs: Tensor, ours: Tensor) -> bool:
     return distance(theirs, ours) <= TOLERANCE
 
 
-def part(ours: dict[str, Tensor], theirs: list[Tensor]) -> Parting:
-    """A step may be missing (a fused kernel, a loop over heads) as long as a later one is there."""
+def find_divergence(ours: dict[str, Tensor], theirs: list[Tensor]) -> Divergence:
+    """Steps may be missing (a fused kernel, a loop over heads) if a later one is present."""
     names = list(ours)
     have = [any(same_but_for_axes(t, ours[name]) for t in theirs) for name in names]
     last = max((i for i, there in enumerate(have) if there), default=-1)
     before = names[last] if last >= 0 else None
     if last == len(names) - 1:
-        return Parting(before, None)
+        return Divergence(before, None)
     missing = ours[names[last + 1]]
-    factor = next((f for t in reversed(theirs) if (f := times(t, missing)) is not None), None)
+    factor = next((f for t in reversed(theirs) if (f := scale_factor(t, missing)) is not None), None)
     shuffled = next((tuple(t.shape) for t in reversed(theirs) if same_numbers(t, missing)), None)
-    return Parting(before, names[last + 1], factor, shuffled)
+    return Divergence(before, names[last + 1], factor, shuffled)
 
 
 def same_but_for_axes(theirs: Tensor, ours: Tensor) -> bool:
-    """Equal after some order of the axes, whatever axes of length one stand between."""
+    """Equal up to a permutation of the axes, ignoring axes of length one."""
     if not _alike(theirs, ours):
         return False
     flat = ours.flatten()
@@ -57,12 +57,12 @@ def same_but_for_axes(theirs: Tensor, ours: Tensor) -> bool:
 
 
 def axes_order(theirs: Tensor, ours: Tensor) -> bool:
-    """The right numbers with swapped axes: not our shape, but equal after a permutation."""
+    """Another shape, but equal after a permutation of the axes."""
     return theirs.shape != ours.shape and theirs.ndim == ours.ndim and same_but_for_axes(theirs, ours)
 
 
-def times(theirs: Tensor, ours: Tensor) -> float | None:
-    """theirs = factor * ours, where the factor is neither 1 nor 0."""
+def scale_factor(theirs: Tensor, ours: Tensor) -> float | None:
+    """The factor of theirs = factor * ours, unless it is 1 or 0."""
     if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
         return None
     factor = float((theirs * ours).sum() / (ours * ours).sum())
@@ -78,16 +78,16 @@ def same_numbers(theirs: Tensor, ours: Tensor) -> bool:
 
 
 def _alike(theirs: Tensor, ours: Tensor) -> bool:
-    """Cheap to ask before the axes are tried: as many numbers, with the same length as a vector."""
+    """Cheap check before permuting axes: as many numbers with the same norm."""
     if theirs.numel() != ours.numel() or theirs.ndim > 6 or not bool(torch.isfinite(theirs).all()):
         return False
     a, b = float(theirs.norm()), float(ours.norm())
     return abs(a - b) <= 1e-4 * max(b, 1e-12)
 
 
-def lettered(shape: tuple[int, ...], sizes: Sizes) -> str:
-    """(2, 7, 15) -> (B, N, D) = (2, 7, 15): every length of a case belongs to one letter."""
-    letters = {size: letter for letter, size in reversed(sizes.items()) if letter not in ("L",)}
+def shape_in_letters(shape: tuple[int, ...], sizes: Sizes) -> str:
+    """(2, 7, 15) -> (B, N, D) = (2, 7, 15)"""
+    letters = {size: letter for letter, size in reversed(sizes.items()) if letter != "L"}
     if "N" in sizes:
         letters.setdefault(sizes["N"] + 1, "N + 1")
     if "D" in sizes:

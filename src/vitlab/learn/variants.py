@@ -1,12 +1,14 @@
-"""What the exercises compute, step by step, with every place where people go wrong as an option.
+"""The layers of the exercises, step by step, with every common mistake as a variant.
 
-Without options these are eqs. 1-8 of ViT (arXiv:2010.11929), equal to the layers of this package. With one they are a
-known mistake, and its numbers can be compared with a learner's.
+The default variants are eqs. 1-8 of ViT (arXiv:2010.11929), equal to the layers of this package. Any other value is a
+known mistake whose numbers can be compared with a learner's. All have the signature (weights, input, sizes, variant,
+note) -> output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -16,14 +18,15 @@ from torch import Tensor
 from vitlab.layers.block import ACTIVATIONS
 
 Weights = dict[str, Tensor]
-Note = Callable[[str, Tensor], Tensor]  # writes a step down under its name, and hands it on
+Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
+Note = Callable[[str, Tensor], Tensor]  # records a step by name and returns it
 
 
-def silent(name: str, value: Tensor) -> Tensor:
+def no_record(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def inside(w: Weights, prefix: str) -> Weights:
+def with_prefix(w: Weights, prefix: str) -> Weights:
     return {key.removeprefix(prefix): value for key, value in w.items() if key.startswith(prefix)}
 
 
@@ -37,36 +40,34 @@ OUTER = {"rows": (2, 4), "columns": (4, 2)}
 INNER = {"channel, row, column": (1, 3, 5), "row, column, channel": (3, 5, 1), "channel, column, row": (1, 5, 3)}
 
 
-def patch_embed(
-    w: Weights,
-    images: Tensor,
-    patch_size: int,
-    note: Note = silent,
-    *,
-    order: str = "rows",
-    within: str = "channel, row, column",
-    cut: str = "patches",
-    bias: bool = True,
-    layout: str = "B, N, D",
-) -> Tensor:
-    (B, C, H, W), P = images.shape, patch_size
+@dataclass(frozen=True)
+class PatchEmbedVariant:
+    order: str = "rows"
+    within: str = "channel, row, column"
+    cut: str = "patches"
+    bias: bool = True
+    layout: str = "B, N, D"
+
+
+def patch_embed(w: Weights, images: Tensor, sizes: Sizes, variant: PatchEmbedVariant, note: Note = no_record) -> Tensor:
+    (B, C, H, W), P = images.shape, sizes["P"]
     N = (H // P) * (W // P)
-    if cut == "patches":
+    if variant.cut == "patches":
         x = images.reshape(B, C, H // P, P, W // P, P)
-        x = x.permute(0, *OUTER[order], *INNER[within]).reshape(B, N, C * P * P)
-    elif cut == "reshape":
+        x = x.permute(0, *OUTER[variant.order], *INNER[variant.within]).reshape(B, N, C * P * P)
+    elif variant.cut == "reshape":
         x = images.reshape(B, N, C * P * P)
-    elif cut == "reshape, channels last":
+    elif variant.cut == "reshape, channels last":
         x = images.permute(0, 2, 3, 1).reshape(B, N, C * P * P)
-    elif cut == "channels before patches":
+    elif variant.cut == "channels before patches":
         x = images.unfold(2, P, P).unfold(3, P, P).reshape(B, N, C * P * P)
     else:  # F.unfold gives (B, C*P*P, N)
         x = F.unfold(images, P, stride=P).reshape(B, N, C * P * P)
     x = note("patches", x)
-    x = F.linear(x, w["proj.weight"].flatten(1), w["proj.bias"] if bias else None)
-    if layout == "B, D, N":
+    x = F.linear(x, w["proj.weight"].flatten(1), w["proj.bias"] if variant.bias else None)
+    if variant.layout == "B, D, N":
         return x.transpose(1, 2)
-    if layout == "mixed":  # the numbers of (B, D, N), read as (B, N, D)
+    if variant.layout == "mixed":  # the numbers of (B, D, N), read as (B, N, D)
         return x.transpose(1, 2).reshape(B, N, -1)
     return note("tokens", x)
 
@@ -86,54 +87,52 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {  # of d, h, D, N
 AXES = {"keys": -1, "queries": -2, "heads": 1, "batch": 0}
 
 
-def attention(
-    w: Weights,
-    x: Tensor,
-    heads: int,
-    note: Note = silent,
-    *,
-    split: str = "3, h, d",
-    order: str = "qkv",
-    over: str = "tokens",
-    scale: str = "1/sqrt(d)",
-    causal: bool = False,
-    softmax: str = "keys",
-    turned: bool = False,
-    merge: str = "side by side",
-    proj: bool = True,
-    residual: bool = False,
-) -> Tensor:
+@dataclass(frozen=True)
+class AttentionVariant:
+    split: str = "3, h, d"
+    order: str = "qkv"
+    over: str = "tokens"
+    scale: str = "1/sqrt(d)"
+    causal: bool = False
+    softmax: str = "keys"
+    turned: bool = False
+    merge: str = "side by side"
+    proj: bool = True
+    residual: bool = False
+
+
+def attention(w: Weights, x: Tensor, sizes: Sizes, variant: AttentionVariant, note: Note = no_record) -> Tensor:
     B, N, D = x.shape
-    if over == "batch":  # as a layer does that wants (N, B, D)
-        y = attention(w, x.transpose(0, 1), heads, scale=scale, softmax=softmax, merge=merge, proj=proj)
-        return y.transpose(0, 1)
-    h = 1 if split == "one head" else heads
+    if variant.over == "batch":  # as a layer that expects (N, B, D)
+        kept = AttentionVariant(scale=variant.scale, softmax=variant.softmax, merge=variant.merge, proj=variant.proj)
+        return attention(w, x.transpose(0, 1), sizes, kept).transpose(0, 1)
+    h = 1 if variant.split == "one head" else sizes["h"]
     d = D // h
     qkv = note("qkv", linear(w, "qkv", x))  # (B, N, 3D)
-    parts = dict(zip(order, _heads(qkv, h, d, split), strict=True))
+    parts = dict(zip(variant.order, _heads(qkv, h, d, variant.split), strict=True))
     q, k, v = (note(name, parts[name]) for name in "qkv")  # each (B, h, N, d)
-    if over == "heads":
+    if variant.over == "heads":
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each (B, N, h, d)
-    factor = SCALES[scale](d, h, D, N)
+    factor = SCALES[variant.scale](d, h, D, N)
     scores = note("scores", q @ k.transpose(-2, -1) * factor)  # (B, h, N, N)
-    if causal:
+    if variant.causal:
         above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(above, float("-inf"))
-    A = scores if softmax == "none" else scores.softmax(dim=AXES[softmax])
-    A = note("weights", A * d**-0.5 if scale == "after" else A)
-    x_heads = (A.transpose(-2, -1) if turned else A) @ v  # (B, h, N, d)
-    if over == "heads":
+    A = scores if variant.softmax == "none" else scores.softmax(dim=AXES[variant.softmax])
+    A = note("weights", A * d**-0.5 if variant.scale == "after" else A)
+    x_heads = (A.transpose(-2, -1) if variant.turned else A) @ v  # (B, h, N, d)
+    if variant.over == "heads":
         x_heads = x_heads.transpose(1, 2)
     x_heads = note("heads", x_heads)
-    if merge == "view":
+    if variant.merge == "view":
         y = x_heads.reshape(B, N, D)
-    elif merge == "interleaved":
+    elif variant.merge == "interleaved":
         y = x_heads.permute(0, 2, 3, 1).reshape(B, N, D)
     else:
         y = x_heads.transpose(1, 2).reshape(B, N, D)
     y = note("merged", y)
-    y = note("proj", linear(w, "proj", y)) if proj else y
-    return x + y if residual else y
+    y = note("proj", linear(w, "proj", y)) if variant.proj else y
+    return x + y if variant.residual else y
 
 
 def _heads(qkv: Tensor, h: int, d: int, split: str) -> tuple[Tensor, ...]:
@@ -150,64 +149,63 @@ def _heads(qkv: Tensor, h: int, d: int, split: str) -> tuple[Tensor, ...]:
 
 # ---------------------------------------------------------------- eqs. 2-3
 
+MORE_ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "none": lambda x: x}
 
-def mlp(
-    w: Weights,
-    x: Tensor,
-    note: Note = silent,
-    *,
-    activation: str = "gelu",
-    place: str = "between",
-    residual: bool = False,
-) -> Tensor:
-    act = {**ACTIVATIONS, "silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "none": lambda x: x}[activation]
-    y = note("fc1", linear(w, "fc1", act(x) if place == "before" else x))  # (B, N, hidden)
-    y = note("activation", act(y) if place in ("between", "twice") else y)
+
+@dataclass(frozen=True)
+class MLPVariant:
+    activation: str = "gelu"
+    place: str = "between"
+    residual: bool = False
+
+
+def mlp(w: Weights, x: Tensor, sizes: Sizes, variant: MLPVariant, note: Note = no_record) -> Tensor:
+    act = {**ACTIVATIONS, **MORE_ACTIVATIONS}[variant.activation]
+    y = note("fc1", linear(w, "fc1", act(x) if variant.place == "before" else x))  # (B, N, hidden)
+    y = note("activation", act(y) if variant.place in ("between", "twice") else y)
     y = note("fc2", linear(w, "fc2", y))  # (B, N, D)
-    y = act(y) if place in ("after", "twice") else y
-    return x + y if residual else y
+    y = act(y) if variant.place in ("after", "twice") else y
+    return x + y if variant.residual else y
 
 
-def block(
-    w: Weights,
-    z: Tensor,
-    heads: int,
-    note: Note = silent,
-    *,
-    norm: str = "pre",
-    skip: str = "both",
-    order: str = "attention, mlp",
-    eps: float = 1e-6,
-) -> Tensor:
+@dataclass(frozen=True)
+class BlockVariant:
+    norm: str = "pre"
+    skip: str = "both"
+    order: str = "attention, mlp"
+    eps: float = 1e-6
+
+
+def block(w: Weights, z: Tensor, sizes: Sizes, variant: BlockVariant, note: Note = no_record) -> Tensor:
     def attend(x: Tensor) -> Tensor:
-        return note("attention", attention(inside(w, "attention."), x, heads))
+        return note("attention", attention(with_prefix(w, "attention."), x, sizes, AttentionVariant()))
 
     def feed(x: Tensor) -> Tensor:
-        return note("mlp", mlp(inside(w, "mlp."), x))
+        return note("mlp", mlp(with_prefix(w, "mlp."), x, sizes, MLPVariant()))
 
     def normed(number: int, x: Tensor) -> Tensor:
-        number = {"first twice": 1, "swapped": 3 - number}.get(norm, number)
-        return layer_norm(w, f"norm{number}", x, eps)
+        number = {"first twice": 1, "swapped": 3 - number}.get(variant.norm, number)
+        return layer_norm(w, f"norm{number}", x, variant.eps)
 
     start = z
     parts = {"attention": (1, attend), "mlp": (2, feed)}
-    if order == "parallel":
+    if variant.order == "parallel":
         return z + attend(normed(1, z)) + feed(normed(2, z))
-    for place, name in enumerate(order.split(", "), 1):
+    for place, name in enumerate(variant.order.split(", "), 1):
         number, part = parts[name]
-        alone = norm == f"no {number}" or norm == "none"
-        before = z if norm in ("post", "branch") or alone else note(f"norm{number}", normed(number, z))
+        alone = variant.norm == f"no {number}" or variant.norm == "none"
+        before = z if variant.norm in ("post", "branch") or alone else note(f"norm{number}", normed(number, z))
         y = part(before)
-        y = normed(number, y) if norm == "branch" else y
-        if skip in ("none", f"not {place}"):
+        y = normed(number, y) if variant.norm == "branch" else y
+        if variant.skip in ("none", f"not {place}"):
             z = y
-        elif skip == "normed":
+        elif variant.skip == "normed":
             z = before + y
-        elif skip == "input" and place == 2:
+        elif variant.skip == "input" and place == 2:
             z = start + y
         else:
             z = z + y
-        z = normed(number, z) if norm == "post" else z
+        z = normed(number, z) if variant.norm == "post" else z
         z = note("eq. 2" if number == 1 else "eq. 3", z)
     return z
 
@@ -219,43 +217,40 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float = 1e-6) -> Tensor:
 # ---------------------------------------------------------------- eqs. 1-4
 
 
-def vit(
-    w: Weights,
-    images: Tensor,
-    patch_size: int,
-    heads: int,
-    depth: int,
-    note: Note = silent,
-    *,
-    token: str = "first",
-    positions: str = "all",
-    blocks: str = "all",
-    norm: str = "final",
-    read: str = "class",
-    head: str = "linear",
-) -> Tensor:
+@dataclass(frozen=True)
+class ViTVariant:
+    token: str = "first"
+    positions: str = "all"
+    blocks: str = "all"
+    norm: str = "final"
+    read: str = "class"
+    head: str = "linear"
+
+
+def vit(w: Weights, images: Tensor, sizes: Sizes, variant: ViTVariant, note: Note = no_record) -> Tensor:
     table = w["positions.table"]  # (1, N + 1, D)
-    z = note("patch_embed", patch_embed(inside(w, "patch_embed."), images, patch_size))  # (B, N, D)
-    if positions in ("patches", "shifted"):
-        z = z + (table[:, 1:] if positions == "patches" else table[:, :-1])
+    z = patch_embed(with_prefix(w, "patch_embed."), images, sizes, PatchEmbedVariant())  # (B, N, D)
+    z = note("patch_embed", z)
+    if variant.positions in ("patches", "shifted"):
+        z = z + (table[:, 1:] if variant.positions == "patches" else table[:, :-1])
     first = w["class_token"].expand(len(z), -1, -1)  # (B, 1, D)
-    if token == "zeros":
+    if variant.token == "zeros":
         first = torch.zeros_like(first)
-    pair = [z, first] if token == "last" else [first, z]
-    z = z if token == "none" else note("class token", torch.cat(pair, dim=1))  # (B, N + 1, D)
-    if positions == "all":
-        z = note("positions", z + (table[:, 1:] if token == "none" else table))
-    elif positions == "twice":
+    pair = [z, first] if variant.token == "last" else [first, z]
+    z = z if variant.token == "none" else note("class token", torch.cat(pair, dim=1))  # (B, N + 1, D)
+    if variant.positions == "all":
+        z = note("positions", z + (table[:, 1:] if variant.token == "none" else table))
+    elif variant.positions == "twice":
         z = z + 2 * table
-    if norm == "before":
+    if variant.norm == "before":
         z = layer_norm(w, "norm", z)
-    for layer, following in pairwise((*_order(blocks, depth), -1)):
-        if positions == "every block":
+    for layer, following in pairwise((*_order(variant.blocks, sizes["L"]), -1)):
+        if variant.positions == "every block":
             z = z + table
-        z = note(f"block {layer}", block(inside(w, f"blocks.{layer}."), z, heads))
-        if norm == "every block" and following >= 0:
+        z = note(f"block {layer}", block(with_prefix(w, f"blocks.{layer}."), z, sizes, BlockVariant()))
+        if variant.norm == "every block" and following >= 0:
             z = layer_norm(w, "norm", z)
-    if norm in ("final", "every block"):
+    if variant.norm in ("final", "every block"):
         z = note("norm", layer_norm(w, "norm", z))
     y = {
         "class": lambda: z[:, 0],
@@ -265,12 +260,12 @@ def vit(
         "max": lambda: z.amax(dim=1),
         "sum": lambda: z.sum(dim=1),
         "every token": lambda: z,
-    }[read]()
+    }[variant.read]()
     y = note("class vector", y)  # (B, D)
-    if head == "none":
+    if variant.head == "none":
         return y
     logits = note("head", linear(w, "head", y))  # (B, classes)
-    return {"linear": logits, "softmax": logits.softmax(-1), "log softmax": logits.log_softmax(-1)}[head]
+    return {"linear": logits, "softmax": logits.softmax(-1), "log softmax": logits.log_softmax(-1)}[variant.head]
 
 
 def _order(blocks: str, depth: int) -> tuple[int, ...]:

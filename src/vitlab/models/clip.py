@@ -1,4 +1,4 @@
-"""CLIP: pictures and words in one space (arXiv:2103.00020); beside it SigLIP's sigmoid loss (arXiv:2303.15343).
+"""CLIP: images and texts in one space (arXiv:2103.00020); beside it SigLIP's sigmoid loss (arXiv:2303.15343).
 
     model = vitlab.create("clip_nano", **tokenizer.options)
     out = model(images, tokenizer(texts))      # out.logits_per_image (B, T), out.logits_per_text (T, B)
@@ -11,21 +11,27 @@ Run `vitlab inspect clip_vit_base_patch32` to see every step of both towers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block
+from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, Network, WrapsEncoder
 from vitlab.models.config import Config, largest_divisor
+from vitlab.models.entry import OPENAI, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
+
+if TYPE_CHECKING:
+    from vitlab.text.tokenizer import Tokenizer
 
 MAX_SCALE = 100.0  # section 2.5: above it training becomes unstable
 BOTH = ("activation", "eps", "gradient_checkpointing")  # options that, without a path, are set in both towers
@@ -49,15 +55,15 @@ class TextConfig(Config):
         super().__post_init__()
         for name in ("vocab", "width", "depth", "heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"text.{name}={getattr(self, name)} must be at least 1.")
+                raise UsageError(f"text.{name}={getattr(self, name)} must be at least 1.")
         if self.context < 3 or self.eps <= 0 or round(self.width * self.mlp_ratio) < 1:
-            raise ValueError("text.context must be 3 or more, text.eps and text.mlp_ratio above 0.")
+            raise UsageError("text.context must be 3 or more, text.eps and text.mlp_ratio above 0.")
         if self.width % self.heads:
             fitting = largest_divisor(self.width, self.heads)
-            raise ValueError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
+            raise UsageError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
         for name in ("end_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.vocab:
-                raise ValueError(
+                raise UsageError(
                     f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the "
                     'tokenizer: vitlab.create("clip_nano", **tokenizer.options).'
                 )
@@ -76,12 +82,14 @@ class CLIPConfig(Config):
     embed_dim: int = 512  # E, of the space both end in
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
+    fixed = ("text.heads",)  # the rest shows in the shapes
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embed_dim < 1:
-            raise ValueError(f"embed_dim={self.embed_dim} must be at least 1.")
+            raise UsageError(f"embed_dim={self.embed_dim} must be at least 1.")
         if self.image.classes:
-            raise ValueError(
+            raise UsageError(
                 f"a CLIP has no classes to choose (found {self.image.classes}): it is asked in words, "
                 "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog"
             )
@@ -126,8 +134,7 @@ def _variant(size: str, patch_size: int, text: tuple[int, int, int], embed_dim: 
 def _small(text: tuple[int, int, int], embed_dim: int, context: int, vocab: int, **image: Any) -> CLIPConfig:
     """For a tokenizer of your own. Exact GELU, as everything trained since OpenAI's release."""
     width, depth, heads = text
-    words = dict(context=context, vocab=vocab, end_id=vocab - 1, pad_id=vocab - 1, mlp_ratio=2.0)
-    tower = TextConfig(width=width, depth=depth, heads=heads, **words)  # type: ignore[arg-type]
+    tower = TextConfig(context, vocab, width, depth, heads, mlp_ratio=2.0, end_id=vocab - 1, pad_id=vocab - 1)
     return CLIPConfig(clip_vit(mlp_ratio=2.0, **image), tower, embed_dim).with_options(activation="gelu")
 
 
@@ -166,11 +173,10 @@ class TextTransformer(nn.Module):
         z = mark(trace, "embed", self.embed(ids))  # (B, N, D)
         z = mark(trace, "positions", z + self.positions[:N])
         later = torch.full((N, N), -math.inf, dtype=z.dtype, device=z.device).triu(1)[None, None]  # no token sees it
+        recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
-            if self.config.gradient_checkpointing and self.training and trace is None:
-                z = checkpoint(block, z, None, later, use_reentrant=False)
-            else:
-                z = block(z, None, later, trace.at(layer) if trace is not None else None)  # (B, N, D)
+            at = trace.at(layer) if trace is not None else None
+            z = run(block, z, None, later, at, recompute=recompute)  # (B, N, D)
         z = mark(trace, "norm", self.norm(z))
         end = (ids == self.config.end_id).int().argmax(dim=1)  # (B,), the first
         return mark(trace, "end", z[torch.arange(ids.shape[0], device=z.device), end])  # (B, D)
@@ -181,16 +187,14 @@ class CLIPOutput(NamedTuple):
     logits_per_text: Tensor  # (T, B)
 
 
-class CLIP(nn.Module):
+class CLIP(WrapsEncoder):
     """Two towers, a projection for each, and a learned scale: logits = scale * cos(image, text) (figure 3)."""
 
     family = "clip"
 
     def __init__(self, config: CLIPConfig):
-        super().__init__()
-        self.config = c = config
-        self.labels: None = None
-        self._tokenizer: Any = None
+        super().__init__(config)
+        c = config
         self.image = VisionTransformer(c.image)
         self.image_projection = nn.Linear(self.image.feature_width, c.embed_dim, bias=False)
         self.text = TextTransformer(c.text)
@@ -202,38 +206,30 @@ class CLIP(nn.Module):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        return super().capabilities | {Capability.TEXT}
+
+    @property
     def encoder(self) -> VisionTransformer:
         """The image tower, for everything that needs no words; it ends before the projection."""
         return self.image
 
-    @property
-    def preprocess(self) -> Any:
-        """How a picture becomes this model's input: the image tower's, which may be used alone."""
-        return self.image.preprocess
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """Unit-length embeddings in one space with those of texts."""
+        return self.encode_image(images, trace=trace, reducer=reducer)
 
-    @preprocess.setter
-    def preprocess(self, value: Any) -> None:
-        self.image.preprocess = value
-
-    @property
-    def card(self) -> Any:
-        """Where the weights come from."""
-        return self.image.card
-
-    @card.setter
-    def card(self, value: Any) -> None:
-        self.image.card = value
-
-    @property
-    def tokenizer(self) -> Any:
-        """How a text becomes this model's input; saved beside the weights. None: not known."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, value: Any) -> None:
-        if value is not None:
-            check_tokenizer(value, self.config.text)
-        self._tokenizer = value
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer whose numbers mean something else to the model."""
+        c = self.config.text
+        for name in ("context", "end_id", "pad_id"):
+            ours, theirs = getattr(c, name), getattr(tokenizer, name)
+            if ours != theirs:
+                raise UsageError(
+                    f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for "
+                    'it: vitlab.create("clip_nano", **tokenizer.options).'
+                )
+        if tokenizer.vocab > c.vocab:
+            raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
 
     @property
     def scale(self) -> Tensor:
@@ -261,6 +257,13 @@ class CLIP(nn.Module):
         x = mark(trace, "projection", self.text_projection(self.text(ids, trace=trace)))
         return F.normalize(x, dim=-1) if normalise else x
 
+    @torch.no_grad()
+    def class_embeddings(self, prompts: Sequence[Sequence[str]]) -> Tensor:
+        """Prompts of each class -> (K, E): the mean of their embeddings, made of length 1 again (section 3.1.4)."""
+        tokenizer, device = self.require_tokenizer(), self.log_scale.device
+        means = [self.encode_text(tokenizer(texts).to(device)).float().mean(dim=0) for texts in prompts]  # (E,) each
+        return F.normalize(torch.stack(means), dim=1)
+
     def forward(self, images: Tensor, ids: Tensor) -> CLIPOutput:
         """Every image against every text; there may be more of one than of the other."""
         logits = self.logits(self.encode_image(images), self.encode_text(ids))
@@ -276,6 +279,13 @@ class CLIP(nn.Module):
         if self.bias is None:
             return contrastive_loss(image_features, text_features, self.scale, same)
         return sigmoid_loss(image_features, text_features, self.scale, self.bias, same)
+
+
+def as_clip(model: Network) -> CLIP:
+    """The model, if it is a CLIP."""
+    if not isinstance(model, CLIP):
+        raise UsageError(f"a model of the family {model.family} reads no text: this needs a CLIP.")
+    return model
 
 
 # ---- losses
@@ -317,7 +327,8 @@ def sigmoid_loss(
 
 def same_captions(ids: Tensor) -> Tensor:
     """Token numbers (B, N) -> (B, B): which texts are equal."""
-    _, group = torch.unique(ids, dim=0, return_inverse=True)  # (B,)
+    # torch gives `unique` no types
+    group = cast(Tensor, torch.unique(ids, dim=0, return_inverse=True)[1])  # pyright: ignore[reportUnknownMemberType]
     return group[:, None] == group[None]
 
 
@@ -330,70 +341,21 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# ---- many processes
-
-
-def gather(features: Tensor) -> Tensor:
-    """The features (B, ...) of all processes, in their order, with gradients; in one process, its own.
-
-    The loss over what is gathered is the whole batch's in every process, and the mean of the gradients over processes,
-    which DistributedDataParallel takes, is the whole batch's too. Processes may have different numbers of rows.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return features
-    return _Gather.apply(features)  # type: ignore[return-value]
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, features: Tensor) -> Tensor:
-        count = torch.tensor([len(features)], device=features.device)
-        counts = [torch.zeros_like(count) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(counts, count)
-        ctx.counts = [int(n) for n in counts]
-        most = max(ctx.counts)
-        padded = F.pad(features, (0, 0) * (features.ndim - 1) + (0, most - len(features))).contiguous()
-        parts = [torch.empty_like(padded) for _ in counts]
-        distributed.all_gather(parts, padded)
-        return torch.cat([part[:n] for part, n in zip(parts, ctx.counts, strict=True)])
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        """Every process's loss reads these features, so all their gradients are added up."""
-        slope = slopes[0].contiguous()
-        distributed.all_reduce(slope)
-        rank = distributed.get_rank()
-        return slope.split(ctx.counts)[rank]
-
-
 # ---- checks and initial values
 
 
 def check_ids(ids: Tensor, c: TextConfig) -> None:
     if ids.ndim != 2 or ids.shape[1] > c.context or ids.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             f"expected token numbers of the shape (texts, {c.context} at most), found {tuple(ids.shape)}, "
             f"{ids.dtype}: model.tokenizer(texts) makes them."
         )
     if type(ids) is not Tensor or ids.device.type != "cpu" or torch.compiler.is_compiling() or not len(ids):
         return  # a look at the values would wait for the device
     if int(ids.max()) >= c.vocab or int(ids.min()) < 0:
-        raise ValueError(f"token {int(ids.max())} is not among the model's {c.vocab}: is this its tokenizer?")
+        raise UsageError(f"token {int(ids.max())} is not among the model's {c.vocab}: is this its tokenizer?")
     if not bool((ids == c.end_id).any(dim=1).all()):
-        raise ValueError(f"a text has no end-of-text ({c.end_id}), where it is read: model.tokenizer(texts) adds it.")
-
-
-def check_tokenizer(tokenizer: Any, c: TextConfig) -> None:
-    """A tokenizer whose numbers mean something else to the model is refused."""
-    for name in ("context", "end_id", "pad_id"):
-        ours, theirs = getattr(c, name), getattr(tokenizer, name)
-        if ours != theirs:
-            raise ValueError(
-                f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for it: "
-                'vitlab.create("clip_nano", **tokenizer.options).'
-            )
-    if tokenizer.vocab > c.vocab:
-        raise ValueError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")
+        raise UsageError(f"a text has no end-of-text ({c.end_id}), where it is read: model.tokenizer(texts) adds it.")
 
 
 def _text_block(c: TextConfig) -> Block:
@@ -413,3 +375,21 @@ def _init_text(tower: TextTransformer) -> None:
         nn.init.normal_(block.mlp.fc2.weight, std=(2 * c.width * c.depth) ** -0.5)
         for layer in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
             nn.init.zeros_(layer.bias)
+
+
+# ---- names
+
+
+def _entry(name: str, config: CLIPConfig) -> Entry:
+    if not name.startswith("clip_vit_"):
+        return Entry(name, "clip", config, half(config.channels))
+    letter = next(key for key in VARIANTS if VARIANTS[key]["width"] == config.image.width)
+    patch, side = config.image.patch_size, config.image_size[0]
+    larger = side != 224
+    open_clip = f"ViT-{letter}-{patch}" + (f"-{side}" if larger else "")  # by itself it has GELU
+    open_clip += "" if config.text.activation == "gelu" else "-quickgelu"
+    aliases = (f"clip_ViT-{letter}/{patch}" + (f"@{side}px" if larger else ""), name.replace("_", "-"), open_clip)
+    return Entry(name, "clip", config, {**OPENAI, "interpolation": "bicubic", "how": "crop"}, aliases)
+
+
+PAPER = Paper("clip", CLIPConfig, CLIP, [_entry(name, config) for name, config in MODELS.items()])

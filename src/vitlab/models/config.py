@@ -12,7 +12,9 @@ import types
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+from vitlab.errors import UsageError
 
 FAMILIAR = {  # what other libraries call our options; a miss is told our name
     "attn_drop_rate": "attention_dropout",
@@ -59,16 +61,52 @@ class Config:
             value = _coerce(getattr(self, name), expected)
             object.__setattr__(self, name, value)
             if not _fits(value, expected):
-                raise ValueError(f"{name}={value!r} is not valid: expected {_in_words(expected)}.")
+                raise UsageError(f"{name}={value!r} is not valid: expected {_describe(expected)}.")
+
+    fixed: ClassVar[tuple[str, ...]] = ()  # options that weights belong to: with others they are another network's
+
+    @property
+    def encoder(self) -> Config:
+        """The encoder's config, where a model wraps an encoder; otherwise the config itself."""
+        return self
+
+    @property
+    def wraps_encoder(self) -> bool:
+        return self.encoder is not self
+
+    @property
+    def table_rule(self) -> str:
+        """How position tables are resized to another grid."""
+        return "bilinear"
+
+    def table_grid(self, key: str) -> tuple[int, int]:
+        """The grid that a table of positions, by its name in the weights, is made for."""
+        raise NotImplementedError(f"{type(self).__name__} has no position tables.")
+
+    def fixed_with(self, other: Config) -> tuple[str, ...]:
+        """Options, by path, in which `other` may not differ if it shall use this network's weights."""
+        return self.fixed
+
+    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The image size that the network can read, at or below this one."""
+        return size
+
+    def option(self, name: str) -> Any:
+        """The value of an option by any name that `with_options` takes."""
+        group, field = option_paths(type(self))[name]
+        if group is None:
+            return getattr(self, field)
+        inner: Config = getattr(self, group)
+        return inner.option(field) if field else inner
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: object) -> Self:
         """Read what `to_dict` wrote; an unknown name is an error, so that a newer file is not half understood."""
-        if not isinstance(values, dict):
-            raise ValueError(f"{cls.__name__} must be a table of options, not {values!r}.")
+        if not _is_table(values):
+            raise UsageError(f"{cls.__name__} must be a table of options, not {values!r}.")
         _check_names(values, [f.name for f in fields(cls)], cls.__name__)  # type: ignore[arg-type]
         hints = _types(cls)
         return cls(**{k: hints[k].from_dict(v) if is_dataclass(hints[k]) else v for k, v in values.items()})  # type: ignore[union-attr]
@@ -83,19 +121,19 @@ class Config:
             group, field = where[name]
             if group is None:
                 changed[field] = value
-            elif field == "" and isinstance(value, dict):  # positions={"kind": "rotary", "rotary_base": 100}
+            elif field == "" and _is_table(value):  # positions={"kind": "rotary", "rotary_base": 100}
                 grouped.setdefault(group, {}).update(value)
             elif field == "" and is_dataclass(value):
                 changed[group] = value
             elif field == "" and "kind" not in _types(hints[group]):
                 short = [n for n in where if "." not in n and n != name]
                 inside = ", ".join(_types(hints[group]))
-                raise ValueError(f"{name}={value!r}: {name} is a group of {inside}.{nearest(name, short)}")
+                raise UsageError(f"{name}={value!r}: {name} is a group of {inside}.{nearest(name, short)}")
             else:  # positions="rotary" sets the group's kind
                 grouped.setdefault(group, {})[field or "kind"] = value
         for group, values in grouped.items():
             current = changed.get(group, getattr(self, group))
-            _check_names(values, list(option_paths(type(current))), group)
+            _check_names(values, list(option_paths(hints[group])), group)
             _check_kind(group, values, _types(hints[group]))
             changed[group] = current.with_options(**values)
         return replace(self, **changed)  # type: ignore[type-var]
@@ -140,47 +178,60 @@ def _check_names(given: dict[str, Any], known: list[str], where: str) -> None:
     for name in given:
         if name not in known:
             short = sorted({n for n in known if "." not in n})
-            raise ValueError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
+            raise UsageError(f"{where} has no option {name!r}.{nearest(name, known)} Options: {', '.join(short)}.")
 
 
 def _check_kind(group: str, given: dict[str, Any], inside: dict[str, Any]) -> None:
     """norm=1e-5 is told of norm, not of the field `kind` that a group's name stands for."""
     if "kind" in given and not _fits(given["kind"], inside["kind"]):
         others = ", ".join(name for name in inside if name != "kind")
-        raise ValueError(
-            f"{group}={given['kind']!r} is not valid: expected {_in_words(inside['kind'])}. "
+        raise UsageError(
+            f"{group}={given['kind']!r} is not valid: expected {_describe(inside['kind'])}. "
             f"What else {group} has is set by its own name: {others}."
         )
 
 
+def _is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """Keys that are no text are refused as unknown names."""
+    return isinstance(value, dict)
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
+
+
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
 @cache
 def _types(config: type) -> dict[str, Any]:
-    return get_type_hints(config)
+    return {name: kind for name, kind in get_type_hints(config).items() if get_origin(kind) is not ClassVar}
 
 
 def _coerce(value: Any, expected: Any) -> Any:
     """What JSON and callers write loosely: lists for tuples, one size for a square, whole numbers for floats."""
     if expected == tuple[int, int] and isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
-    if get_origin(expected) is tuple and isinstance(value, list | tuple):
-        inner = get_args(expected)
-        return tuple(map(_coerce, value, inner)) if len(inner) == len(value) else tuple(value)
+    if get_origin(expected) is tuple and (_is_tuple(value) or _is_list(value)):
+        kinds = get_args(expected)
+        return tuple(map(_coerce, value, kinds)) if len(kinds) == len(value) else tuple(value)
     if expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
         return float(value)
     return value
 
 
 def _fits(value: Any, expected: Any) -> bool:
-    origin = get_origin(expected)
+    origin, inner = get_origin(expected), get_args(expected)
     if origin is Literal:
-        return value in get_args(expected)
+        return value in inner
     if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(expected))
+        return any(_fits(value, option) for option in inner)
     if origin is tuple:
-        inner = get_args(expected)
-        if inner[-1] is Ellipsis:
-            return isinstance(value, tuple) and all(_fits(part, inner[0]) for part in value)
-        return isinstance(value, tuple) and len(value) == len(inner) and all(map(_fits, value, inner))
+        if not _is_tuple(value):
+            return False
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if expected is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if expected is float:
@@ -188,12 +239,12 @@ def _fits(value: Any, expected: Any) -> bool:
     return isinstance(value, origin or expected)
 
 
-def _in_words(expected: Any) -> str:
+def _describe(expected: Any) -> str:
     if get_origin(expected) is Literal:
         return " | ".join(map(str, get_args(expected)))
     if expected == tuple[int, int]:
         return "a whole number, or (height, width)"
     if expected == tuple[int, ...]:
         return "a list of whole numbers"
-    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
-    return words.get(expected, str(expected).replace("typing.", ""))
+    names = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
+    return names.get(expected, str(expected).replace("typing.", ""))

@@ -7,36 +7,42 @@ class token's head is the answer at inference. The losses teach a student by lab
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
-from vitlab.models.vit_config import VARIANTS, ViTConfig
+from vitlab.models.base import Network
+from vitlab.models.entry import CROP, Entry, Paper
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.vit_config import SIZES, ViTConfig
 
-SIZES = {"tiny": "Ti", "small": "S", "base": "B"}
-PLAIN = {f"deit_{size}_patch16": ViTConfig(**VARIANTS[variant]) for size, variant in SIZES.items()}
-DISTILLED = {
-    f"deit_{size}_distilled_patch16": ViTConfig(**VARIANTS[variant]).with_options(distill_token=True)
-    for size, variant in SIZES.items()
+CONFIGS = {size: ViTConfig(**SIZES[size][2]) for size in ("tiny", "small", "base")}
+MODELS = {
+    **{f"deit_{size}_patch16": config for size, config in CONFIGS.items()},
+    **{f"deit_{size}_distilled_patch16": config.with_options(distill_token=True) for size, config in CONFIGS.items()},
 }
+PAPER = Paper(
+    *("vit", ViTConfig, VisionTransformer),
+    [Entry(name, "vit", config, CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],
+)
 
 Heads = tuple[Tensor, Tensor]  # logits of the class token and of the distillation token, each (B, K)
 
 
 class TwoHeads(nn.Module):
-    """A student as it is trained: both heads apart. One that has a single head learns everything by that one."""
+    """A student as it is trained: the logits of both heads. A single head takes the place of both."""
 
-    def __init__(self, student: Any):
+    def __init__(self, student: Network):
         super().__init__()
         self.student = student
 
     def forward(self, images: Tensor, *, reducer: Reducer | None = None) -> Heads:
-        if getattr(self.student, "head_distill", None) is None:
-            logits = self.student(images, reducer=reducer)  # (B, K)
-            return logits, logits
-        return self.student.forward_heads(self.student.forward_features(images, reducer=reducer))
+        student = self.student
+        if isinstance(student, VisionTransformer) and student.head_distill is not None:
+            return student.forward_heads(student.forward_features(images, reducer=reducer))
+        logits = student(images, reducer=reducer)  # (B, K)
+        return logits, logits
 
 
 def soft_loss(
@@ -65,7 +71,7 @@ def hard_loss(heads: Heads, targets: Tensor, teacher: Tensor, *, share: float = 
 
 def _check(heads: Heads, teacher: Tensor) -> None:
     if heads[1].shape != teacher.shape:
-        raise ValueError(
+        raise UsageError(
             f"the student gives logits of {tuple(heads[1].shape)} and the teacher of {tuple(teacher.shape)}: both must "
-            "answer the same pictures with the same classes."
+            "answer the same images with the same classes."
         )

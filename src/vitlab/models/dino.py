@@ -17,14 +17,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
-from vitlab.models.around import AroundEncoder
+from vitlab.errors import UsageError
+from vitlab.layers.collective import all_max, all_sum, world_size
+from vitlab.models.base import WrapsEncoder
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -66,13 +69,13 @@ class DINOConfig(Config):
         super().__post_init__()
         p = self.projection
         if p.out_dim < 2 or min(p.hidden, p.bottleneck, p.layers) < 1:
-            raise ValueError("out_dim must be at least 2; hidden, bottleneck and layers at least 1.")
+            raise UsageError("out_dim must be at least 2; hidden, bottleneck and layers at least 1.")
         if self.student_temperature <= 0:
-            raise ValueError(f"student_temperature={self.student_temperature} must be above 0: use 0.1.")
+            raise UsageError(f"student_temperature={self.student_temperature} must be above 0: use 0.1.")
         if not 0 <= self.centre_momentum < 1:
-            raise ValueError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
+            raise UsageError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
         if self.sinkhorn < 0:
-            raise ValueError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
+            raise UsageError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
         _ = self.encoder  # checks what belongs to the encoder
 
     @property
@@ -92,20 +95,22 @@ class DINOConfig(Config):
         return self.encoder.grid
 
 
-def _variant(head: dict[str, Any], **encoder: Any) -> DINOConfig:
-    return DINOConfig(**encoder, projection=Projection(**head))
+def _variant(size: str, patch_size: int, *, norm_last_layer: bool) -> DINOConfig:
+    projection = Projection(norm_last_layer=norm_last_layer)
+    return DINOConfig(**VARIANTS[size], patch_size=patch_size, projection=projection)
 
 
 def _like(name: str, **head: Any) -> DINOConfig:
     """Of the size of one of the small ViTs."""
-    return _variant(head, **{key: value for key, value in SMALL_IMAGES[name].items() if key != "classes"})
+    encoder = {key: value for key, value in SMALL_IMAGES[name].items() if key != "classes"}
+    return DINOConfig(**encoder, projection=Projection(**head))
 
 
 MODELS = {  # Table 1; the released ViT-S learn the lengths in their last layer, the ViT-B do not
-    "dino_small_patch16": _variant(dict(norm_last_layer=False), **VARIANTS["S"], patch_size=16),
-    "dino_small_patch8": _variant(dict(norm_last_layer=False), **VARIANTS["S"], patch_size=8),
-    "dino_base_patch16": _variant(dict(norm_last_layer=True), **VARIANTS["B"], patch_size=16),
-    "dino_base_patch8": _variant(dict(norm_last_layer=True), **VARIANTS["B"], patch_size=8),
+    "dino_small_patch16": _variant("S", 16, norm_last_layer=False),
+    "dino_small_patch8": _variant("S", 8, norm_last_layer=False),
+    "dino_base_patch16": _variant("B", 16, norm_last_layer=True),
+    "dino_base_patch8": _variant("B", 8, norm_last_layer=True),
     "dino_cifar": _like("vit_cifar", out_dim=1024, hidden=512, bottleneck=128),
     "dino_digits": _like("vit_digits", out_dim=256, hidden=128, bottleneck=64),
 }
@@ -150,15 +155,13 @@ class DINOOutput(NamedTuple):
     numbers: dict[str, Tensor]  # see `watch`; each one number, without gradient
 
 
-class DINO(AroundEncoder):
+class DINO(WrapsEncoder):
     """g = h(f(x)), twice: the student learns to say of every view what the teacher says of the two global ones."""
 
     family = "dino"
 
     def __init__(self, config: DINOConfig):
-        super().__init__()
-        self.config = config
-        self.labels: None = None
+        super().__init__(config)
         self.student = VisionTransformer(config.encoder)
         self.student_head = DINOHead(config.width, config.projection)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
@@ -189,7 +192,8 @@ class DINO(AroundEncoder):
         c = self.config
         features = torch.cat(_in_groups(self.student, views))  # (V*B, D)
         logits = _wide(self.student_head(features))
-        log_student = F.log_softmax(logits / c.student_temperature, dim=-1).unflatten(0, (len(views), -1))  # (V, B, K)
+        log_student = F.log_softmax(logits / c.student_temperature, dim=-1)
+        log_student = torch.unflatten(log_student, 0, (len(views), -1))  # (V, B, K)
         with torch.no_grad():
             seen = self.teacher(torch.cat([views[0], views[1]]))  # (2B, D)
             answers = _wide(self.teacher_head(seen))  # (2B, K)
@@ -198,7 +202,7 @@ class DINO(AroundEncoder):
             else:
                 centred = answers - self.centre if c.centring else answers
                 log_teacher = F.log_softmax(centred / teacher_temperature, dim=-1)
-            log_teacher = log_teacher.unflatten(0, (2, -1))  # (2, B, K)
+            log_teacher = torch.unflatten(log_teacher, 0, (2, -1))  # (2, B, K)
             teacher = log_teacher.exp()
         loss = multi_crop_loss(teacher, log_student)
         numbers: dict[str, Tensor] = {}
@@ -216,12 +220,10 @@ class DINO(AroundEncoder):
 
     @torch.no_grad()
     def update_centre(self, batch_mean: Tensor, count: float = 1.0) -> None:
-        """c <- m c + (1 - m) mean, eq. 4, over the batches of all processes; `count`: pictures behind this mean."""
+        """c <- m c + (1 - m) mean, eq. 4, over the batches of all processes; `count`: images behind this mean."""
         if not self.config.centring:
             return
-        total = torch.cat([batch_mean * count, batch_mean.new_full((1,), count)])
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(total)
+        total = all_sum(torch.cat([batch_mean * count, batch_mean.new_full((1,), count)]))
         self.centre.lerp_(total[:-1] / total[-1], 1 - self.config.centre_momentum)
 
 
@@ -232,19 +234,16 @@ def sinkhorn(logits: Tensor, rounds: int) -> Tensor:
     """
     for _ in range(rounds):
         logits = logits - _log_sum_over_all(logits)  # every output
-        logits = logits.log_softmax(dim=1)  # every picture
+        logits = logits.log_softmax(dim=1)  # every image
     return logits
 
 
 def _log_sum_over_all(logits: Tensor) -> Tensor:
-    """log of the sum of exp over the pictures of all processes, (1, K)."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    """log of the sum of exp over the images of all processes, (1, K)."""
+    if world_size() == 1:
         return logits.logsumexp(dim=0, keepdim=True)
-    highest = logits.amax(dim=0, keepdim=True)
-    distributed.all_reduce(highest, distributed.ReduceOp.MAX)
-    total = (logits - highest).exp().sum(dim=0, keepdim=True)
-    distributed.all_reduce(total)
-    return total.log() + highest
+    highest = all_max(logits.amax(dim=0, keepdim=True))
+    return all_sum((logits - highest).exp().sum(dim=0, keepdim=True)).log() + highest
 
 
 def multi_crop_loss(teacher: Tensor, log_student: Tensor) -> Tensor:
@@ -256,12 +255,12 @@ def multi_crop_loss(teacher: Tensor, log_student: Tensor) -> Tensor:
 
 def _in_groups(network: nn.Module, views: Sequence[Tensor]) -> list[Tensor]:
     """Views of one size go through together, so there are as many passes as sizes; (B, D) for each view, in order."""
-    found: dict[int, Tensor] = {}
+    features: dict[int, Tensor] = {}
     for size in dict.fromkeys(view.shape[-2:] for view in views):
         members = [number for number, view in enumerate(views) if view.shape[-2:] == size]
         parts = network(torch.cat([views[number] for number in members])).chunk(len(members))
-        found |= dict(zip(members, parts, strict=True))
-    return [found[number] for number in range(len(views))]
+        features |= dict(zip(members, parts, strict=True))
+    return [features[number] for number in range(len(views))]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -271,14 +270,14 @@ def _wide(x: Tensor) -> Tensor:
 
 def _check_views(views: Sequence[Tensor], teacher_temperature: float) -> None:
     if isinstance(views, Tensor):
-        raise ValueError("DINO learns from a list of views, not from one tensor. For features: model.encoder(images).")
+        raise UsageError("DINO learns from a list of views, not from one tensor. For features: model.encoder(images).")
     if len(views) < 2:
-        raise ValueError(f"DINO needs the two global views at least, found {len(views)}: use images.multicrop.")
+        raise UsageError(f"DINO needs the two global views at least, found {len(views)}: use images.multicrop.")
     if len({view.shape for view in views[:2]}) > 1 or len({len(view) for view in views}) > 1:
-        found = ", ".join("x".join(map(str, view.shape)) for view in views)
-        raise ValueError(f"views must hold the same pictures, and the first two be of one size; found {found}.")
+        sizes = ", ".join("x".join(map(str, view.shape)) for view in views)
+        raise UsageError(f"views must hold the same images, and the first two be of one size; found {sizes}.")
     if not teacher_temperature > 0:
-        raise ValueError(f"teacher_temperature={teacher_temperature} must be above 0: the paper's is 0.04 to 0.07.")
+        raise UsageError(f"teacher_temperature={teacher_temperature} must be above 0: the paper's is 0.04 to 0.07.")
 
 
 # ---- what a doctor reads
@@ -290,15 +289,16 @@ def watch(
     """Signs of health. The loss is entropy + divergence (eq. 5); K outputs used alike have an entropy of ln K."""
     entropy = -(teacher * log_teacher).sum(dim=-1).mean()
     best, which = teacher.max(dim=-1)  # (2, B)
+    used = which.flatten().bincount().count_nonzero()  # how many outputs are some large view's first choice
     return {
-        "teacher_entropy": entropy,  # ln K: uniform; 0: each picture has one output
+        "teacher_entropy": entropy,  # ln K: uniform; 0: each image has one output
         "kl": loss.detach() - entropy,
         "student_std": spread(student_features),
         "teacher_std": spread(teacher_features),
         "rank": effective_rank(teacher_features),
-        "centre_norm": c.norm(),
+        "centre_norm": c.norm(),  # pyright: ignore[reportUnknownMemberType]
         "max_probability": best.mean(),
-        "used_outputs": loss.new_tensor(which.unique().numel()),  # how many are some large view's first choice
+        "used_outputs": used.to(loss.dtype),
     }
 
 
@@ -313,9 +313,10 @@ def effective_rank(features: Tensor) -> Tensor:
     if not torch.isfinite(x).all():  # eigvalsh would raise, and hide where it began
         return features.new_tensor(math.nan)
     gram = x @ x.mT if x.shape[0] < x.shape[1] else x.mT @ x  # the smaller one; its eigenvalues are their squares
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    eigenvalues = cast(Tensor, torch.linalg.eigvalsh(gram))  # pyright: ignore[reportUnknownMemberType]  # has no types
+    values = eigenvalues.clamp_min(0).sqrt()
     p = values / values.sum().clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.special.entr(p).sum().exp().to(features.dtype)
+    return (-torch.xlogy(p, p).sum()).exp().to(features.dtype)
 
 
 # ---- schedules: functions of the step alone, counted from 0, so that a resumed run goes on exactly
@@ -343,3 +344,17 @@ def teacher_temperature(step: int, warmup: int, start: float = 0.04, end: float 
 def last_layer_frozen(step: int, steps_per_epoch: int, epochs: float = 1) -> bool:
     """Whether the last layer's gradients are to be dropped at this step, as the released code does in the beginning."""
     return step < steps_per_epoch * epochs
+
+
+# ---- names
+
+
+def _entry(name: str, config: DINOConfig) -> Entry:
+    if config.image_size != (224, 224):
+        return Entry(name, "dino", config, half(config.channels))
+    size, patch = name.split("_")[1], config.patch_size
+    aliases = (f"dino_vit{size[0]}{patch}", *([f"dino_{size}"] if patch == 16 else []))  # dino_vits16: facebook's hub
+    return Entry(name, "dino", config, CROP, aliases)
+
+
+PAPER = Paper("dino", DINOConfig, DINO, [_entry(name, config) for name, config in MODELS.items()])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from vitlab.models.entry import CROP, Entry, Paper, ParsedName
+from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
-GIANT: dict[str, Any] = dict(width=1536, depth=40, heads=24)  # its MLP is a SwiGLU
 SIZES: dict[str, dict[str, Any]] = {
     "small": VARIANTS["S"],
     "base": VARIANTS["B"],
     "large": VARIANTS["L"],
-    "giant": {**GIANT, "mlp": "swiglu"},
+    "giant": dict(width=1536, depth=40, heads=24, mlp="swiglu"),
 }
 
 
-def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
+def _encoder(registers: int, **options: Any) -> ViTConfig:
     rule = "bicubic_antialias" if registers else "bicubic_offset"  # as each release resizes its positions
     return ViTConfig().with_options(
         **options,
@@ -29,5 +31,20 @@ def _encoder(options: dict[str, Any], registers: int) -> ViTConfig:
     )
 
 
-ENCODERS = {f"dinov2_{size}": _encoder(options, 0) for size, options in SIZES.items()}
-ENCODERS |= {f"dinov2_{size}_registers": _encoder(options, 4) for size, options in SIZES.items()}
+MODELS = {
+    **{f"dinov2_{size}": _encoder(0, **options) for size, options in SIZES.items()},
+    **{f"dinov2_{size}_registers": _encoder(4, **options) for size, options in SIZES.items()},
+}
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """timm's: vit_small_patch14_reg4_dinov2."""
+    match = re.fullmatch(r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2", name)
+    return (f"dinov2_{match[1]}" + ("_registers" if match[2] else ""), {}) if match else None
+
+
+PAPER = Paper(
+    *("vit", ViTConfig, VisionTransformer),
+    [Entry(name, "vit", config, CROP) for name, config in MODELS.items()],
+    parse_name,
+)

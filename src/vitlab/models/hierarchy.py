@@ -4,7 +4,7 @@
     model.pyramid                              # their strides and channels, for a detection or segmentation head
 
 A paper's own file gives the stages; `places` says where the queries and keys of every layer stand, by which `explain`
-lays attention on the picture.
+lays attention on the image.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth
+from vitlab.errors import UsageError
+from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth, run
 from vitlab.layers.patches import check_images
-from vitlab.layers.reduced import Grid, Merge, Pool, to_map
+from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, to_map
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, LayerTrace, TokenLayout, Trace, mark
+from vitlab.layers.windows import Windows
+from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config, largest_divisor
 
 
@@ -37,9 +39,6 @@ class Level:
 
 class StagedConfig(Config):
     """Base of the configs: `depths` has the number of blocks of each stage; blocks are counted through all stages."""
-
-    fixed = ()  # options that weights belong to: with others they are of another network
-    resize_rule = "bilinear"  # of position tables, where there are any
 
     @property
     def stage_ends(self) -> tuple[int, ...]:
@@ -64,24 +63,17 @@ class StagedConfig(Config):
         """How the keys of each stage are made of its tokens; Merge(1, 1): they are its tokens."""
         return (Merge(1, 1),) * len(self.merges)
 
-    def table_grid(self, key: str) -> Grid:
-        """The grid that a table of positions, by its name in the weights, is made for."""
-        raise NotImplementedError
-
     def grids(self, height: int, width: int) -> tuple[Grid, ...]:
         """Rows and columns of tokens in each stage."""
-        found, grid = [], (height, width)
-        for merge in self.merges:
-            grid = merge.grid(grid)
-            found.append(grid)
-        keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, found, strict=True)]
-        if min(min(grid) for grid in (*found, *keys)) < 1:
+        _, *grids = accumulate(self.merges, lambda grid, merge: merge.grid(grid), initial=(height, width))
+        keys = [keys.grid(grid) for keys, grid in zip(self.key_merges, grids, strict=True)]
+        if min(min(grid) for grid in (*grids, *keys)) < 1:
             least = next(n for n in range(1, 10**4) if self._fits(n))
-            raise ValueError(
+            raise UsageError(
                 f"images of {height} x {width} pixels leave a stage nothing to look at: each side must have at least "
                 f"{least}."
             )
-        return tuple(found)
+        return tuple(grids)
 
     def _fits(self, length: int) -> bool:
         for merge, keys in zip(self.merges, self.key_merges, strict=True):
@@ -95,26 +87,26 @@ def check_stages(c: Any, *names: str) -> None:
     """What all of them refuse; `names` are the options with one whole number for each stage."""
     lists = {name: getattr(c, name) for name in ("depths", *names)}
     if not c.depths or len({len(values) for values in lists.values()}) > 1:
-        told = ", ".join(f"{name}={list(values)}" for name, values in lists.items())
-        raise ValueError(f"{told} must have a number for each stage, equally many.")
+        given = ", ".join(f"{name}={list(values)}" for name, values in lists.items())
+        raise UsageError(f"{given} must have a number for each stage, equally many.")
     least = {name: min(values) for name, values in lists.items()}
     least |= {"channels": c.channels, "patch_size": c.patch_size, "image_size": min(c.image_size)}
     for name, value in least.items():
         if value < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
-        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for width, heads in zip(c.widths, c.heads, strict=True):
         if width % heads:
             fitting = largest_divisor(width, heads)
-            raise ValueError(
+            raise UsageError(
                 f"heads={list(c.heads)}: {heads} heads do not divide a stage's width of {width}: use {fitting} there."
             )
     if c.eps <= 0 or c.merge_eps <= 0:
-        raise ValueError("eps and merge_eps must be greater than 0.")
+        raise UsageError("eps and merge_eps must be greater than 0.")
     for name in ("dropout", "attention_dropout", "stochastic_depth"):
         if not 0 <= getattr(c, name) < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 0 and below 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 0 and below 1.")
     c.grids(*c.image_size)  # refuses what is too small
 
 
@@ -129,7 +121,7 @@ class GridBlock(nn.Module):
         self.mlp = mlp
         self.depth_drop = StochasticDepth(stochastic_depth)
 
-    def forward(self, z: Tensor, at: Any, trace: LayerTrace | None = None) -> Tensor:
+    def forward(self, z: Tensor, at: Windows | Reduced, trace: LayerTrace | None = None) -> Tensor:
         """z (B, N, D), row by row; `at` says where queries and keys stand."""
         y = self.attention(mark(trace, "norm1", self.norm1(z)), at, trace)
         z = mark(trace, "after_attention", z + self.depth_drop(y))
@@ -138,36 +130,32 @@ class GridBlock(nn.Module):
         return mark(trace, "tokens", z + self.depth_drop(y))
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """One block of a pass."""
 
     block: GridBlock
-    place: Any  # where its queries and keys stand
+    place: Windows | Reduced  # where its queries and keys stand
     at: LayerTrace | None
 
 
-class Hierarchy(nn.Module):
+class Hierarchy(Network):
     """A network of stages; what is left to a paper's file is `run` and `places`."""
 
-    family: str
     stages: nn.ModuleList
     norm: nn.Module | None  # after the last stage, for the classifier
     prefix: tuple[str, ...] = ()  # tokens before the patches in the last stage
     block_kinds: tuple[str, ...] = BLOCK_KINDS  # what blocks show, and what comes before and after them
 
-    def __init__(self, config: Any):
+    def __init__(self, config: StagedConfig):
         super().__init__()
         self.config = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
 
     @abstractmethod
     def run(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         """The tokens that each stage gives, (B, N, D), and their grid."""
 
     @abstractmethod
-    def places(self, height: int, width: int) -> tuple[Any, ...]:
+    def places(self, height: int, width: int) -> tuple[Windows | Reduced, ...]:
         """For every block where its queries and keys stand, in images of this size."""
 
     @property
@@ -193,6 +181,14 @@ class Hierarchy(nn.Module):
         ends = (*(["norm"] if self.norm is not None else []), "pool", *(["head"] if self.config.classes else []))
         return ("patch_embed", "merge", *self.block_kinds, *inside, *ends)
 
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.TOKENS, Capability.PYRAMID}
+        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.layout(*size).grid
+
     def layout(self, height: int, width: int) -> TokenLayout:
         """The first stage's tokens, on whose grid explanations are laid."""
         return TokenLayout((), self.config.grids(height, width)[0])
@@ -203,16 +199,13 @@ class Hierarchy(nn.Module):
     def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """The last stage's tokens after the final norm: (B, C, H, W) -> (B, N, D), row by row."""
         if reducer is not None:
-            raise ValueError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
+            raise UsageError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
         *_, (z, _) = self.start(images, trace)
         return z if self.norm is None else mark(trace, "norm", self.norm(z))
 
     def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None) -> list[Tensor]:
         """One map of each stage, (B, C, rows, columns), as `pyramid` states them; the classifier's norm is left out."""
-        maps = []
-        for z, grid in self.start(images, trace):
-            maps.append(to_map(z[:, -grid[0] * grid[1] :], grid))  # without prefix tokens
-        return maps
+        return [patch_map(z, grid) for z, grid in self.start(images, trace)]
 
     def start(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         """`run`, after the images and the trace are checked."""
@@ -223,22 +216,20 @@ class Hierarchy(nn.Module):
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout, places=places)
         return self.run(images, trace)
 
-    def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[Step], Grid]]:
+    def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[BlockStep], Grid]]:
         """What to run: of each stage its blocks, and its grid."""
         size, layer = images.shape[-2:], 0
         places = self.places(*size)
         for blocks, grid in zip(cast("list[list[GridBlock]]", self.stages), self.config.grids(*size), strict=True):
-            found = []
+            steps: list[BlockStep] = []
             for block in blocks:
-                found.append(Step(block, places[layer], trace.at(layer) if trace is not None else None))
+                steps.append(BlockStep(block, places[layer], trace.at(layer) if trace is not None else None))
                 layer += 1
-            yield found, grid
+            yield steps, grid
 
-    def run_block(self, step: Step, z: Tensor) -> Tensor:
-        block, place, trace = step
-        if self.config.gradient_checkpointing and self.training and trace is None:
-            return checkpoint(block, z, place, use_reentrant=False)
-        return block(z, place, trace)
+    def run_block(self, step: BlockStep, z: Tensor) -> Tensor:
+        recompute = self.config.gradient_checkpointing and self.training and step.at is None
+        return run(step.block, z, step.place, step.at, recompute=recompute)
 
     def forward_head(self, tokens: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """(B, N, D) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""
@@ -253,18 +244,15 @@ class Hierarchy(nn.Module):
         """
         trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
         *_, _ = self.start(images, trace)
-        grids, found = self.config.grids(*images.shape[-2:]), []
+        grids, features = self.config.grids(*images.shape[-2:]), list[Tensor]()
         for layer in layers:
             z = trace["tokens", layer]
             stage = self.config.stage_of(layer % len(self.blocks))
             after = self.norm_after(stage)
             if norm and after is not None:
                 z = after(z)
-            if maps:
-                rows, columns = grids[stage]
-                z = to_map(z[:, -rows * columns :], grids[stage])
-            found.append(z)
-        return found
+            features.append(patch_map(z, grids[stage]) if maps else z)
+        return features
 
     def norm_after(self, stage: int) -> nn.Module | None:
         """The norm that the tokens of a stage go through at its end."""
@@ -278,13 +266,18 @@ class Hierarchy(nn.Module):
         self.labels = None
 
 
-def depth_rates(c: Any) -> Iterator[float]:
-    """Rates of stochastic depth, one for each block, growing linearly from 0."""
-    blocks = sum(c.depths)
-    return (c.stochastic_depth * layer / max(blocks - 1, 1) for layer in range(blocks))
+def patch_map(z: Tensor, grid: Grid) -> Tensor:
+    """Tokens (B, N, D) -> (B, D, rows, columns), without prefix tokens."""
+    return to_map(z[:, -grid[0] * grid[1] :], grid)
 
 
-def mark_embed(stage: int, z: Tensor, trace: Trace | None, steps: list[Step]) -> Tensor:
+def depth_rates(depths: Sequence[int], last: float) -> Iterator[float]:
+    """Rates of stochastic depth, one for each block, growing linearly from 0 to `last`."""
+    blocks = sum(depths)
+    return (last * layer / max(blocks - 1, 1) for layer in range(blocks))
+
+
+def mark_embed(stage: int, z: Tensor, trace: Trace | None, steps: list[BlockStep]) -> Tensor:
     """Show the tokens that a stage begins with: "patch_embed" of the first, "merge" at a later one's first block."""
     return mark(trace, "patch_embed", z) if stage == 0 else mark(steps[0].at, "merge", z)
 
@@ -293,8 +286,7 @@ def init_matrices(module: nn.Module) -> None:
     """As Swin, PVT and Twins start: matrices by a normal of 0.02, biases at zero."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        _zero_bias(module)
 
 
 def init_convolutions(module: nn.Module) -> None:
@@ -302,8 +294,12 @@ def init_convolutions(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=(2.0 / fan_out) ** 0.5)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        _zero_bias(module)
+
+
+def _zero_bias(module: nn.Linear | nn.Conv2d) -> None:
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def new_head(width: int, classes: int) -> nn.Module:

@@ -9,21 +9,23 @@ Run `vitlab inspect mae_base` for its steps, and `vitlab explain reconstruct CHE
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from vitlab.layers.block import BLOCK_KINDS, Activation, Block
+from vitlab.errors import UsageError
+from vitlab.layers.block import BLOCK_KINDS, Activation, Block, run
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
-from vitlab.models.around import AroundEncoder
+from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, Entry, Paper, ParsedName, half
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
-from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
+from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
 FixedOrStored = Literal["sincos", "learned"]  # computed; or a table of weights, where a file has another one
 EPS = 1e-6  # of the variance of a patch's pixels
@@ -60,15 +62,17 @@ class MAEConfig(Config):
     mask_ratio: float = 0.75  # share of the patches that is hidden
     norm_pix: bool = False  # the decoder paints every patch's pixels less their mean, over their deviation
 
+    fixed = ("decoder",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mask_ratio < 1:
-            raise ValueError(f"mask_ratio={self.mask_ratio} must be at least 0 and below 1: the paper's is 0.75.")
+            raise UsageError(f"mask_ratio={self.mask_ratio} must be at least 0 and below 1: the paper's is 0.75.")
         _ = self.encoder  # checks what belongs to the encoder
         try:
             _ = self.decoder_stack
-        except ValueError as error:
-            raise ValueError(f"decoder: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"decoder: {error}") from None
 
     @property
     def encoder(self) -> ViTConfig:
@@ -156,26 +160,32 @@ class Decoder(nn.Module):
         patches = hidden.scatter(1, keep[..., None].expand(-1, -1, x.shape[-1]), x[:, 1:])  # each in its place
         x = mark(trace, "masked", torch.cat([x[:, :1], patches], dim=1))  # (B, 1 + N, D')
         x = mark(trace, "positions", x + self.positions(layout.grid, like=x))
+        recompute = self.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
-            if self.gradient_checkpointing and self.training and trace is None:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x, trace=trace.at(layer) if trace is not None else None)  # (B, 1 + N, D')
+            at = trace.at(layer) if trace is not None else None
+            x = run(block, x, None, None, at, recompute=recompute)  # (B, 1 + N, D')
         x = mark(trace, "norm", self.norm(x))
         return mark(trace, "pixels", self.pixels(x[:, 1:]))  # (B, N, P*P*C)
 
 
-class MaskedAutoencoder(AroundEncoder):
+class MaskedAutoencoder(WrapsEncoder):
     """Hide, encode what is left, decode, compare what was hidden (figure 1)."""
 
     family = "mae"
 
     def __init__(self, config: MAEConfig):
-        super().__init__()
-        self.config = config
-        self.labels: None = None
-        self.encoder = VisionTransformer(config.encoder)
+        super().__init__(config)
+        self._modules["encoder"] = VisionTransformer(config.encoder)  # under a name that is a property of the class
         self.decoder = Decoder(config)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return super().capabilities | {Capability.RECONSTRUCT}
+
+    @property
+    def encoder(self) -> VisionTransformer:
+        """The network that is kept after pre-training."""
+        return cast(VisionTransformer, self._modules["encoder"])
 
     def forward(
         self,
@@ -221,15 +231,15 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
     B, N = patches.shape[:2]
     visible = int(N * (1 - mask_ratio))
     if not 0 < visible < N:
-        found = "leaves none visible" if visible < 1 else "hides none"
-        raise ValueError(
-            f"mask_ratio={mask_ratio:g} of {N} patches {found}: use a share between 0 and 1 that leaves at least one "
+        problem = "leaves none visible" if visible < 1 else "hides none"
+        raise UsageError(
+            f"mask_ratio={mask_ratio:g} of {N} patches {problem}: use a share between 0 and 1 that leaves at least one "
             "of each, or larger images."
         )
     if noise is None:
         noise = torch.rand(B, N, device=patches.device)
     elif noise.shape != (B, N):
-        raise ValueError(f"noise is {tuple(noise.shape)} but must be ({B}, {N}): one number for each patch.")
+        raise UsageError(f"noise is {tuple(noise.shape)} but must be ({B}, {N}): one number for each patch.")
     order = noise.to(patches.device).argsort(dim=1, stable=True)
     keep = order[:, :visible].sort(dim=1).values  # (B, n)
     mask = patches.new_ones(B, N).scatter(1, keep, 0.0)
@@ -239,15 +249,31 @@ def choose_visible(patches: Tensor, mask_ratio: float, noise: Tensor | None = No
 def pixels_of(images: Tensor, patch_size: int) -> Tensor:
     """(B, C, H, W) -> (B, N, P*P*C): row, column, then channel, the order in which released weights paint them."""
     x = patchify(images, patch_size)  # (B, N, C*P*P)
-    return x.unflatten(-1, (images.shape[1], -1)).transpose(-2, -1).flatten(-2)
+    return torch.unflatten(x, -1, (images.shape[1], -1)).transpose(-2, -1).flatten(-2)
 
 
 def images_of(pixels: Tensor, patch_size: int, grid: tuple[int, int]) -> Tensor:
     """The inverse of `pixels_of`."""
-    x = pixels.unflatten(-1, (patch_size**2, -1)).transpose(-2, -1).flatten(-2)  # (B, N, C*P*P)
+    x = torch.unflatten(pixels, -1, (patch_size**2, -1)).transpose(-2, -1).flatten(-2)  # (B, N, C*P*P)
     return unpatchify(x, patch_size, grid)
 
 
 def _statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each patch, (B, N, 1); the variance is the unbiased one, as in the released weights."""
     return pixels.mean(dim=-1, keepdim=True), (pixels.var(dim=-1, keepdim=True) + EPS).sqrt()
+
+
+def _entry(name: str, config: MAEConfig) -> Entry:
+    if (size := name.removeprefix("mae_")) in SIZES:
+        return Entry(name, "mae", config, CROP, (f"vit_mae_{size}",))
+    return Entry(name, "mae", config, half(config.channels))
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """facebook's: mae_vit_base_patch16."""
+    match = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", name)
+    config = MODELS.get(f"mae_{match[1]}") if match else None
+    return (f"mae_{match[1]}", {}) if match and config and config.patch_size == int(match[2]) else None
+
+
+PAPER = Paper("mae", MAEConfig, MaskedAutoencoder, [_entry(*row) for row in MODELS.items()], parse_name)

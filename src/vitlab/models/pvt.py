@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import ACTIVATIONS, BLOCK_KINDS, MLP, Activation
 from vitlab.layers.positions import LearnedPositions
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, ReducedAttention, to_map, to_tokens
 from vitlab.layers.trace import LayerTrace, Trace, mark
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import (
     GridBlock,
     Hierarchy,
@@ -67,7 +69,7 @@ class PVTConfig(StagedConfig):
         super().__post_init__()
         check_stages(self, "widths", "heads", "reductions", "mlp_ratios")
         if self.reduction_eps <= 0:
-            raise ValueError("reduction_eps must be greater than 0.")
+            raise UsageError("reduction_eps must be greater than 0.")
 
     @property
     def merges(self) -> tuple[Merge, ...]:
@@ -192,7 +194,7 @@ def pvt_block(c: PVTConfig, stage: int, stochastic_depth: float) -> GridBlock:
 
 
 def pvt_stages(c: PVTConfig) -> nn.ModuleList:
-    rates = depth_rates(c)
+    rates = depth_rates(c.depths, c.stochastic_depth)
     return nn.ModuleList(
         nn.ModuleList(pvt_block(c, stage, next(rates)) for _ in range(depth)) for stage, depth in enumerate(c.depths)
     )
@@ -212,13 +214,13 @@ class PVT(Hierarchy):
         super().__init__(config)
         c, last = config, len(config.depths) - 1
         if c.reductions[-1] != 1:
-            raise ValueError(
+            raise UsageError(
                 f"reductions={list(c.reductions)}: PVT's last stage must have 1, for the class token is on no grid."
             )
         self.embeds = conv_embeds(c)
         for stage, (embed, width) in enumerate(zip(self.embeds, c.widths, strict=True)):
             grid = c.grids(*c.image_size)[stage]
-            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.resize_rule)
+            embed.positions = LearnedPositions(grid, width, prefix=int(stage == last), rule=c.table_rule)
         class_token = nn.Parameter(torch.zeros(1, 1, c.widths[-1]))
         nn.init.trunc_normal_(class_token, std=0.02)
         self.embeds[last].class_token = class_token
@@ -289,3 +291,21 @@ class PVTv2(Hierarchy):
 
     def norm_after(self, stage: int) -> nn.Module:
         return self.norms[stage]
+
+
+def _entry(name: str, config: PVTConfig) -> Entry:
+    """The paper's name is PVT-Tiny, the hub's pvt-tiny-224."""
+    if config.image_size != (224, 224):
+        return Entry(name, "pvt", config, HALF)
+    paper = name.replace("_", "-")
+    return Entry(name, "pvt", config, CROP, (paper, f"{paper}-224"))
+
+
+def _entry_v2(name: str, config: PVTv2Config) -> Entry:
+    if config.image_size != (224, 224):
+        return Entry(name, "pvt_v2", config, HALF)
+    return Entry(name, "pvt_v2", config, CROP, (name.replace("pvt_v2", "pvtv2").replace("_", "-"),))  # PVTv2-B2-Li
+
+
+PAPER = Paper("pvt", PVTConfig, PVT, [_entry(name, config) for name, config in MODELS.items()])
+PAPER_V2 = Paper("pvt_v2", PVTv2Config, PVTv2, [_entry_v2(name, config) for name, config in MODELS_V2.items()])

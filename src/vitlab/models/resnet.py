@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
+from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import Level
 
 
@@ -35,6 +38,8 @@ class ResNetConfig(Config):
     depths: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks in each stage
     widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that each stage gives; inside a bottleneck, a quarter
     stride_in: Literal["3x3", "1x1"] = "3x3"  # where a bottleneck halves: the paper 1x1, nearly all weights since 3x3
+
+    fixed = ("channels", "stem", "stem_width", "block", "depths", "widths", "stride_in")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,18 +64,18 @@ class ResNetConfig(Config):
 def check_resnet(c: ResNetConfig) -> None:
     """Refuse what cannot work, and say what to type instead."""
     if not c.depths or len(c.depths) != len(c.widths):
-        raise ValueError(
+        raise UsageError(
             f"depths={list(c.depths)} and widths={list(c.widths)} must have a number for each stage, equally many."
         )
     least = {"channels": c.channels, "stem_width": c.stem_width, "image_size": min(c.image_size)}
     for name, value in {**least, "depths": min(c.depths), "widths": min(c.widths)}.items():
         if value < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
-        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for width in c.widths:
         if c.block == "bottleneck" and width % 4:
-            raise ValueError(
+            raise UsageError(
                 f"widths={list(c.widths)}: inside a bottleneck stands a quarter of its width, and {width} has none. "
                 f"Use {-(-width // 4) * 4}."
             )
@@ -130,7 +135,7 @@ class ResidualBlock(nn.Module):
         return mark(at, "block", F.relu(x + y))  # (B, D, H/stride, W/stride), eq. 1 or 2
 
 
-class ResNet(nn.Module):
+class ResNet(Network):
     """Stem, stages that halve the map and widen it, the mean over places, one linear layer."""
 
     family = "resnet"
@@ -138,9 +143,6 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = c = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
 
         kernel, stride = (7, 2) if c.stem == "imagenet" else (3, 1)
         self.stem = ConvNorm(c.channels, c.stem_width, kernel, stride)
@@ -155,6 +157,14 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # sec. 3.4: arXiv:1502.01852
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.PYRAMID}
+        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.config.grid(*size)
 
     @property
     def feature_width(self) -> int:
@@ -202,7 +212,7 @@ class ResNet(nn.Module):
         """The map that each stage gives."""
         check_images(images, self.config.channels, like=self.stem.conv.weight)
         if reducer is not None:
-            raise ValueError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
+            raise UsageError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
         if trace is not None:
             layout = TokenLayout((), self.config.grid(*images.shape[-2:]))
             trace.begin(depth=sum(self.config.depths), offers=self.traceable, layout=layout)
@@ -236,3 +246,13 @@ def _head(width: int, classes: int) -> nn.Module:
     nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     return head
+
+
+def _entry(name: str, config: ResNetConfig) -> Entry:
+    """Names are torchvision's and timm's; the paper writes ResNet-50."""
+    if config.image_size != (224, 224):
+        return Entry(name, "resnet", config, HALF)
+    return Entry(name, "resnet", config, {**CROP, "interpolation": "bilinear"}, (name.replace("resnet", "ResNet-"),))
+
+
+PAPER = Paper("resnet", ResNetConfig, ResNet, [_entry(name, config) for name, config in MODELS.items()])

@@ -9,19 +9,23 @@ Run `vitlab inspect swin_tiny` to see every step with its shape, parameters and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import MLP, Activation
 from vitlab.layers.patches import fit_to_patches
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import Trace
 from vitlab.layers.windows import WindowAttention, Windows
+from vitlab.models.entry import CROP, HALF, Entry, Paper, ParsedName
 from vitlab.models.hierarchy import (
     Grid,
     GridBlock,
@@ -64,7 +68,7 @@ class SwinConfig(StagedConfig):
         super().__post_init__()
         check_stages(self, "heads")
         if self.window < 1 or self.width < 1:
-            raise ValueError(f"window={self.window} and width={self.width} must be at least 1.")
+            raise UsageError(f"window={self.window} and width={self.width} must be at least 1.")
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -81,10 +85,10 @@ class SwinConfig(StagedConfig):
     def windows(self, grid: Grid, shifted: bool) -> Windows:
         """Sec. 3.2: windows of M x M; shifted ones by half of it, unless the whole map is in view."""
         M = self.window
-        whole = [side <= M for side in grid]
+        one_window = [side <= M for side in grid]
         if self.shift_axes == "together":
-            whole = [any(whole)] * 2
-        shift = [0 if all_seen or not shifted else M // 2 for all_seen in whole]
+            one_window = [any(one_window)] * 2
+        shift = [0 if single or not shifted else M // 2 for single in one_window]
         return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]))
 
 
@@ -129,7 +133,7 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, z: Tensor, grid: Grid) -> Tensor:  # (B, N, C)
-        x = z.unflatten(1, grid)
+        x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
         if grid[0] % 2 or grid[1] % 2:
             x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
         B, rows, columns, C = x.shape
@@ -148,7 +152,7 @@ class Swin(Hierarchy):
         c, widths = config, config.widths
         self.embeds = nn.ModuleList([SwinEmbed(c), *(PatchMerging(width, c.merge_eps) for width in widths[:-1])])
         self.dropout = nn.Dropout(c.dropout)
-        rates = depth_rates(c)
+        rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
             nn.ModuleList(swin_block(c, width, heads, next(rates)) for _ in range(depth))
             for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)
@@ -189,3 +193,23 @@ def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -
     )
     mlp = MLP(width, int(width * c.mlp_ratio), activation=c.activation, dropout=c.dropout)
     return GridBlock(attention, mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)
+
+
+def _entry(name: str, config: SwinConfig) -> Entry:
+    size, side = name.split("_")[1], config.image_size[0]
+    if size not in VARIANTS:
+        return Entry(name, "swin", config, HALF)
+    aliases = (f"swin_{size}_patch4_window{config.window}_{side}",)  # timm's and the hub's
+    if side == 224:
+        aliases += (f"Swin-{size[0].upper()}", f"swin_{size[0]}")  # the paper's
+        return Entry(name, "swin", config, CROP, aliases)
+    return Entry(name, "swin", config, {**CROP, "resize": side, "size": (side, side)}, aliases)
+
+
+def parse_name(name: str) -> ParsedName | None:
+    """timm's, of other windows and sizes: swin_base_patch4_window8_256."""
+    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window(\d+)_(\d+)", name)
+    return (f"swin_{match[1]}", {"window": int(match[2]), "image_size": int(match[3])}) if match else None
+
+
+PAPER = Paper("swin", SwinConfig, Swin, [_entry(name, config) for name, config in MODELS.items()], parse_name)

@@ -15,10 +15,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, MLP
 from vitlab.layers.reduced import Grid, Reduced, to_map, to_tokens
 from vitlab.layers.trace import Trace, mark
 from vitlab.layers.windows import WindowAttention, Windows
+from vitlab.models.entry import CROP, HALF, Entry, Paper
 from vitlab.models.hierarchy import (
     GridBlock,
     Hierarchy,
@@ -43,7 +45,7 @@ class TwinsConfig(PVTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window < 0:
-            raise ValueError(f"window={self.window} must be 0 (no windows: PCPVT) or more.")
+            raise UsageError(f"window={self.window} must be 0 (no windows: PCPVT) or more.")
 
     @property
     def windowed(self) -> bool:
@@ -100,7 +102,7 @@ class Twins(Hierarchy):
         c = config
         self.block_kinds = tuple(dict.fromkeys((*(BLOCK_KINDS if c.windowed else ()), *REDUCED_KINDS, "positions")))
         self.embeds = conv_embeds(c)
-        rates = depth_rates(c)
+        rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
             nn.ModuleList(twins_block(c, stage, number, next(rates)) for number in range(depth))
             for stage, depth in enumerate(c.depths)
@@ -146,3 +148,13 @@ def window_attention(c: TwinsConfig, stage: int) -> WindowAttention:
         dropout=c.dropout,
         path=c.attention,
     )
+
+
+def _entry(name: str, config: TwinsConfig) -> Entry:
+    if config.image_size != (224, 224):
+        return Entry(name, "twins", config, HALF)
+    variant, size = name.rsplit("_", 1)
+    return Entry(name, "twins", config, CROP, (f"{variant}_{size[0]}".replace("_", "-"),))  # Twins-SVT-S
+
+
+PAPER = Paper("twins", TwinsConfig, Twins, [_entry(name, config) for name, config in MODELS.items()])

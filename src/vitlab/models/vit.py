@@ -8,26 +8,28 @@ Run `vitlab inspect vit_base` to see every step with its shape, parameters and M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU
+from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU, run
 from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
 from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
+from vitlab.layers.reduced import to_map
 from vitlab.layers.reducer import Reducer, Reducing
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
-from vitlab.models.vit_config import VARIANTS, ViTConfig
+from vitlab.models.base import Capability, Network
+from vitlab.models.entry import HALF, Entry, Paper, half
+from vitlab.models.vit_config import PATCH_SIZES, SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Network):
     """z_0 = [x_class; x_p E] + E_pos;  z_l = block(z_{l-1});  y = LN(z_L)[class];  logits = head(y)."""
 
     family = "vit"
@@ -35,9 +37,6 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = c = config
-        self.preprocess: Any = None  # how a picture becomes this model's input; create and load fill it in
-        self.labels: list[str] | None = None  # class names, where they are known
-        self.card: Any = None  # where the weights come from
         self.patch_dropout = c.drop.patch_dropout  # a training loop may change it on the way
 
         if c.stem.kind == "conv":
@@ -76,6 +75,15 @@ class VisionTransformer(nn.Module):
             _init_head(head)
 
     @property
+    def capabilities(self) -> frozenset[Capability]:
+        able = {Capability.EMBED, Capability.TOKENS}
+        if self.config.classes:
+            able.add(Capability.CLASSIFY)
+        if self.config.positions.kind not in ("rotary", "relative"):  # those belong to a full grid of patches
+            able.add(Capability.REDUCE)
+        return frozenset(able)
+
+    @property
     def pooled_width(self) -> int:
         return self.config.width * (2 if self.config.head.pooling == "class_mean" else 1)
 
@@ -106,6 +114,13 @@ class VisionTransformer(nn.Module):
     def layout(self, height: int, width: int) -> TokenLayout:
         return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
 
+    def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        return self.layout(*size).grid
+
+    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
+        return self.forward_head(tokens, pre_logits=True, sizes=sizes, trace=trace)  # a mean weighs merged tokens
+
     def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, sizes=sizes, trace=trace)
@@ -134,16 +149,15 @@ class VisionTransformer(nn.Module):
             trace.begin(depth=len(self.blocks), offers=(*self.traceable, *more), layout=layout)
         z, kept = self.embed(images, layout, trace, keep)  # (B, N, D), eq. 1
         rope, index = self._positions_inside(layout, kept, z)
-        twice = self.config.gradient_checkpointing and self.training and trace is None
-        call = partial(checkpoint, use_reentrant=False) if twice else _at_once
+        recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
             relative = block.attention.relative
             bias = None if relative is None or index is None else relative(index, layout.grid)  # (1, h, N, N)
             if reducing is not None:
-                z = reducing.run(block, z, layer, at, call)  # (B, M, D), M <= N
+                z = reducing.run(block, z, layer, at, recompute)  # (B, M, D), M <= N
             else:
-                z = call(block, z, rope, bias, at)  # (B, N, D), eqs. 2-3
+                z = run(block, z, rope, bias, at, recompute=recompute)  # (B, N, D), eqs. 2-3
         z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
         return z, reducing.sizes if reducing is not None else None
 
@@ -173,25 +187,27 @@ class VisionTransformer(nn.Module):
 
     def reducing(self, reducer: Reducer) -> Reducing:
         """A forward pass under this reducer; refused where the network cannot do with fewer tokens."""
-        if self.config.positions.kind in ("rotary", "relative"):
-            raise ValueError(
+        if Capability.REDUCE not in self.capabilities:
+            raise UsageError(
                 f"{self.config.positions.kind} positions belong to a full grid of patches, so its tokens cannot be "
                 'reduced: use a model with positions="learned" or "sincos".'
             )
         return Reducing(reducer, depth=len(self.blocks), prefix=len(self.config.prefix), offers=self.traceable)
 
-    def _positions_inside(self, layout: TokenLayout, kept: Tensor | None, z: Tensor):
+    def _positions_inside(
+        self, layout: TokenLayout, kept: Tensor | None, z: Tensor
+    ) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
         """What rotary and relative positions hand to every block: angles, or the index into each layer's table."""
         c, prefix = self.config, len(layout.prefix)
         if c.positions.kind == "relative":
             if kept is not None:
-                raise ValueError('a relative bias belongs to a full grid of patches: use positions="sincos".')
+                raise UsageError('a relative bias belongs to a full grid of patches: use positions="sincos".')
             return None, relative_index(layout.grid, prefix, z.device)  # (N, N)
         if c.positions.kind != "rotary":
             return None, None
         rope = rotary_2d(layout.grid, c.head_dim or c.width // c.heads, c.positions.rotary_base, prefix, z.device)
         if kept is not None:
-            rope = tuple(part[kept][:, None] for part in rope)  # (B, 1, N, d/2)
+            rope = rope[0][kept][:, None], rope[1][kept][:, None]  # (B, 1, N, d/2) each
         return rope, None
 
     def forward_head(
@@ -219,7 +235,7 @@ class VisionTransformer(nn.Module):
     def forward_heads(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The class token's and the distillation token's logits, each (B, classes)."""
         if self.head_distill is None:
-            raise ValueError("this model has one head: build it with distill_token=True to have two.")
+            raise UsageError("this model has one head: build it with distill_token=True to have two.")
         return self.head(tokens[:, 0]), self.head_distill(tokens[:, 1])
 
     def intermediate_features(
@@ -228,14 +244,13 @@ class VisionTransformer(nn.Module):
         """Tokens after the given blocks, through the final norm unless norm=False; `maps`: (B, D, H/P, W/P)."""
         trace = Trace("tokens", layers=layers, gradients=torch.is_grad_enabled())
         self.forward_features(images, trace=trace)
-        found = [trace["tokens", layer] for layer in layers]
+        tokens = [trace["tokens", layer] for layer in layers]
         if norm and self.norm is not None:
-            found = [self.norm(z) for z in found]
-        if maps:
-            rows, columns = self.layout(*images.shape[-2:]).grid
-            prefix = len(self.config.prefix)
-            found = [z[:, prefix:].transpose(1, 2).unflatten(-1, (rows, columns)) for z in found]
-        return found
+            tokens = [self.norm(z) for z in tokens]
+        if not maps:
+            return tokens
+        layout = self.layout(*images.shape[-2:])
+        return [to_map(z[:, len(layout.prefix) :], layout.grid) for z in tokens]
 
     def reset_classifier(self, classes: int) -> None:
         """A new, untrained head for another number of classes (0: none); everything else stays."""
@@ -276,10 +291,6 @@ def build_block(c: ViTConfig, layer: int) -> Block:
 
 def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
-
-
-def _at_once(work: Callable[..., Any], *inputs: Any) -> Any:
-    return work(*inputs)
 
 
 def _head(width: int, classes: int) -> nn.Module:
@@ -331,3 +342,19 @@ def vit_large(patch_size: int = 16, **options: Any) -> VisionTransformer:
 
 def vit_huge(patch_size: int = 14, **options: Any) -> VisionTransformer:
     return _vit("H", patch_size, **options)
+
+
+def _entries() -> list[Entry]:
+    entries: list[Entry] = []
+    for size, (letter, short_patch, options) in SIZES.items():
+        for patch in PATCH_SIZES:
+            aliases = (f"ViT-{letter}/{patch}", f"{letter}/{patch}", *([f"vit_{size}"] if patch == short_patch else []))
+            config = ViTConfig(**options, patch_size=patch)
+            entries.append(Entry(f"vit_{size}_patch{patch}", "vit", config, HALF, aliases))
+    for name, options in SMALL_IMAGES.items():
+        config = ViTConfig().with_options(**options)
+        entries.append(Entry(name, "vit", config, half(config.channels)))
+    return entries
+
+
+PAPER = Paper("vit", ViTConfig, VisionTransformer, _entries())

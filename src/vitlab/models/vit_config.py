@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import Activation, swiglu_hidden
 from vitlab.layers.patches import check_halving, check_multiple, grid_of
@@ -102,9 +103,32 @@ class ViTConfig(Config):
     head: Head = field(default_factory=Head)
     drop: Dropout = field(default_factory=Dropout)
 
+    fixed = (
+        *("patch_size", "channels", "width", "depth", "heads", "head_dim"),
+        *("stem.kind", "stem.patch_bias", "stem.patch_norms", "tokens.class_token", "tokens.distill_token"),
+        *("positions.kind", "positions.prefix_positions", "norm.kind", "norm.norm_pre"),
+        *("attention.qkv_bias", "attention.qk_norm", "mlp.kind", "mlp.mlp_ratio"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_vit(self)
+
+    def fixed_with(self, other: Config) -> tuple[str, ...]:
+        same_pooling = self.head.pooling == other.option("pooling")  # another may bring its own norm
+        registers = self.positions.prefix_positions == "all"  # which then have positions
+        return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
+
+    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        P = self.patch_size
+        return size if self.stem.pad else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+
+    @property
+    def table_rule(self) -> str:
+        return self.positions.resize_rule
+
+    def table_grid(self, key: str) -> tuple[int, int]:
+        return self.grid
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -140,61 +164,62 @@ def check_vit(c: ViTConfig) -> None:
     """Refuse what cannot work, and say what to type instead."""
     for name in ("patch_size", "channels", "width", "depth", "heads"):
         if getattr(c, name) < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1.")
+            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
-        raise ValueError(f"classes={c.classes} must be 0 (pooled features) or more.")
+        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for what, size in zip(("image height", "image width"), c.image_size, strict=True):
         if not c.stem.pad or size < 1:
             check_multiple(what, size, c.patch_size)
     if c.head_dim is None and c.width % c.heads:
         fitting = largest_divisor(c.width, c.heads)
-        raise ValueError(
+        raise UsageError(
             f"width {c.width} is not a multiple of heads {c.heads}: use heads={fitting}, "
             f"or width={-(-c.width // c.heads) * c.heads}, or give head_dim."
         )
     if c.head_dim is not None and c.head_dim < 1:
-        raise ValueError(f"head_dim={c.head_dim} must be at least 1, or None for width / heads.")
+        raise UsageError(f"head_dim={c.head_dim} must be at least 1, or None for width / heads.")
     head_dim = c.head_dim or c.width // c.heads
     if c.positions.kind == "rotary" and head_dim % 4:
-        raise ValueError(
+        raise UsageError(
             f"rotary positions turn pairs of channels by row and by column, so head_dim must be a multiple of 4, "
             f"not {head_dim}: use head_dim={-(-head_dim // 4) * 4}."
         )
     if c.positions.kind == "sincos" and c.width % 4:
-        raise ValueError(f"sincos positions need a width that is a multiple of 4: use {-(-c.width // 4) * 4}.")
+        raise UsageError(f"sincos positions need a width that is a multiple of 4: use {-(-c.width // 4) * 4}.")
     if c.positions.rotary_base <= 0 or c.norm.eps <= 0:
-        raise ValueError("rotary_base and eps must be greater than 0.")
+        raise UsageError("rotary_base and eps must be greater than 0.")
     if c.mlp_hidden < 1:
-        raise ValueError(f"mlp_ratio={c.mlp.mlp_ratio} leaves the MLP no hidden channel: use 4.")
+        raise UsageError(f"mlp_ratio={c.mlp.mlp_ratio} leaves the MLP no hidden channel: use 4.")
     if c.head.pooling in ("class", "class_mean") and not c.tokens.class_token:
-        raise ValueError(f'pooling="{c.head.pooling}" needs class_token=True; without one use pooling="mean".')
+        raise UsageError(f'pooling="{c.head.pooling}" needs class_token=True; without one use pooling="mean".')
     if c.tokens.distill_token and c.head.pooling != "class":
-        raise ValueError(f'distill_token=True reads two tokens, so it needs pooling="class", not "{c.head.pooling}".')
+        raise UsageError(f'distill_token=True reads two tokens, so it needs pooling="class", not "{c.head.pooling}".')
     if c.tokens.distill_token and c.head.head_hidden:
-        raise ValueError("distill_token=True has two plain heads: use head_hidden=0.")
+        raise UsageError("distill_token=True has two plain heads: use head_hidden=0.")
     if c.head.pooling == "attention" and c.width % c.heads:
-        raise ValueError(f'pooling="attention" needs width {c.width} to be a multiple of heads {c.heads}.')
+        raise UsageError(f'pooling="attention" needs width {c.width} to be a multiple of heads {c.heads}.')
     if c.tokens.registers < 0 or c.head.head_hidden < 0 or c.residual.layer_scale < 0:
-        raise ValueError("registers, head_hidden and layer_scale must be 0 or more.")
+        raise UsageError("registers, head_hidden and layer_scale must be 0 or more.")
     if c.stem.kind == "conv":
         if c.stem.patch_norms or not c.stem.patch_bias:
-            raise ValueError('patch_norms=True and patch_bias=False belong to stem="patch".')
+            raise UsageError('patch_norms=True and patch_bias=False belong to stem="patch".')
         check_halving(c.patch_size)
     rates = {**c.drop.to_dict(), "stochastic_depth": c.residual.stochastic_depth}
     for name, rate in rates.items():
         if not 0 <= rate < 1:
-            raise ValueError(f"{name}={rate} must be at least 0 and below 1.")
+            raise UsageError(f"{name}={rate} must be at least 0 and below 1.")
     if c.drop.patch_dropout and c.positions.kind == "relative":
-        raise ValueError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
+        raise UsageError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
 
 
-VARIANTS: dict[str, dict[str, Any]] = {  # B, L and H: Table 1 of ViT; Ti and S: DeiT (arXiv:2012.12877)
-    "Ti": dict(width=192, depth=12, heads=3),
-    "S": dict(width=384, depth=12, heads=6),
-    "B": dict(width=768, depth=12, heads=12),
-    "L": dict(width=1024, depth=24, heads=16),
-    "H": dict(width=1280, depth=32, heads=16),
+SIZES: dict[str, tuple[str, int, dict[str, Any]]] = {  # the paper's letter, the patch size of the short name, D, L, h
+    "tiny": ("Ti", 16, dict(width=192, depth=12, heads=3)),  # Ti and S: DeiT (arXiv:2012.12877)
+    "small": ("S", 16, dict(width=384, depth=12, heads=6)),
+    "base": ("B", 16, dict(width=768, depth=12, heads=12)),  # B, L and H: Table 1 of ViT
+    "large": ("L", 16, dict(width=1024, depth=24, heads=16)),
+    "huge": ("H", 14, dict(width=1280, depth=32, heads=16)),
 }
+VARIANTS = {letter: options for letter, _, options in SIZES.values()}
 PATCH_SIZES = (8, 14, 16, 32)
 
 SMALL_IMAGES: dict[str, dict[str, Any]] = {  # 192 x 9 at patch 4: the small-data ViT of arXiv:2112.13492

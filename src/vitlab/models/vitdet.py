@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.models.hierarchy import Level
 from vitlab.models.vit import VisionTransformer
 
@@ -39,10 +40,10 @@ class SimplePyramid(nn.Module):
         super().__init__()
         width, P = encoder.config.width, encoder.config.patch_size
         if channels < 1:
-            raise ValueError(f"channels={channels} must be at least 1.")
+            raise UsageError(f"channels={channels} must be at least 1.")
         steps = [check_stride(stride, P) for stride in strides]
         if min(steps) < 0 and width % 2 ** -min(steps):
-            raise ValueError(
+            raise UsageError(
                 f"stride {min(strides)} halves the width {width} {-min(steps)} times, which leaves a rest: use larger "
                 "strides."
             )
@@ -71,7 +72,7 @@ def check_stride(stride: int, patch_size: int) -> int:
         if stride == patch_size * 2**step:
             return step
     near = [patch_size // 2**n for n in (2, 1) if patch_size % 2**n == 0] + [patch_size, 2 * patch_size]
-    raise ValueError(
+    raise UsageError(
         f"stride {stride} is not patch_size={patch_size} doubled or halved: use strides={tuple(near)}, or a ViT of "
         "patch_size 4, 8, 16 or 32."
     )

@@ -1,10 +1,10 @@
-"""Fewer tokens: one paper, one file, each a Reducer (layers/reducer.py) for any ViT of ours.
+"""Token reduction: one paper, one file, each a Reducer (layers/reducer.py) for any ViT of vitlab.
 
 model(images, reducer=reducer_of("tome:r=13"))
 """
 
 from vitlab.reduce.evit import EViT
-from vitlab.reduce.named import REDUCERS, for_training, reducer_of
+from vitlab.reduce.parse import REDUCERS, for_training, reducer_of
 from vitlab.reduce.random_drop import RandomDrop
 from vitlab.reduce.schedule import Constant, Decreasing, KeepRatio, Same, Schedule, r_for
 from vitlab.reduce.tome import ToMe

@@ -1,10 +1,10 @@
-"""EViT (arXiv:2202.07800): patches at which the class token hardly looks become one token that sums them up.
+"""EViT (arXiv:2202.07800): patches with little attention from the class token are fused into one token.
 
     model(images, reducer=EViT(KeepRatio(0.7)))
 
-The score of a patch is the class token's attention to it, averaged over heads (section 3.1). The best stay, in their
-order; the others are fused into one token after them, each weighted by its attention (eq. 4), which training goes
-through: so attention also learns what the summary is to hold.
+The score of a patch is the class token's attention to it, averaged over heads (section 3.1). The best are kept in
+order; the others are fused into one token after them, weighted by their attention (eq. 4). Gradients flow through the
+weights.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from vitlab.reduce.schedule import Schedule
 @dataclass(frozen=True)
 class EViT:
     schedule: Schedule
-    fuse: bool = True  # False: inattentive patches are dropped, as the paper's ablation has it
+    fuse: bool = True  # False: drop inattentive patches, as in the paper's ablation
     needs: tuple[str, ...] = ("class_attention",)
 
     @property
     def gradients(self) -> bool:
-        return self.fuse  # dropping only chooses
+        return self.fuse  # dropping has no gradient
 
     def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
         patches = tokens - prefix
         leaves = min(self.schedule.removes(layer, depth, patches), patches - 1)
-        return max(leaves - 1, 0) if self.fuse else leaves  # the summary is a token too
+        return max(leaves - 1, 0) if self.fuse else leaves  # the fused token counts
 
     def reduce(self, tokens: Tensor, remove: int, prefix: int, sizes: Tensor, seen: dict[str, Tensor]) -> Reduction:
         scores = seen["class_attention"].mean(dim=1)[:, prefix:]  # (B, patches)

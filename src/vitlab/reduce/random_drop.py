@@ -1,4 +1,4 @@
-"""Random patches are dropped: what every method that chooses must beat.
+"""Drop random patches: the baseline of all reducers.
 
 model(images, reducer=RandomDrop(KeepRatio(0.7)))
 """
@@ -18,7 +18,7 @@ from vitlab.reduce.schedule import Schedule
 @dataclass(frozen=True)
 class RandomDrop:
     schedule: Schedule
-    seed: int | None = 0  # the same batch loses the same patches each time; None: as torch's generator stands
+    seed: int | None = 0  # fixes the dropped patches; None: torch's global generator
     needs: tuple[str, ...] = ()
 
     def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
@@ -27,7 +27,7 @@ class RandomDrop:
 
     def reduce(self, tokens: Tensor, remove: int, prefix: int, sizes: Tensor, seen: dict[str, Tensor]) -> Reduction:
         B, N, _ = tokens.shape
-        if self.seed is None:  # which a training loop sets by (seed, step, rank, micro-step), as for dropout
+        if self.seed is None:  # seeded by the training loop per (seed, step, rank, micro-step), as for dropout
             noise = torch.rand(B, N - prefix, device=tokens.device)
         else:
             noise = torch.rand(B, N - prefix, generator=torch.Generator().manual_seed(self.seed + N)).to(tokens.device)

@@ -1,11 +1,11 @@
-"""Token merging (ToMe, arXiv:2210.09461): in every layer the r most similar pairs of patches become one token each.
+"""Token merging (ToMe, arXiv:2210.09461): every layer merges the r most similar pairs of patches.
 
     model(images, reducer=ToMe(Constant(13)))
 
-1. Patches are dealt in turns into two sets, A and B (bipartite soft matching, section 3).
-2. Every token of A draws an edge to the token of B whose key, averaged over heads, points most nearly the same way.
-3. The r best edges stay, and their ends are merged: a mean, weighted by how many patches each end stands for.
-4. Later attention knows the sizes: softmax(q k^T / sqrt(d) + log s), eq. 1, as a key bias on the fused path.
+1. Patches alternate between two sets, A and B (bipartite soft matching, section 3).
+2. Every token of A has an edge to the token of B with the most similar key (cosine, averaged over heads).
+3. The tokens of the r best edges are merged: a mean weighted by their number of patches.
+4. Later attention uses the sizes s: softmax(q k^T / sqrt(d) + log s), eq. 1, as a key bias on the fused path.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vitlab.reduce.schedule import Schedule
 @dataclass(frozen=True)
 class ToMe:
     schedule: Schedule
-    proportional: bool = True  # eq. 1; models that were trained with merging may do without
+    proportional: bool = True  # eq. 1; models trained with merging may not need it
     needs: tuple[str, ...] = ("keys",)
 
     def removes(self, layer: int, depth: int, tokens: int, prefix: int) -> int:
         patches = tokens - prefix
-        return min(self.schedule.removes(layer, depth, patches), patches // 2)  # each pair leaves one
+        return min(self.schedule.removes(layer, depth, patches), patches // 2)  # one of each pair
 
     def reduce(self, tokens: Tensor, remove: int, prefix: int, sizes: Tensor, seen: dict[str, Tensor]) -> Reduction:
         with torch.no_grad():
@@ -39,7 +39,7 @@ class ToMe:
 
 
 def match(keys: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Keys (B, N, d) -> the r best edges: places (B, r) in A, the odd ones, and in B, the even ones."""
+    """Keys (B, N, d) -> the r best edges: positions (B, r) in A, which are odd, and in B, which are even."""
     keys = F.normalize(keys, dim=-1)
     scores = keys[:, 1::2] @ keys[:, ::2].mT  # (B, |A|, |B|), cosines
     best, partner = scores.max(dim=-1)  # (B, |A|): one edge of each token in A
@@ -48,7 +48,7 @@ def match(keys: Tensor, r: int) -> tuple[Tensor, Tensor]:
 
 
 def merge(tokens: Tensor, sizes: Tensor, merged: Tensor, into: Tensor, *, proportional: bool) -> Reduction:
-    """Tokens at places `merged` (B, r) join those at `into`; the others keep their order."""
+    """Merge tokens at positions `merged` (B, r) into those at `into`; the others keep their order."""
     B, N, D = tokens.shape
     M = N - merged.shape[1]
     stays = torch.ones(B, N, dtype=torch.bool, device=tokens.device).scatter(1, merged, False)
@@ -65,10 +65,8 @@ def merge(tokens: Tensor, sizes: Tensor, merged: Tensor, into: Tensor, *, propor
 
 
 def _places_of(stays: Tensor, place: Tensor, count: int) -> Tensor:
-    """(B, N) -> (B, count): where those that stay were. Not `nonzero`, whose size only a run can tell: a compiler
-    would have to stop there.
-    """
+    """(B, N) -> (B, count): positions of the kept tokens. Not by `nonzero`, whose data-dependent size breaks graphs."""
     B, N = stays.shape
     numbers = torch.arange(N, device=stays.device).expand(B, N)
-    found = numbers.new_empty(B, count + 1).scatter(1, torch.where(stays, place, count), numbers)  # others go last
-    return found[:, :count]
+    kept = numbers.new_empty(B, count + 1).scatter(1, torch.where(stays, place, count), numbers)  # the others go last
+    return kept[:, :count]

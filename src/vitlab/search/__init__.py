@@ -1,16 +1,30 @@
-"""Search in a folder of pictures: vectors of all of them, kept up to date, and the nearest to one that is asked for.
+"""Image search: an index of the embeddings of a folder, kept up to date, and its nearest neighbours of a query.
 
-    from functools import partial
-    from vitlab.search import Index, update
+    from vitlab import search
 
-    update("photos.index", "photos", made_by, partial(vitlab.embed, model))    # `vitlab index` does this
-    Index("photos.index").search(vitlab.embed_text(model, "a dog")[0])         # `vitlab search` does this
+    search.index_folder("photos", "photos.index", "bundled:dino")           # as `vitlab index`
+    search.search_index("photos.index", image="cat.jpg").hits               # as `vitlab search`
+    search.embed_dataset("photos", "photos.parquet", "bundled:dino")        # as `vitlab embed`
 
-Nothing here knows a model: whoever calls brings the function that makes vectors of pictures.
+With a function of your own that embeds images: update("photos.index", "photos", made_by, embed), and
+Index("photos.index").search(vector).
 """
 
+from vitlab.errors import SearchError
+from vitlab.search.api import SearchResult, embed_dataset, index_folder, search_index
 from vitlab.search.index import Counts, check, update
-from vitlab.search.ledger import SearchError
-from vitlab.search.query import Hit, Index, open_ledger
+from vitlab.search.query import Hit, Index, open_database
 
-__all__ = ["Counts", "Hit", "Index", "SearchError", "check", "open_ledger", "update"]
+__all__ = [
+    "Counts",
+    "Hit",
+    "Index",
+    "SearchError",
+    "SearchResult",
+    "check",
+    "embed_dataset",
+    "index_folder",
+    "open_database",
+    "search_index",
+    "update",
+]

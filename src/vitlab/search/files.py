@@ -1,4 +1,4 @@
-"""Which pictures lie in a folder: enough of each to see what is new, changed or gone without opening them all."""
+"""Images in a folder, with size and time to detect new, changed and removed files without opening them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from vitlab.errors import SearchError
 from vitlab.images.sources.folder import pictures_under
-from vitlab.search.ledger import SearchError
 from vitlab.special_files import special_kind
 
 
@@ -19,7 +19,7 @@ class Stamp(NamedTuple):
 
 
 def scan(folder: Path) -> dict[str, Stamp]:
-    """All pictures at any depth by their path below the folder, with / between the parts."""
+    """All images at any depth, by path relative to the folder with / as separator."""
     if not folder.is_dir():
         raise SearchError(f"{folder}: {'is a file: name its folder' if folder.exists() else 'no such folder'}.")
     start = len(os.path.join(folder, ""))  # noqa: PTH118  (a Path has no separator at its end)
@@ -27,16 +27,22 @@ def scan(folder: Path) -> dict[str, Stamp]:
 
 
 def digest(path: Path) -> bytes:
-    """Equal for equal contents."""
+    """Hash of the contents."""
     if kind := special_kind(path):
         raise OSError(errno.EINVAL, f"it is {kind}")
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 
+def identity(path: Path) -> tuple[int, int, int]:
+    """Inode, size and time: while they stay the same, so do the contents."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _stamp(path: str) -> Stamp:
     try:
         status = Path(path).stat()
-    except OSError:  # a link to nowhere: it fails by name when it is opened
+    except OSError:  # a broken link: opening it reports the error
         return Stamp(0, 0)
     return Stamp(status.st_size, status.st_mtime_ns)

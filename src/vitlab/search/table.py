@@ -1,96 +1,97 @@
-"""All pictures of a source -> a Parquet table of their vectors, by one process or many, on one machine or many.
+"""Embed all images of a source into a Parquet table, with one or many processes, on one or many machines.
 
-The list is cut into chunks; process r of w takes every w-th. A chunk is written when it is done: a run that is killed
-loses at most the chunks it was at, and goes on with any number of processes. In the end each process joins its chunks:
-out.parquet is a file where there was one process, and a folder with a file of each where there were several; whatever
-reads Parquet reads both alike.
+The images are split into chunks; process r of w takes every w-th. A chunk is written when it is done: a killed run
+loses at most its current chunks and resumes with any number of processes. At the end each process joins its chunks:
+out.parquet is a file for one process, and a folder of files for several. Parquet readers accept both.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypedDict
 
 import numpy as np
 
-from vitlab.images.read import ImageError
+from vitlab.errors import ImageError, SearchError, UsageError
+from vitlab.images.listing import Items
 from vitlab.parsing import parse_json
+from vitlab.printable import valid_utf8
+from vitlab.search.database import MadeBy
 from vitlab.search.graph import Progress
-from vitlab.search.index import Alone, Embedded, Together
-from vitlab.search.ledger import SearchError
+from vitlab.search.index import Embed
+from vitlab.training.processes import Processes
 
-CHUNK = 512  # pictures
-KEY = b"vitlab"  # of the table's metadata: what it was made of
+CHUNK = 512  # images
+KEY = b"vitlab"  # of the table's metadata
 
 
-class Listed(Protocol):
-    """A list of pictures, as vitlab.images.listing gives it."""
+class TableAbout(TypedDict):
+    """What a table was made of, written into its metadata."""
 
-    @property
-    def name(self) -> str: ...
-    def __len__(self) -> int: ...
-    def about(self, number: int) -> tuple[str, str | None, str | None]: ...  # path, split, label
-    def source(self, number: int) -> Any: ...
-    def digest(self) -> str: ...
+    data: str
+    pictures: int
+    names: str  # digest of the images' names
+    made_by: MadeBy
+    chunk: int
 
 
 @dataclass
-class Written:
+class TableSummary:
+    data: str  # the source's name
+    model: str
     pictures: int
     width: int  # E
     files: list[str]
-    embedded: int = 0  # in this run; the others were there
-    unreadable: dict[str, str] = field(default_factory=dict)  # path -> what is wrong
+    embedded: int = 0  # in this run
+    unreadable: dict[str, str] = field(default_factory=dict)  # path -> error
 
 
 def write_table(
     out: str | Path,
-    items: Listed,
-    made_by: dict[str, Any],
-    embed: Callable[[list[Any]], Sequence[Embedded]],
+    items: Items,
+    made_by: MadeBy,
+    embed: Embed,
     *,
     batch_size: int = 64,
     chunk: int = CHUNK,
-    together: Together | None = None,
+    together: Processes | None = None,
     progress: Progress | None = None,
-) -> Written:
-    """`made_by` needs "checkpoint" and "fingerprint". A table that is there and is of the same is left as it is."""
+) -> TableSummary:
+    """An existing table of the same images and model is kept."""
     _arrow()
     if batch_size < 1 or chunk < 1:
-        raise ValueError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
-    who, out = together or Alone(), Path(out).expanduser()
-    about = {"data": items.name, "pictures": len(items), "names": items.digest(), "made_by": made_by, "chunk": chunk}
+        raise UsageError(f"batch_size={batch_size} and chunk={chunk} must be at least 1.")
+    group, out = together or Processes(), Path(out).expanduser()
+    about = TableAbout(data=items.name, pictures=len(items), names=items.digest(), made_by=made_by, chunk=chunk)
     parts = out.with_name(f"{out.name}.parts")
-    there = out.exists()
-    who.wait()  # until all have looked
-    if there:
+    exists = out.exists()
+    group.wait()  # until all processes have checked
+    if exists:
         _check_same(out, _read_about(out), about)
-        if who.rank == 0 and parts.exists():
+        if group.rank == 0 and parts.exists():
             shutil.rmtree(parts)
-        return _written(out)
-    if who.rank == 0:
+        return _summary(out, items.name, made_by)
+    if group.rank == 0:
         _prepare(parts, about)
-    who.wait()
-    _check_same(parts, _begun(parts), about)
-    numbers = [k for k in range(-(-len(items) // chunk)) if k % who.world == who.rank]
+    group.wait()
+    _check_same(parts, _read_unfinished(parts), about)
+    numbers = range(group.rank, -(-len(items) // chunk), group.world)
     done = _fill(parts, items, numbers, about, embed, batch_size, progress)
-    name = "whole.parquet" if who.world == 1 else f"part-{who.rank:05d}-of-{who.world:05d}.parquet"
+    name = "whole.parquet" if group.world == 1 else f"part-{group.rank:05d}-of-{group.world:05d}.parquet"
     _join(parts / "joined" / name, [_chunk_file(parts, k) for k in numbers])
-    embedded = sum(who.gather(done))  # and by that all are here
-    if who.rank == 0:
-        (parts / "joined" / name if who.world == 1 else parts / "joined").rename(out)
+    embedded = sum(group.gather(done))  # also a barrier
+    if group.rank == 0:
+        (parts / "joined" / name if group.world == 1 else parts / "joined").rename(out)
         shutil.rmtree(parts)
-    who.wait()
-    found = _written(out)
-    found.embedded = embedded
-    return found
+    group.wait()
+    return replace(_summary(out, items.name, made_by), embedded=embedded)
 
 
-def _prepare(parts: Path, about: dict[str, Any]) -> None:
+def _prepare(parts: Path, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     parts.mkdir(parents=True, exist_ok=True)
@@ -102,40 +103,41 @@ def _prepare(parts: Path, about: dict[str, Any]) -> None:
         write_whole(parts / "about.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _begun(parts: Path) -> dict[str, Any]:
-    """What a table that is not finished says of itself."""
+def _read_unfinished(parts: Path) -> dict[str, Any]:
+    """Description of an unfinished table."""
     try:
-        found = parse_json((parts / "about.json").read_text(encoding="utf-8"))
+        about = parse_json((parts / "about.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SearchError(f"{parts}: about.json is damaged ({error}). Remove {parts} and start again.") from None
-    return found if isinstance(found, dict) else {}
+        raise SearchError(f"{parts}: about.json is damaged ({error}). Delete {parts} and start again.") from None
+    return about if isinstance(about, dict) else {}
 
 
-def _check_same(place: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_same(place: Path, old: Mapping[str, object], new: TableAbout) -> None:
     def refuse(why: str) -> SearchError:
-        return SearchError(f"{place}: {why}. Name another place with -o, or remove it.")
+        return SearchError(f"{place}: {why}. Name another place with -o, or delete it.")
 
-    if not isinstance(found.get("made_by"), dict) or not {"data", "names", "chunk"} <= found.keys():
-        raise refuse("does not say what it is of: it is damaged")
-    if found["made_by"].get("fingerprint") != wanted["made_by"]["fingerprint"]:
-        raise refuse(f"was made with another model, {found['made_by'].get('checkpoint')}")
-    if (found["data"], found["names"]) != (wanted["data"], wanted["names"]):
-        same = found["data"] == wanted["data"]
-        raise refuse(f"is of {found['data']}" + (", whose pictures have changed since" if same else ""))
-    if found["chunk"] != wanted["chunk"]:
-        raise refuse(f"was begun in chunks of {found['chunk']}, not of {wanted['chunk']}")
+    made_by = old.get("made_by")
+    if not isinstance(made_by, dict) or not {"data", "names", "chunk"} <= old.keys():
+        raise refuse("is damaged: it does not name its images and its model")
+    if made_by.get("fingerprint") != new["made_by"]["fingerprint"]:
+        raise refuse(f"was made with another model, {made_by.get('checkpoint')}")
+    if (old["data"], old["names"]) != (new["data"], new["names"]):
+        same = old["data"] == new["data"]
+        raise refuse(f"is of {old['data']}" + (", whose images have changed since" if same else ""))
+    if old["chunk"] != new["chunk"]:
+        raise refuse(f"was begun in chunks of {old['chunk']}, not of {new['chunk']}")
 
 
 def _fill(
     parts: Path,
-    items: Listed,
+    items: Items,
     numbers: Iterable[int],
-    about: dict[str, Any],
-    embed: Callable[[list[Any]], Sequence[Embedded]],
+    about: TableAbout,
+    embed: Embed,
     batch_size: int,
     progress: Progress | None,
 ) -> int:
-    """Write the chunks that are not there; how many pictures that were."""
+    """Write the missing chunks and return their number of images."""
     missing = [k for k in numbers if not _chunk_file(parts, k).exists()]
     sizes = {k: min(about["chunk"], len(items) - k * about["chunk"]) for k in missing}
     (grey,) = embed([np.full((8, 8, 3), 128, dtype=np.uint8)])
@@ -153,36 +155,35 @@ def _fill(
     return done
 
 
-def _rows(items: Listed, numbers: range, embed: Callable[[list[Any]], Sequence[Embedded]]) -> list[dict[str, Any]]:
+def _rows(items: Items, numbers: range, embed: Embed) -> list[dict[str, Any]]:
     rows, sources, read = [], [], []
     for number in numbers:
-        path, split, label = (None if text is None else _plain(text) for text in items.about(number))
+        path, split, label = (None if text is None else valid_utf8(text) for text in items.about(number))
         rows.append({"number": number, "path": path, "split": split, "label": label, "embedding": None, "error": None})
         try:
             sources.append(items.source(number))
             read.append(rows[-1])
-        except ImageError as error:  # of one inside another file
-            rows[-1]["error"] = _plain(str(error))
-    for row, source, found in zip(read, sources, embed(sources) if sources else [], strict=True):
-        row["embedding"] = found.vector
-        row["error"] = None if found.error is None else _plain(found.error.removeprefix(f"{source}: "))
+        except ImageError as error:  # an image inside a shard
+            rows[-1]["error"] = valid_utf8(str(error))
+    for row, source, result in zip(read, sources, embed(sources) if sources else [], strict=True):
+        row["embedding"] = result.vector
+        row["error"] = None if result.error is None else valid_utf8(result.error.removeprefix(f"{source}: "))
     return rows
 
 
-def _write(file: Path, rows: list[dict[str, Any]], width: int, about: dict[str, Any]) -> None:
+def _write(file: Path, rows: Sequence[Mapping[str, object]], width: int, about: TableAbout) -> None:
     from vitlab.checkpoints.native import write_whole
 
     pa, pq = _arrow()
-    fields = [pa.field("number", pa.int64()), pa.field("path", pa.string())]
-    fields += [pa.field("split", pa.string()), pa.field("label", pa.string())]
-    fields += [pa.field("embedding", pa.list_(pa.float32(), width)), pa.field("error", pa.string())]
-    schema = pa.schema(fields, metadata={KEY: json.dumps(about).encode()})
+    kinds = dict(number=pa.int64(), path=pa.string(), split=pa.string(), label=pa.string())
+    kinds |= dict(embedding=pa.list_(pa.float32(), width), error=pa.string())
+    schema = pa.schema(list(kinds.items()), metadata={KEY: json.dumps(about).encode()})
     table = pa.Table.from_pylist(rows, schema)
     write_whole(file, lambda path: pq.write_table(table, path))
 
 
 def _join(file: Path, chunks: Sequence[Path]) -> None:
-    """One chunk after another, so that memory holds one."""
+    """Join the chunks with one in memory at a time."""
     _, pq = _arrow()
     if not chunks:  # more processes than chunks
         return
@@ -191,7 +192,7 @@ def _join(file: Path, chunks: Sequence[Path]) -> None:
             writer.write_table(pq.read_table(chunk))
 
 
-def _written(out: Path) -> Written:
+def _summary(out: Path, data: str, made_by: MadeBy) -> TableSummary:
     _, pq = _arrow()
     files = _files(out)
     pictures, unreadable = 0, {}
@@ -202,17 +203,17 @@ def _written(out: Path) -> Written:
                 pairs = zip(batch["path"].to_pylist(), batch["error"].to_pylist(), strict=True)
                 unreadable |= {path: error for path, error in pairs if error is not None}
     width = pq.read_schema(files[0]).field("embedding").type.list_size
-    return Written(pictures, width, [str(file) for file in files], unreadable=unreadable)
+    paths = [str(file) for file in files]
+    return TableSummary(data, made_by["checkpoint"], pictures, width, paths, unreadable=unreadable)
 
 
 def _read_about(out: Path) -> dict[str, Any]:
     _, pq = _arrow()
     files = _files(out)
     try:
-        found = parse_json(pq.read_schema(files[0]).metadata[KEY])
-        return {**found}
+        return {**parse_json(pq.read_schema(files[0]).metadata[KEY])}
     except (OSError, IndexError, KeyError, TypeError, ValueError):
-        raise SearchError(f"{out}: is there and no table of vitlab embed. Name another place with -o.") from None
+        raise SearchError(f"{out}: exists and is not a table of vitlab embed. Name another place with -o.") from None
 
 
 def _files(out: Path) -> list[Path]:
@@ -221,11 +222,6 @@ def _files(out: Path) -> list[Path]:
 
 def _chunk_file(parts: Path, number: int) -> Path:
     return parts / f"chunk-{number:08d}.parquet"
-
-
-def _plain(text: str) -> str:
-    """Paths need not be UTF-8, but tables are."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _arrow() -> tuple[Any, Any]:

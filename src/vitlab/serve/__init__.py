@@ -1,10 +1,12 @@
-"""A server that holds: pictures over HTTP -> what `vitlab predict`, `zeroshot` and the like would say of them.
+"""HTTP server: images in, the results of `vitlab predict`, `zeroshot` and the like out.
 
     from vitlab.serve.app import create_app
-    from vitlab.serve.house import open_models
+    from vitlab.serve.model_pool import open_models
+    from vitlab.serve.run import open_server
 
-    app = create_app(open_models(["bundled:digits"]))        # an ASGI application; `vitlab serve` runs it
+    open_server(["bundled:digits"], port=8000).run()         # as `vitlab serve`
+    app = create_app(open_models(["bundled:digits"]))        # an ASGI application
 
-A request goes: guard (host, origin, token) -> upload (size, kind) -> decoded in a thread -> queue of its model ->
-a batch in the model's own thread -> answer. Whatever is refused is refused at the first of these that can tell.
+A request passes: guard (host, origin, token) -> upload (size, format) -> decoder pool -> the model's queue -> a batch
+in the executor -> response. Each stage refuses what it can, so that no later stage sees it.
 """

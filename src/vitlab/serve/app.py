@@ -1,7 +1,4 @@
-"""All of the server as one ASGI application.
-
-Further routes are one more router in `create_app`; what they need is in app.state.desk.
-"""
+"""The ASGI application. Further routes are one more router in `create_app`."""
 
 from __future__ import annotations
 
@@ -14,17 +11,17 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from vitlab.serve import docs, glassbox, searching, status, verbs
-from vitlab.serve.asking import Desk
+from vitlab.serve import docs, inference_routes, page_routes, search_routes, status
 from vitlab.serve.errors import handle_errors
 from vitlab.serve.guard import Guard, SecurityHeaders
-from vitlab.serve.house import House, Served
 from vitlab.serve.metrics import Metrics
+from vitlab.serve.model_pool import ModelPool, ServedModel
+from vitlab.serve.request import ServerContext
+from vitlab.serve.search_index import SearchIndex
 from vitlab.serve.settings import Settings
-from vitlab.serve.shelf import Shelf
 from vitlab.version import __version__
 
-NAMED = {"/models/": "/models/{name}", "/search/pictures/": "/search/pictures/{number}"}  # what is counted as one
+PATH_PATTERNS = {"/models/": "/models/{name}", "/search/pictures/": "/search/pictures/{number}"}  # counted as one
 
 
 class _App(FastAPI):
@@ -32,46 +29,48 @@ class _App(FastAPI):
         return SecurityHeaders(super().build_middleware_stack())
 
 
-def create_app(models: Iterable[Served], settings: Settings | None = None, shelf: Shelf | None = None) -> FastAPI:
-    """`shelf`: the index that is searched, by `open_index`."""
+def create_app(
+    models: Iterable[ServedModel], settings: Settings | None = None, index: SearchIndex | None = None
+) -> FastAPI:
+    """`index`: what POST /search searches, from `open_index`."""
     settings = settings or Settings()
-    house = House(models, settings)
-    metrics = Metrics(house)
+    pool = ModelPool(models, settings)
+    metrics = Metrics(pool)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        house.start()
-        for served in house.models.values():
-            served.worker.watch = metrics.watching(served.name)
+        pool.start()
+        for served in pool.models.values():
+            served.worker.on_batch = metrics.batch_observer(served.name)
         with ThreadPoolExecutor(settings.decoders, thread_name_prefix="vitlab-decode") as decoders:
-            app.state.desk = Desk(house, decoders, shelf)
-            warming = asyncio.create_task(house.warm_up())
+            app.state.context = ServerContext(pool, decoders, index)
+            warm_up = asyncio.create_task(pool.warm_up())
             yield
-            warming.cancel()
+            warm_up.cancel()
             with suppress(asyncio.CancelledError):
-                await warming
-            await asyncio.to_thread(house.stop)
+                await warm_up
+            await asyncio.to_thread(pool.stop)
 
     app = _App(
         title="vitlab",
         version=__version__,
-        description="Pictures in, answers of Vision Transformers out.",
+        description="Vision Transformers over HTTP: images in, predictions out.",
         lifespan=lifespan,
-        docs_url=None,  # they load scripts from other hosts; ours is in docs.py
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; ours is in docs.py
         redoc_url=None,
     )
-    app.state.house, app.state.metrics = house, metrics
+    app.state.pool, app.state.metrics = pool, metrics
     handle_errors(app)
-    for part in (verbs, searching, status, docs, glassbox):
-        app.include_router(part.router)
-    known = {*app.openapi()["paths"], "/docs", "/openapi.json"}
+    for module in (inference_routes, search_routes, status, docs, page_routes):
+        app.include_router(module.router)
+    paths = {*app.openapi()["paths"], "/docs", "/openapi.json"}
 
-    def answered(path: str, code: int, seconds: float) -> None:
-        name = next((names for start, names in NAMED.items() if path.startswith(start)), path)
-        metrics.answered(name if name in known else "other", code, seconds)  # names of strangers are not kept
+    def count_response(path: str, code: int, seconds: float) -> None:
+        name = next((pattern for start, pattern in PATH_PATTERNS.items() if path.startswith(start)), path)
+        metrics.count_response(name if name in paths else "other", code, seconds)  # unknown paths share one label
 
-    app.add_middleware(Guard, settings=settings, answered=answered, draining=lambda: house.draining)
-    if settings.origins:  # outermost, so that a page can read why it was refused
+    app.add_middleware(Guard, settings=settings, on_response=count_response, draining=lambda: pool.draining)
+    if settings.origins:  # outermost, so that a page can read error responses
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),

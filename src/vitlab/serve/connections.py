@@ -92,7 +92,7 @@ class Connection(H11Protocol):
         self._await_headers()
         if not has_room:
             text = f"all {self.pool.limit} connections of this server are in use."
-            self._refuse(503, text, "Ask again in 1 s.", {"Retry-After": "1"})
+            self._refuse(503, text, "Try again in 1 s.", {"Retry-After": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_read_deadline(None)
@@ -161,7 +161,7 @@ class Connection(H11Protocol):
         if self._under_way and self.cycle.response_started:
             self.transport.abort()
             return
-        self._refuse(400, "this is not an HTTP/1.1 request.", "Ask with an HTTP client, such as curl.")
+        self._refuse(400, "this is not an HTTP/1.1 request.", "Use an HTTP client, such as curl.")
         if self._under_way:  # the application is still waiting for the rest of a broken body
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -240,16 +240,16 @@ class Connection(H11Protocol):
             return
         if self.stage is Stage.HEADERS and self.conn.trailing_data[0]:  # a part of them has come
             limit = f"{self.settings.header_seconds:g} s"
-            self._refuse(408, f"the request's headers did not arrive within {limit}.", "Ask again.")
+            self._refuse(408, f"the request's headers did not arrive within {limit}.", "Try again.")
         self.transport.abort()
 
     def _refuse(self, status: int, error: str, remedy: str, headers: dict[str, str] | None = None) -> None:
         """Answer without the application, and close."""
         body = json.dumps({"error": error, "remedy": remedy}).encode()
-        every = {**SECURITY_HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json"}
-        every |= {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+        all_headers = {**SECURITY_HEADERS, "Cache-Control": "no-store", "Content-Type": "application/json"}
+        all_headers |= {"Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
         response = h11.Response(
-            status_code=status, headers=list(every.items()), reason=HTTPStatus(status).phrase.encode()
+            status_code=status, headers=list(all_headers.items()), reason=HTTPStatus(status).phrase.encode()
         )
         to_head = self._under_way and self.scope["method"] == "HEAD"  # its response has no body
         for event in (response, *([] if to_head else [h11.Data(data=body)]), h11.EndOfMessage()):
@@ -258,7 +258,7 @@ class Connection(H11Protocol):
 
 
 class _LingeringTransport:
-    """A transport whose `close` asks the connection how; uvicorn calls it in several places."""
+    """A transport whose `close` is the connection's; uvicorn calls it in several places."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[asyncio.Transport], None]):
         self._transport, self._close, self._closing = transport, close, False

@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI description as one plain page that loads nothing. GET /openapi.json is FastAPI's own."""
+"""GET /docs: the OpenAPI description as one page without scripts. GET /openapi.json is FastAPI's own."""
 
 from __future__ import annotations
 
@@ -32,40 +32,42 @@ def _page(schema: dict[str, Any], base: str) -> str:
     parts = [f"<h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{escape(info.get('description', ''))} "]
     parts.append('For machines: <a href="openapi.json">openapi.json</a>.</p>')
     for path, methods in schema["paths"].items():
-        for method, about in methods.items():
-            parts.append(_operation(schema, base, method.upper(), path, about))
+        for method, operation in methods.items():
+            parts.append(_operation(schema, base, method.upper(), path, operation))
     body = "\n".join(parts)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>vitlab</title>'
     return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>'
 
 
-def _operation(schema: dict[str, Any], base: str, method: str, path: str, about: dict[str, Any]) -> str:
-    rows = [(p["name"], f"in the {p['in']}", p.get("description", "")) for p in about.get("parameters", [])]
-    form: dict[str, Any] = {}
-    ways: list[list[str]] = []  # where the form holds either this or that
-    for content in about.get("requestBody", {}).get("content", {}).values():
-        form = content["schema"].get("properties", {})
-        ways = [way["required"] for way in content["schema"].get("oneOf", [])]
-    rows += [(name, "in the form", value.get("description", "")) for name, value in form.items()]
-    curls = [
-        "".join(f" -F {name}={'@cat.jpg' if name == 'image' else '...'}" for name in way) for way in ways or [form]
+def _operation(schema: dict[str, Any], base: str, method: str, path: str, operation: dict[str, Any]) -> str:
+    options = [(p["name"], f"in the {p['in']}", p.get("description", "")) for p in operation.get("parameters", [])]
+    fields: dict[str, Any] = {}
+    alternatives: list[list[str]] = []  # where the form holds one field or another
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        fields = content["schema"].get("properties", {})
+        alternatives = [one["required"] for one in content["schema"].get("oneOf", [])]
+    options += [(name, "in the form", value.get("description", "")) for name, value in fields.items()]
+    arguments = [
+        "".join(f" -F {name}={'@cat.jpg' if name == 'image' else '...'}" for name in names)
+        for names in alternatives or [fields]
     ]
-    found = [f"<h2>{method} {escape(path)}</h2><p>{escape(about.get('description', ''))}</p>"]
-    found.append("<pre>" + "\n".join(f"curl{escape(files)} {escape(base + path)}" for files in curls) + "</pre>")
-    if rows:
-        found.append(_table(("option", "where", ""), rows))
-    answers = [_answer(schema, status, one) for status, one in about["responses"].items()]
-    found.append(_table(("answer", "", ""), answers))
-    return "\n".join(found)
+    parts = [f"<h2>{method} {escape(path)}</h2><p>{escape(operation.get('description', ''))}</p>"]
+    parts.append("<pre>" + "\n".join(f"curl{escape(one)} {escape(base + path)}" for one in arguments) + "</pre>")
+    if options:
+        parts.append(_table(("option", "where", ""), options))
+    responses = [_response(schema, status, one) for status, one in operation["responses"].items()]
+    parts.append(_table(("answer", "", ""), responses))
+    return "\n".join(parts)
 
 
-def _answer(schema: dict[str, Any], status: str, about: dict[str, Any]) -> tuple[str, str, str]:
-    names = ""
-    for content in about.get("content", {}).values():
+def _response(schema: dict[str, Any], status: str, response: dict[str, Any]) -> tuple[str, str, str]:
+    """Status, description and keys."""
+    keys = ""
+    for content in response.get("content", {}).values():
         reference = content.get("schema", {}).get("$ref", "")
-        parts = schema.get("components", {}).get("schemas", {}).get(reference.rpartition("/")[2], {})
-        names = ", ".join(parts.get("properties", {}))
-    return status, about.get("description", ""), names
+        component = schema.get("components", {}).get("schemas", {}).get(reference.rpartition("/")[2], {})
+        keys = ", ".join(component.get("properties", {}))
+    return status, response.get("description", ""), keys
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:

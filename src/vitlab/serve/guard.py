@@ -1,4 +1,4 @@
-"""Who may ask at all: the Host, Origin, token and size of a request, before anything of it is read."""
+"""Checks of Host, Origin, token and size, before any of a request's body is read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitlab.serve.errors import RefusedError, response
+from vitlab.serve.errors import RequestError, error_response
 from vitlab.serve.settings import Settings, host_name
 
-OPEN = ("/health", "/ready", "/")  # where no token is asked for: by what starts and stops servers; the page asks for it
-FILES = "/page/files/"  # nor for what the page itself is made of
+PUBLIC_PATHS = ("/health", "/ready", "/")  # need no token: for supervisors, and for the page, which asks for the token
+PUBLIC_FILES = "/page/files/"  # the page's own files
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -22,7 +22,7 @@ SECURITY_HEADERS = {
 
 
 class SecurityHeaders:
-    """ASGI middleware around all others, so that also what they answer themselves carries the headers."""
+    """Outermost ASGI middleware, so that responses of the others carry the headers too."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -39,17 +39,17 @@ class SecurityHeaders:
 
 
 class Guard:
-    """ASGI middleware. `answered` is told of every answer; `draining`: whether connections should come to an end."""
+    """ASGI middleware. Calls `on_response(path, status, seconds)`; closes connections while `draining()`."""
 
     def __init__(
         self,
         app: ASGIApp,
         settings: Settings,
-        answered: Callable[[str, int, float], object],
+        on_response: Callable[[str, int, float], object],
         draining: Callable[[], bool],
     ):
         self.app, self.settings = app, settings
-        self.answered, self.draining = answered, draining
+        self.on_response, self.draining = on_response, draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +57,7 @@ class Guard:
             return
         began, status = time.monotonic(), 500
 
-        async def sending(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -66,73 +66,62 @@ class Guard:
             await send(message)
 
         try:
-            refusal = self.refuse(scope)
-            if refusal is not None:
-                await response(refusal)(scope, receive, sending)
+            error = self.check(scope)
+            if error is not None:
+                await error_response(error)(scope, receive, send_and_note)
             else:
-                await self.app(scope, self._counting(receive), sending)
+                await self.app(scope, self._limit_size(receive), send_and_note)
         finally:
-            self.answered(scope["path"], status, time.monotonic() - began)
+            self.on_response(scope["path"], status, time.monotonic() - began)
 
-    def refuse(self, scope: Scope) -> RefusedError | None:
+    def check(self, scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ", ".join(hosts)
         name = host_name(host)
         if name is None or not self.settings.answers_to(name):
-            return RefusedError(
-                400,
-                f"this server does not answer to the Host {host[:200]!r}.",
-                "Ask by the address that it was started with, or start it with --allow-host NAME.",
-            )
-        if not scope.get("raw_path", b"/").startswith(b"/"):  # http://evil.example/ names another host than Host
-            return RefusedError(
-                400, "the request's target is not a path.", "Ask for a path, such as GET /health HTTP/1.1."
-            )
-        if (stranger := self._foreign_page(headers, host)) is not None:
-            return RefusedError(
-                403,
-                f"pages of {stranger[:200]!r} may not ask this server.",
-                "Ask from a page of this server, or start it with --allow-origin ORIGIN.",
-            )
-        secret = scope["path"] not in OPEN and not scope["path"].startswith(FILES)
-        if self.settings.token is not None and secret and not self._knows_token(headers):
-            return RefusedError(
-                401,
-                "the token is missing or wrong.",
-                "Send the header Authorization: Bearer TOKEN, with the server's --token.",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            error = f"this server does not answer to the Host {host[:200]!r}."
+            return RequestError(400, error, "Use the address it was started with, or start it with --allow-host NAME.")
+        if not scope.get("raw_path", b"/").startswith(b"/"):  # a URL may name another host than the Host header
+            remedy = "Send a path, such as GET /health HTTP/1.1."
+            return RequestError(400, "the request's target is not a path.", remedy)
+        if (origin := self._foreign_origin(headers, host)) is not None:
+            error = f"pages of {origin[:200]!r} may not send requests to this server."
+            return RequestError(403, error, "Use a page of this server, or start it with --allow-origin ORIGIN.")
+        protected = scope["path"] not in PUBLIC_PATHS and not scope["path"].startswith(PUBLIC_FILES)
+        if self.settings.token is not None and protected and not self._has_token(headers):
+            remedy = "Send the header Authorization: Bearer TOKEN, with the server's --token."
+            return RequestError(401, "the token is missing or wrong.", remedy, {"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > self.settings.max_upload:
             return self._too_large()
         return None
 
-    def _foreign_page(self, headers: Headers, host: str) -> str | None:
-        """The origin of the request if it is a page of another site; "cross-site" if the browser says no more.
+    def _foreign_origin(self, headers: Headers, host: str) -> str | None:
+        """The origin of a request that comes from a page of another site; "cross-site" if only that is known.
 
-        Browsers send Origin with POST and fetch, and Sec-Fetch-Site also with the images, scripts and frames of a page.
-        A link elsewhere may open this server in a tab.
+        Browsers send Origin with POST and fetch, and Sec-Fetch-Site also with images, scripts and frames. A link on
+        another site may open this server in a tab.
         """
         origins = headers.getlist("origin")
-        ours = (f"http://{host}".lower(), f"https://{host}".lower())
-        strangers = [origin for origin in origins if origin not in self.settings.origins and origin.lower() not in ours]
-        if strangers:
-            return strangers[0]
+        own = (f"http://{host}".lower(), f"https://{host}".lower())
+        foreign = [origin for origin in origins if origin not in self.settings.origins and origin.lower() not in own]
+        if foreign:
+            return foreign[0]
         site = headers.get("sec-fetch-site")
-        opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        return site if site in ("cross-site", "same-site") and not origins and not opened else None
+        navigation = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        return site if site in ("cross-site", "same-site") and not origins and not navigation else None
 
-    def _knows_token(self, headers: Headers) -> bool:
+    def _has_token(self, headers: Headers) -> bool:
         kind, _, token = headers.get("authorization", "").partition(" ")
-        right = (self.settings.token or "").encode()
-        return hmac.compare_digest(token.strip().encode("latin-1"), right) and kind.lower() == "bearer"
+        expected = (self.settings.token or "").encode()
+        return hmac.compare_digest(token.strip().encode("latin-1"), expected) and kind.lower() == "bearer"
 
-    def _counting(self, receive: Receive) -> Receive:
-        """A request that does not tell its length is stopped when it has sent too much."""
+    def _limit_size(self, receive: Receive) -> Receive:
+        """Stops a body that has no Content-Length when it becomes too large."""
         left = self.settings.max_upload
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -140,8 +129,8 @@ class Guard:
                 raise self._too_large()
             return message
 
-        return counted
+        return receive_limited
 
-    def _too_large(self) -> RefusedError:
+    def _too_large(self) -> RequestError:
         limit = self.settings.max_upload
-        return RefusedError(413, f"the request is larger than {limit:,} bytes.", "Send a smaller picture.")
+        return RequestError(413, f"the request is larger than {limit:,} bytes.", "Send a smaller image.")

@@ -1,4 +1,4 @@
-"""What a server allows, and when it says no."""
+"""Settings of a server: its limits and who may use it."""
 
 from __future__ import annotations
 
@@ -8,76 +8,79 @@ import os
 import re
 from dataclasses import dataclass, field
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # an ICO may hold a picture larger than it says
-KINDS = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
+from vitlab.errors import UsageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # not ICO: it may hold a larger image than it declares
+FORMAT_NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ANYWHERE = ("0.0.0.0", "::", "")  # to listen there is to listen at every address of the machine
+ALL_ADDRESSES = ("0.0.0.0", "::", "")  # listening there means every address of the machine
+MAX_TEXT_LENGTH = 300  # characters of a label or sentence
+MAX_TEXTS = 10  # sentences in one request
 HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z_.-]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
 class Settings:
     host: str = "127.0.0.1"
-    hosts: tuple[str, ...] = ()  # further names that requests may call this server by
-    origins: tuple[str, ...] = ()  # pages of other servers that may ask
+    hosts: tuple[str, ...] = ()  # further names accepted in the Host header
+    origins: tuple[str, ...] = ()  # other sites whose pages may send requests
     token: str | None = None
     max_batch: int = 8
-    max_wait: float = 0.005  # seconds that a batch waits for pictures that are being decoded
-    queue: int = 64  # requests that a model has accepted and not answered
-    timeout: float = 30.0  # seconds from a request's first line to its answer
-    drain: float = 0.5  # seconds after SIGTERM in which new connections are still answered
+    max_wait: float = 0.005  # seconds a batch waits for images being decoded
+    queue: int = 64  # requests a model has accepted and not yet answered
+    timeout: float = 30.0  # seconds from a request's first line to its response
+    drain: float = 0.5  # seconds after SIGTERM in which new connections are still accepted
     max_upload: int = 20_000_000  # bytes of a request
     max_pixels: int = 50_000_000
     max_labels: int = 100
-    uploads: int = 256  # requests that are being received
+    uploads: int = 256  # requests being received
     max_connections: int = 1000
     header_seconds: float = 10.0  # from accept, or from a later request's first byte, to the end of its headers
     write_seconds: float = 30.0  # in which the client reads nothing of its response
-    linger_seconds: float = 5.0  # in which the rest of a refused body is discarded before the connection is cut
-    runs: str = "runs"  # the folder of training runs that the page follows
+    linger_seconds: float = 5.0  # for discarding the rest of a refused body before the connection is cut
+    runs: str = "runs"  # folder of training runs that the page shows
     decoders: int = field(default_factory=lambda: min(4, os.cpu_count() or 1))  # threads
 
     def __post_init__(self) -> None:
-        whole = ("max_batch", "queue", "max_upload", "max_pixels", "max_labels", "uploads", "decoders")
-        for name in (*whole, "max_connections"):
+        counts = ("max_batch", "queue", "max_upload", "max_pixels", "max_labels", "uploads", "decoders")
+        for name in (*counts, "max_connections"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 1.")
         if not (0 <= self.max_wait < math.inf and 0 <= self.drain < math.inf):
-            raise ValueError(f"max_wait={self.max_wait} and drain={self.drain} must not be below 0, and finite.")
+            raise UsageError(f"max_wait={self.max_wait} and drain={self.drain} must be finite and at least 0.")
         for name in ("timeout", "header_seconds", "write_seconds", "linger_seconds"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0, and finite.")
+                raise UsageError(f"{name}={getattr(self, name)} must be finite and above 0.")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
-            raise ValueError(
-                "the token must be one or more plain characters, e.g. what this prints: openssl rand -hex 24"
+            raise UsageError(
+                "the token must be one or more printable ASCII characters. To make one: openssl rand -hex 24"
             )
         for name in self.hosts:
             match = HOST.fullmatch(f"[{name}]" if is_address(name) and ":" in name else name)
             if match is None or name not in (match["name"], match["ipv6"]):
-                plain = "without scheme, port, path or *"
-                raise ValueError(f"host {name!r} must be a name or an address, such as vit.example.org: {plain}.")
+                example = "such as vit.example.org: without scheme, port, path or *"
+                raise UsageError(f"host {name!r} must be a name or an address, {example}.")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
-                raise ValueError(f"origin {origin!r} must be like https://pages.example.org, without a path.")
+                raise UsageError(f"origin {origin!r} must be like https://pages.example.org, without a path.")
 
     @property
     def local(self) -> bool:
-        """Nobody else on the network can reach it."""
+        """Not reachable from the network."""
         return self.host in LOOPBACK
 
     def answers_to(self, name: str) -> bool:
-        """Whether a Host header with this name, as `host_name` returns it, is meant for us.
+        """Whether a Host header with this name, from `host_name`, is accepted.
 
-        A page elsewhere can let its own name point at this machine and so ask through a visitor's browser; it cannot do
-        so with an address, nor with a name that is not its own.
+        This stops DNS rebinding: a site can point its own name at this machine, but not an address or another's name.
         """
         if name in LOOPBACK or name in map(_canonical, (self.host, *self.hosts)):
             return True
-        return self.host in ANYWHERE and is_address(name)
+        return self.host in ALL_ADDRESSES and is_address(name)
 
 
 def host_name(header: str) -> str | None:
-    """The canonical name in a Host header: Localhost:8000 -> localhost, [0::1]:8000 -> ::1. None: not a valid one."""
+    """The canonical name in a Host header: Localhost:8000 -> localhost, [0::1]:8000 -> ::1. None: invalid."""
     match = HOST.fullmatch(header)
     if match is None or not 0 < int(match["port"] or 1) < 65536:
         return None
@@ -87,7 +90,7 @@ def host_name(header: str) -> str | None:
 
 
 def _canonical(name: str) -> str:
-    """A name in lower case and without the dot of the root, an IPv6 address in its shortest form."""
+    """Names in lower case without the trailing dot, IPv6 addresses in their shortest form."""
     return str(ipaddress.ip_address(name)) if is_address(name) else name.lower().removesuffix(".")
 
 

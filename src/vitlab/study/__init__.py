@@ -1,1 +1,1 @@
-"""One question, one command, one plot: many training runs, made from a recipe and set side by side."""
+"""Studies: many runs that answer one question in one table and one plot."""

@@ -1,37 +1,41 @@
-"""Encoders that a study compares: the ViT that each is, by name and options, and what taught a checkpoint.
+"""Pretrained encoders of a study: their ViT by name and options, and the method that trained a checkpoint.
 
-encoder = read_encoder("mae", "bundled:mae")     # refused where another method taught it
-encoder.network({"pooling": "mean"})             # the same ViT without its weights, as a recipe names it
+encoder = read_encoder("mae", "bundled:mae")     # refused if another method trained it
+encoder.network({"pooling": "mean"})             # recipe of the same ViT without its weights
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.checkpoints.foreign import fitting_preprocess
 from vitlab.checkpoints.load import load_with_report
-from vitlab.images.preprocess import Preprocess
+from vitlab.errors import UsageError
+from vitlab.images.preprocess import Preprocess, fit_preprocess
+from vitlab.models.base import Card, Network
 from vitlab.models.config import nearest, option_paths
-from vitlab.models.registry import ALIASES, FAMILIES, MODELS, Entry, find
+from vitlab.models.entry import Entry
+from vitlab.models.registry import ALIASES, MODELS, find
+from vitlab.models.vit_config import ViTConfig
 from vitlab.training.recipe import ModelRecipe
 
-LARGEST = "vit_base_patch16"  # whose options describe any ViT that has no name
+LARGEST = "vit_base_patch16"  # base of the options for a ViT that has no name
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A ViT that learned without labels, or is going to."""
+    """A ViT with self-supervised pre-training, done or planned."""
 
-    name: str  # of the model around it, e.g. mae_cifar
-    config: Any  # ViTConfig
+    name: str  # of the wrapping model, e.g. mae_cifar
+    config: ViTConfig
     preprocess: Preprocess | None
-    checkpoint: str | None = None  # where it lies; None: this study trains it
-    source: str = ""  # what its card says of it
+    checkpoint: str | None = None  # None: this study trains it
+    source: str = ""  # from its card
 
-    def network(self, head: dict[str, Any]) -> ModelRecipe:
-        """The same ViT, new: fine-tuned and from scratch shall differ in nothing but their first weights."""
-        entry = _like(self)
+    def network(self, head: Mapping[str, object]) -> ModelRecipe:
+        """Recipe of the same ViT, so that fine-tuned and from scratch differ only in their initial weights."""
+        entry = _closest_entry(self)
         options: dict[str, Any] = {}
         for option, (group, key) in option_paths(type(entry.config)).items():
             if "." in option or key == "" or option in ("classes", "channels"):
@@ -42,78 +46,77 @@ class Encoder:
         for group in ("positions", "stem", "norm", "attention", "mlp"):
             if getattr(entry.config, group).kind != getattr(self.config, group).kind:
                 options[group] = getattr(self.config, group).kind
-        if self.checkpoint is not None:  # otherwise the data decide
+        if self.checkpoint is not None:  # otherwise the data decides
             options["channels"] = self.config.channels
         return ModelRecipe(name=entry.name, options={**options, **head})
 
     def notes(self) -> list[str]:
-        """Where it comes from, and what no recipe can make alike."""
+        """Its origin, and differences that a recipe cannot reproduce."""
         if self.checkpoint is None:
             return []
-        found = [f"the encoder is {self.checkpoint}" + (f": {self.source}." if self.source else ".")]
-        if (ours := _reads(_like(self), self.config)) != self.preprocess:
-            found.append(f"it reads pictures by {self.preprocess}; from scratch they are read by {ours}.")
-        return found
+        notes = [f"the encoder is {self.checkpoint}" + (f": {self.source}." if self.source else ".")]
+        if (ours := _preprocess_for(_closest_entry(self), self.config)) != self.preprocess:
+            notes.append(f"it reads images by {self.preprocess}; from scratch they are read by {ours}.")
+        return notes
 
 
-def encoder_of(model: ModelRecipe) -> Encoder:
-    """Of a model that is going to learn without labels."""
+def recipe_encoder(model: ModelRecipe) -> Encoder:
+    """The encoder of a model that this study pretrains."""
     entry, carried = find(model.name)
     config: Any = entry.config.with_options(**{**carried, **model.options})
-    return Encoder(entry.name, config.encoder, _reads(entry, config.encoder))
+    return Encoder(entry.name, config.encoder, _preprocess_for(entry, config.encoder))
 
 
 def read_encoders(settings: list[str], methods: list[str]) -> dict[str, Encoder]:
-    """METHOD=CHECKPOINT as typed, each refused in words where it cannot be meant."""
-    found: dict[str, Encoder] = {}
+    """Parse and load METHOD=CHECKPOINT settings."""
+    encoders: dict[str, Encoder] = {}
     for setting in settings:
         method, sign, checkpoint = (part.strip() for part in setting.partition("="))
         if not sign or not checkpoint:
-            raise ValueError(f"--pretrained {setting!r}: write METHOD=CHECKPOINT, e.g. mae=bundled:mae.")
+            raise UsageError(f"--pretrained {setting!r}: write METHOD=CHECKPOINT, e.g. mae=bundled:mae.")
         if method not in methods:
-            raise ValueError(
+            raise UsageError(
                 f"--pretrained {setting}: {method} is not compared here.{nearest(method, methods)} "
                 f"Compared: {', '.join(methods)}. Add it: --methods {','.join([*methods, method])}."
             )
-        if method in found:
-            raise ValueError(f"--pretrained names {method} twice: {found[method].checkpoint} and {checkpoint}.")
-        found[method] = read_encoder(method, checkpoint)
-    return found
+        if method in encoders:
+            raise UsageError(f"--pretrained names {method} twice: {encoders[method].checkpoint} and {checkpoint}.")
+        encoders[method] = read_encoder(method, checkpoint)
+    return encoders
 
 
 def read_encoder(method: str, checkpoint: str) -> Encoder:
     model, _ = load_with_report(checkpoint)
-    taught = _taught_by(model)
-    if taught not in (method, ""):
-        raise ValueError(
-            f"{checkpoint} was taught by {taught}, not by {method}: it would stand in the table under a wrong name."
-        )
-    config = getattr(model.config, "encoder", model.config)
-    source = model.card.source or ""
-    if not taught:
-        source = f"{source + '; ' if source else ''}the file does not say that {method} taught it"
-    return Encoder(model.card.name or "", config, model.preprocess, checkpoint, source)
+    trained_by = _pretraining_method(model)
+    if trained_by not in (method, ""):
+        raise UsageError(f"{checkpoint} was trained by {trained_by}, not by {method}: the table would name it wrongly.")
+    card = model.card or Card()
+    source = card.source or ""
+    if not trained_by:
+        source = f"{source + '; ' if source else ''}the file does not say that {method} trained it"
+    return Encoder(card.name or "", model.encoder.config, model.preprocess, checkpoint, source)
 
 
-def _taught_by(model: Any) -> str:
-    """The method, '' where nothing tells it. A folder may hold an encoder alone: then its card names the whole."""
-    if getattr(model.config, "encoder", None) is not None:
+def _pretraining_method(model: Network) -> str:
+    """The method, '' if unknown. The card of an encoder alone may name the wrapping model."""
+    if model.encoder is not model:
         return model.family
     if model.family != "vit":
-        return f"nothing that a ViT learns by: it is a {model.family}"
-    if model.config.classes:
-        return f"labels ({model.config.classes} classes)"
-    whole = MODELS.get(model.card.name or "")
-    return whole.family if whole is not None and hasattr(FAMILIES[whole.family][0], "encoder") else ""
+        return f"no method for a ViT: it is a {model.family}"
+    if model.classes:
+        return f"labels ({model.classes} classes)"
+    wrapper = MODELS.get((model.card or Card()).name or "")
+    return wrapper.family if wrapper is not None and wrapper.config.wraps_encoder else ""
 
 
-def _like(encoder: Encoder) -> Entry:
-    """The registered ViT that this one is described by: of its name, if it reads pictures alike; else one that does."""
-    named = "vit_" + encoder.name.partition("_")[2]
-    first = MODELS[ALIASES.get(named, LARGEST)]
-    every = (first, *(entry for entry in MODELS.values() if entry.family == "vit"))
-    return next((entry for entry in every if _reads(entry, encoder.config) == encoder.preprocess), first)
+def _closest_entry(encoder: Encoder) -> Entry:
+    """A registered ViT with the same preprocess, preferably of the same name."""
+    name = "vit_" + encoder.name.partition("_")[2]
+    first = MODELS[ALIASES.get(name, LARGEST)]
+    candidates = (first, *(entry for entry in MODELS.values() if entry.family == "vit"))
+    return next((entry for entry in candidates if _preprocess_for(entry, encoder.config) == encoder.preprocess), first)
 
 
-def _reads(entry: Entry, config: Any) -> Preprocess | None:
-    return fitting_preprocess(entry.preprocess, entry.config.image_size, config)
+def _preprocess_for(entry: Entry, config: ViTConfig) -> Preprocess | None:
+    size, channels = config.image_size, config.channels
+    return fit_preprocess(entry.preprocess, entry.config.image_size, image_size=size, channels=channels)

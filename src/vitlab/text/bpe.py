@@ -19,11 +19,11 @@ def learn_merges(word_counts: Mapping[str, int], word_end: str) -> Iterator[Pair
 
     A word is split into its characters, the last of which carries the suffix `word_end`.
     """
-    words = [[*word[:-1], word[-1] + word_end] for word in word_counts if word]
+    split_words = [[*word[:-1], word[-1] + word_end] for word in word_counts if word]
     weights = [count for word, count in word_counts.items() if word]
     pair_counts: dict[Pair, int] = defaultdict(int)
     words_with: dict[Pair, set[int]] = defaultdict(set)  # may name words that have lost the pair since
-    for i, word in enumerate(words):
+    for i, word in enumerate(split_words):
         for pair in pairwise(word):
             pair_counts[pair] += weights[i]
             words_with[pair].add(i)
@@ -36,7 +36,7 @@ def learn_merges(word_counts: Mapping[str, int], word_end: str) -> Iterator[Pair
         yield best
         changed: set[Pair] = set()
         for i in words_with.pop(best):
-            old, new = words[i], merge(words[i], best)
+            old, new = split_words[i], merge(split_words[i], best)
             if len(new) == len(old):
                 continue
             for pair in pairwise(old):
@@ -46,7 +46,7 @@ def learn_merges(word_counts: Mapping[str, int], word_end: str) -> Iterator[Pair
                 pair_counts[pair] += weights[i]
                 words_with[pair].add(i)
                 changed.add(pair)
-            words[i] = new
+            split_words[i] = new
         for pair in changed:
             if pair_counts[pair]:
                 heappush(heap, (-pair_counts[pair], pair))

@@ -1,10 +1,9 @@
-"""Sentences around a class name, for training on classes and for telling pictures apart by words alone (zero-shot).
+"""Sentences around a class name, for training a CLIP on classes and for zero-shot classification.
 
     templates = read_templates("held_out")             # or a file, or "a photo of a {}|a sketch of a {}"
-    weights = class_embeddings(model, ["cat", "dog"], templates)      # (K, E), of unit length
+    weights = clip.class_embeddings(class_prompts(["cat", "dog"], templates))      # (K, E), of unit length
 
-A class is the mean of its sentences (prompt ensembling, section 3.1.4 of CLIP, arXiv:2103.00020). No sentence of
-`held_out` stands in `train`, so a model trained on the one is judged on sentences it has not seen.
+No sentence of `held_out` is in `train`, so a model trained on one list is evaluated on sentences it has not seen.
 """
 
 from __future__ import annotations
@@ -12,13 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from vitlab.text.tokenizer import its_tokenizer
+from vitlab.errors import UsageError
 
 LISTS = {
     "train": (
@@ -60,24 +54,24 @@ LISTS = {
 HELP = 'write "a photo of a {}", several joined by |, or name a file with one a line'
 
 
-def read_templates(what: str) -> list[str]:
+def read_templates(source: str) -> list[str]:
     """By the name of a list, from a text file, or as they are written; each has a {} for the class."""
-    if what in LISTS:
-        return list(LISTS[what])
-    if "{}" in what:
-        found = [part.strip() for part in what.split("|") if part.strip()]
-    elif (path := Path(what).expanduser()).is_file():
-        found = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if source in LISTS:
+        return list(LISTS[source])
+    if "{}" in source:
+        templates = [part.strip() for part in source.split("|") if part.strip()]
+    elif (path := Path(source).expanduser()).is_file():
+        templates = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     else:
-        near = get_close_matches(what, LISTS, n=1, cutoff=0.5)
+        near = get_close_matches(source, LISTS, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"templates {what!r}: no such list or file.{hint} Lists: {', '.join(LISTS)}; or {HELP}.")
-    for template in found:
+        raise UsageError(f"templates {source!r}: no such list or file.{hint} Lists: {', '.join(LISTS)}; or {HELP}.")
+    for template in templates:
         if template.count("{}") != 1:
-            raise ValueError(f"template {template!r} must hold {{}} once, where the class goes: {HELP}.")
-    if not found:
-        raise ValueError(f"{what}: no templates in it: {HELP}.")
-    return found
+            raise UsageError(f"template {template!r} must hold {{}} once, where the class goes: {HELP}.")
+    if not templates:
+        raise UsageError(f"{source}: no templates in it: {HELP}.")
+    return templates
 
 
 def fill(template: str, label: str) -> str:
@@ -85,16 +79,8 @@ def fill(template: str, label: str) -> str:
     return template.replace("{}", " ".join(label.replace("_", " ").split()))
 
 
-def class_embeddings(model: Any, labels: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """(K, E): for each label the mean of its sentences' embeddings, made of unit length again."""
-    if not hasattr(model, "encode_text"):
-        raise ValueError(f"a model of the family {model.family} reads no words: this needs a CLIP.")
-    tokenizer = its_tokenizer(model)
+def class_prompts(labels: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
+    """For each label its sentences: one from each template."""
     if not labels or not all(label.strip() for label in labels):
-        raise ValueError("labels must not be empty: name what may be in the pictures, e.g. cat,dog.")
-    device, found = next(model.parameters()).device, []
-    with torch.no_grad():
-        for label in labels:
-            ids = tokenizer([fill(template, label) for template in templates]).to(device)
-            found.append(model.encode_text(ids).float().mean(dim=0))  # (E,)
-    return F.normalize(torch.stack(found), dim=1)
+        raise UsageError("labels must not be empty: name what may be in the images, e.g. cat,dog.")
+    return [[fill(template, label) for template in templates] for label in labels]

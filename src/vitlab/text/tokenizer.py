@@ -27,6 +27,7 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from vitlab.errors import TokenizerError
 from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
 from vitlab.text.bpe import learn_merges
@@ -35,11 +36,8 @@ START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
 CONTEXT = 77  # CLIP's; in a file that does not say another
 FILE = "tokenizer.json"
 LEAST = 2 * 256 + 2  # every byte, inside and at the end of a word; start and end
+Options = dict[str, Any]  # context, pad_id, truncate
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-
-
-class TokenizerError(ValueError):
-    """A vocabulary or a text that cannot be used; the message says what to do."""
 
 
 class Tokenizer:
@@ -80,14 +78,14 @@ class Tokenizer:
         for text in texts:
             if not isinstance(text, str):
                 raise TokenizerError(f"expected texts, found {text!r:.60}, a {type(text).__name__}.")
-        found = self.backend.encode_batch(texts)
-        for text, one in zip(texts, found, strict=True):
+        encodings = self.backend.encode_batch(texts)
+        for text, one in zip(texts, encodings, strict=True):
             if len(one.ids) > self.context:  # where truncate is set the backend has cut it
                 raise TokenizerError(
                     f"{text!r:.60} is {len(one.ids)} tokens long, start and end included, and at most {self.context} "
                     "fit: shorten it, or use truncate=True."
                 )
-        return torch.tensor([one.ids for one in found], dtype=torch.long).reshape(len(texts), self.context)
+        return torch.tensor([one.ids for one in encodings], dtype=torch.long).reshape(len(texts), self.context)
 
     def decode(self, ids: Tensor | Sequence[int]) -> str | list[str]:
         """The text between start and the first end-of-text; of a batch (B, N), a list."""
@@ -108,19 +106,21 @@ class Tokenizer:
         return self.backend.to_str(pretty=True)
 
     @classmethod
-    def from_json(cls, text: str, beside: dict[str, Any] | None = None, **told: Any) -> Tokenizer:
-        """Read what `to_json` wrote, or any tokenizer.json of CLIP's kind. `told` changes context, pad_id, truncate;
-        `beside` says them where the file does not.
+    def from_json(cls, text: str, defaults: Options | None = None, **options: Any) -> Tokenizer:
+        """Read what `to_json` wrote, or any tokenizer.json of CLIP's kind. `options` change context, pad_id, truncate;
+        `defaults` are for those that the file does not state.
         """
         try:
             backend = Backend.from_str(text)
         except Exception as error:  # the library raises bare Exceptions
             raise TokenizerError(f"is no {FILE} that can be read ({error}). Fetch or write it again.") from None
         padding, truncation = backend.padding or {}, backend.truncation or {}
-        says: dict[str, Any] = {"context": padding.get("length") or truncation.get("max_length")}
-        says |= {"pad_id": padding.get("pad_id"), "truncate": False if padding and not truncation else None}
-        says = {name: value for name, value in says.items() if value is not None}
-        return cls(backend, **{**(beside or {}), **says, **told})
+        stored = {
+            "context": padding.get("length") or truncation.get("max_length"),
+            "pad_id": padding.get("pad_id"),
+            "truncate": False if padding and not truncation else None,
+        }
+        return cls(backend, **{**(defaults or {}), **_given(stored), **options})
 
     def save(self, folder: str | Path) -> Path:
         """Write tokenizer.json into a folder."""
@@ -142,30 +142,29 @@ class Tokenizer:
         bpe_simple_vocab_16e6.txt.gz. What is not given is as the files say, or as CLIP has it: 77 and end-of-text.
         """
         path = Path(path).expanduser()
-        given = dict(context=context, pad_id=pad_id, truncate=truncate)
-        told: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = _given(dict(context=context, pad_id=pad_id, truncate=truncate))
         try:
             if path.is_dir():
-                return cls._read_folder(path, told)
+                return cls._read_folder(path, options)
             if kind := special_kind(path):
                 raise TokenizerError(f"is {kind}, and no file that can be read. Name a {FILE}, or its folder.")
             if not path.is_file():
                 raise TokenizerError("there is no such file or folder.")
             if path.name.endswith((".txt", ".gz")) and path.name != "merges.txt":
-                return cls(_openai(path), **told)
+                return cls(_openai(path), **options)
             if path.name in ("vocab.json", "merges.txt"):
-                return cls(_two_files(path.parent), **{**_config_says(path.parent), **told})
-            return cls.from_json(path.read_text(encoding="utf-8"), **told)
+                return cls(_two_files(path.parent), **{**_config_options(path.parent), **options})
+            return cls.from_json(path.read_text(encoding="utf-8"), **options)
         except (TokenizerError, UnicodeDecodeError) as error:
             raise TokenizerError(f"{path}: {error}") from None
 
     @classmethod
-    def _read_folder(cls, folder: Path, told: dict[str, Any]) -> Tokenizer:
-        said = _config_says(folder)
+    def _read_folder(cls, folder: Path, options: Options) -> Tokenizer:
+        defaults = _config_options(folder)
         if (folder / FILE).is_file():
-            return cls.from_json((folder / FILE).read_text(encoding="utf-8"), said, **told)
+            return cls.from_json((folder / FILE).read_text(encoding="utf-8"), defaults, **options)
         if (folder / "vocab.json").is_file():
-            return cls(_two_files(folder), **{**said, **told})
+            return cls(_two_files(folder), **{**defaults, **options})
         raise TokenizerError(f"expected {FILE}, or vocab.json and merges.txt, and found neither.")
 
     def to_two_files(self) -> dict[str, str]:
@@ -196,23 +195,12 @@ class Tokenizer:
         """
         if vocab < LEAST:
             raise TokenizerError(f"vocab={vocab} is too small: {LEAST} tokens are the bytes, start and end.")
-        backend, words = _backend(BPE(end_of_word_suffix=WORD_END)), Counter()
+        backend, counts = _backend(BPE(end_of_word_suffix=WORD_END)), Counter[str]()
         for caption, count in Counter(captions).items():
             for word in _split_words(backend, caption):
-                words[word] += count
-        pairs = learn_merges(words, WORD_END)
+                counts[word] += count
+        pairs = learn_merges(counts, WORD_END)
         return cls(_assemble(pairs, vocab), context=context, pad_id=pad_id, truncate=truncate)
-
-
-def its_tokenizer(model: Any) -> Tokenizer:
-    """A CLIP's own; where it came without, what to type."""
-    if model.tokenizer is None:
-        raise ValueError(
-            "the CLIP came without its tokenizer, so it cannot be asked in words. Put it in: vitlab convert CHECKPOINT "
-            "FOLDER --tokenizer FILE (tokenizer.json, vocab.json, or OpenAI's bpe_simple_vocab_16e6.txt.gz); or in "
-            "Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH)."
-        )
-    return model.tokenizer
 
 
 def _letters() -> list[str]:
@@ -287,8 +275,12 @@ def _openai(path: Path) -> Backend:
     return _assemble([(a, b) for a, b in lines], 49408)
 
 
-def _config_says(folder: Path) -> dict[str, Any]:
-    """What transformers' tokenizer_config.json says of length and padding."""
+def _given(options: Options) -> Options:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _config_options(folder: Path) -> Options:
+    """The context length in transformers' tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return {}

@@ -1,1 +1,1 @@
-"""One loop for every method: recipe -> data, model, objective -> run folder."""
+"""Training: recipe -> data, model, objective -> run folder."""

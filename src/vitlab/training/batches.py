@@ -1,6 +1,6 @@
-"""Which images every step takes, and how they become a batch: a function of (seed, step) and of nothing else.
+"""The images of every step, and how they become a batch: a function of (seed, step) only.
 
-Batches can be made in any order by any number of workers, so a resumed run sees what it would have seen.
+Workers may make batches in any order, and a resumed run sees the same images.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,16 +18,18 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitlab.errors import ImageError, TrainingError
 from vitlab.images.augment import Augment
+from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
-from vitlab.images.preprocess import RESAMPLING, Preprocess
+from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
 from vitlab.images.randomness import permutation
-from vitlab.images.read import ImageError
 
 ORDER = 1  # coordinate of the draw that shuffles an epoch
 
 T = TypeVar("T")
-Names = dict[str, str]  # pictures that could not be read: name -> what is wrong
+CropBox = Callable[[int, tuple[int, int]], np.ndarray]  # position in the batch, (H, W) -> left, top, right, bottom
+Names = dict[str, str]  # images that could not be read: name -> what is wrong
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ValueError("there are no training images.")
+            raise TrainingError("there are no training images.")
         if self.n < self.world * self.accumulate:
-            raise ValueError(
+            raise TrainingError(
                 f"{self.n} training images are too few for {self.world * self.accumulate} parts of a step."
             )
 
     @property
     def part(self) -> int:
-        """Images per micro-step and process; fewer than asked where the data are few."""
+        """Images per micro-step and process; fewer than batch_size where the data are few."""
         return min(self.batch_size, self.n // (self.world * self.accumulate))
 
     @property
@@ -90,28 +93,28 @@ def _order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @dataclass
-class Batch:
+class TrainingBatch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
-    indices: Tensor  # (B,), numbers in the training set; none where no picture could be read: images holds a blank then
+    indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
     skipped: Names = field(default_factory=dict)
-    views: tuple[Tensor, ...] = ()  # of every picture, where it is cut several times; `images` is the first
+    views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
-class Pictures:
+class ImageSet:
     """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
 
-    def __init__(self, data: Any, preprocess: Preprocess):
+    def __init__(self, data: ImageDataset, preprocess: Preprocess):
         self.data, self.preprocess = data, preprocess
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
-        self.whole: Tensor | None = None
+        self.in_memory: Tensor | None = None
         if data.images is not None:
-            self.whole = torch.stack([self._fit(image) for image in data.images])
+            self.in_memory = torch.stack([self._fit(image) for image in data.images])
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the picture") -> Tensor:
+    def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the image") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:
@@ -128,59 +131,60 @@ class Pictures:
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def take(self, indices: np.ndarray, boxes: Any = None) -> tuple[Tensor, np.ndarray, Names]:
-        """Pictures, the positions of those that could be read, and by name what is wrong with the others."""
-        if self.whole is not None and boxes is None:
-            return self.whole[torch.from_numpy(indices)], np.arange(len(indices)), {}
+    def take(self, indices: np.ndarray, boxes: CropBox | None = None) -> tuple[Tensor, np.ndarray, Names]:
+        """Images, the positions of those that could be read, and the errors of the others by name."""
+        if self.in_memory is not None and boxes is None:
+            return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
         none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
 
         def fit(position: int, image: np.ndarray, name: str) -> Tensor:
-            return self._fit(image, boxes(position, image.shape[:2]) if boxes is not None else None, name)[None]
+            return self._fit(
+                image, boxes(position, (image.shape[0], image.shape[1])) if boxes is not None else None, name
+            )[None]
 
-        found, kept, skipped = self.read(indices, fit)
-        return torch.cat([none, *found]), kept, skipped
+        images, kept, skipped = self.read(indices, fit)
+        return torch.cat([none, *images]), kept, skipped
 
     def read(self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]) -> tuple[list[T], np.ndarray, Names]:
-        """What `make` makes of each file, given its position, pixels and name; then as `take`."""
-        found, kept = [], []
+        """`make(position, pixels, name)` of each file; the rest as in `take`."""
+        results, kept = [], []
         skipped: Names = {}
         for position, index in enumerate(indices):
             name = self.data.name_of(int(index))
             try:
-                found.append(make(position, self.data.read(int(index)), name))
+                results.append(make(position, self.data.read(int(index)), name))
                 kept.append(position)
             except ImageError as error:
                 skipped[name] = str(error)
-        return found, np.array(kept, dtype=np.int64), skipped
+        return results, np.array(kept, dtype=np.int64), skipped
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) of bytes -> as a model takes them."""
+        """(B, C, H, W) uint8 -> the model's input."""
         p = self.preprocess
-        mean, std = (torch.tensor(v)[:, None, None] for v in (p.mean, p.std))
-        return (pixels.float() * p.scale - mean) / std
+        return normalise(pixels, p.mean, p.std, p.scale)
 
     def normalised(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """(B, C, H, W) as a model takes them, not augmented, and the positions of those that could be read."""
+        """Model inputs (B, C, H, W) without augmentation, and the positions of those that could be read."""
         pixels, kept, skipped = self.take(indices)
         if not len(kept):
             raise ImageError("\n".join(skipped.values()))
         return self.normalise(pixels), kept
 
 
-class Steps(Dataset):
+class BatchDataset(Dataset):
     """Batches by (step, micro-step), for DataLoader workers."""
 
-    def __init__(self, pictures: Pictures, plan: Plan, augment: Augment | MultiCrop):
-        self.pictures, self.plan, self.augment = pictures, plan, augment
+    def __init__(self, image_set: ImageSet, plan: Plan, augment: Augment | MultiCrop):
+        self.image_set, self.plan, self.augment = image_set, plan, augment
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: tuple[int, int]) -> TrainingBatch:
         return self.batch(*self.plan.take(*key))
 
-    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
-        """These images as they are in this epoch."""
+    def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
+        """These images, augmented for this epoch."""
         if isinstance(self.augment, MultiCrop):
             return self._views(self.augment, epoch, indices, repeat)
-        crops = self.augment.options.crop == "resized" and self.pictures.whole is None
+        crops = self.augment.options.crop == "resized" and self.image_set.in_memory is None
         draw = partial(self.augment.boxes, seed=self.plan.seed, epoch=epoch)
 
         def box(position: int, size: tuple[int, int]) -> np.ndarray:
@@ -189,21 +193,21 @@ class Steps(Dataset):
             return draw(np.array([size]), indices[one], repeat=repeat[one])[0]
 
         boxes = box if crops else None
-        pixels, kept, skipped = self.pictures.take(indices, boxes)
+        pixels, kept, skipped = self.image_set.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
         if not len(kept):
             blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
-            return Batch(blank, unknown, torch.from_numpy(indices), skipped)
+            return TrainingBatch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
-        return Batch(images, self.pictures.labels[numbers], numbers, skipped)
+        return TrainingBatch(images, self.image_set.labels[numbers], numbers, skipped)
 
-    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> Batch:
-        """Every picture cut several times; from a file, which is larger than the model's input, out of the whole."""
-        seed, whole = self.plan.seed, self.pictures.whole
+    def _views(self, crops: MultiCrop, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
+        """Several crops of every image; those of files are cut before resizing."""
+        seed, in_memory = self.plan.seed, self.image_set.in_memory
         kept, skipped = np.arange(len(indices)), {}
-        if whole is not None:
-            views = crops(whole[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
+        if in_memory is not None:
+            views = crops(in_memory[torch.from_numpy(indices)], indices, seed=seed, epoch=epoch, repeat=repeat)
         else:
 
             def cut(position: int, image: np.ndarray, name: str) -> list[Tensor]:
@@ -211,32 +215,32 @@ class Steps(Dataset):
                 boxes = crops.boxes(size, indices[one], seed=seed, epoch=epoch, repeat=repeat[one])
                 return crops.cut(image, boxes[:, 0])
 
-            found, kept, skipped = self.pictures.read(indices, cut)
+            crops_by_image, kept, skipped = self.image_set.read(indices, cut)
             indices, repeat = indices[kept], repeat[kept]
-            cuts = [torch.stack(parts) for parts in zip(*found, strict=True)]
+            cuts = [torch.stack(parts) for parts in zip(*crops_by_image, strict=True)]
             views = crops(cuts, indices, seed=seed, epoch=epoch, repeat=repeat, cropped=True) if cuts else []
         numbers = torch.from_numpy(indices)
         if not len(kept):
             views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
-        labels = self.pictures.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
-        return Batch(views[0], labels, numbers, skipped, tuple(views))
+        labels = self.image_set.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
+        return TrainingBatch(views[0], labels, numbers, skipped, tuple(views))
 
 
-def batches(steps: Steps, first_step: int, workers: int) -> Iterator[Batch]:
+def batches(steps: BatchDataset, first_step: int, workers: int) -> Iterator[TrainingBatch]:
     """Every micro-step's batch from `first_step` to the end of the run, in order."""
     plan = steps.plan
     keys = [(step, micro) for step in range(first_step, plan.total) for micro in range(plan.accumulate)]
-    ready = _leave_the_first_signal if workers else None
+    ready = _ignore_first_signal if workers else None
     loader = DataLoader(steps, None, sampler=keys, num_workers=workers, worker_init_fn=ready)  # type: ignore[arg-type]
     yield from loader
 
 
-def _leave_the_first_signal(worker: int) -> None:
-    """Ctrl-C, and SIGTERM of a cluster, reach all processes of a run. A worker that ended by it would break the step
-    that the run still does before it saves; so it leaves the first to the run, which then ends its workers itself.
+def _ignore_first_signal(worker: int) -> None:
+    """Ctrl-C, and SIGTERM of a cluster, reach all processes of a run. A worker that died of it would break the step
+    that the run finishes before it saves; the run ends its workers itself.
     """
 
-    def left(number: int, frame: Any) -> None:
+    def left(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):

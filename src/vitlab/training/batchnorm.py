@@ -1,8 +1,8 @@
-"""Running statistics of batch norm: what moves in a model by looking at pictures, and not by a gradient.
+"""Running statistics of batch norm, which change by forward passes and not by gradients.
 
-Each process has seen its own part of every batch, so after a step all take the mean over the processes: what is judged
-and saved is then one model. A running average of the weights (optim.ema) averages them alike: the latest ones belong to
-the latest weights. Reasons: docs/decisions/0009-batch-norm-statistics.md.
+Each process sees its own part of every batch, so after a step all take the mean over the processes: the model that is
+evaluated and saved is then the same in all. optim.ema averages them like the weights.
+Reasons: docs/decisions/0009-batch-norm-statistics.md.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from vitlab.training.processes import Processes
 def statistics(model: nn.Module) -> list[Tensor]:
     """Mean and variance of every batch norm."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    found = [value for norm in norms for value in (norm.running_mean, norm.running_var)]
-    return [value for value in found if value is not None]
+    values = [value for norm in norms for value in (norm.running_mean, norm.running_var)]
+    return [value for value in values if value is not None]
 
 
 @torch.no_grad()
 def share_statistics(model: nn.Module, who: Processes) -> None:
-    """The mean over all processes, in all of them; all must ask together."""
-    found = statistics(model)
-    if who.world == 1 or not found:
+    """Set them to the mean over all processes; all must call this together."""
+    values = statistics(model)
+    if who.world == 1 or not values:
         return
-    means = who.sum(torch.cat(found)) / who.world
-    for value, mean in zip(found, means.split([len(value) for value in found]), strict=True):
+    means = who.sum(torch.cat(values)) / who.world
+    for value, mean in zip(values, means.split([len(value) for value in values]), strict=True):
         value.copy_(mean)
 
 

@@ -1,15 +1,20 @@
-"""What a run of so many minutes is picked from: a ladder of small models, and how much augmentation the data stand.
+"""What autopick chooses from: a ladder of small models, levels of augmentation, and the longest schedule in a time.
 
 A rung is a grid of patches and a network. Its patch is the largest of 2, 4, 8, 16 that leaves the grid whole in the
-pictures' own size, so that small pictures are cut finely and none is enlarged.
+images' own size, so that small images are cut finely and none is enlarged.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from vitlab.errors import VitlabError
 from vitlab.models import registry
+from vitlab.models.vit_config import ViTConfig
+from vitlab.training.batches import Plan
+from vitlab.training.measure import Speed
 from vitlab.training.recipe import (
     AugmentRecipe,
     DataRecipe,
@@ -19,19 +24,20 @@ from vitlab.training.recipe import (
     RunRecipe,
     with_settings,
 )
+from vitlab.training.timelimit import wrap_up_seconds
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about the data and the machine."""
+    """Facts about the data and the machine."""
 
     source: str
-    train: int  # pictures
+    train: int  # images
     val: int
     test: int
     classes: int
     channels: int
-    side: int  # pixels: the shorter side of a typical picture
+    side: int  # pixels: the shorter side of a typical image
     alike: bool  # all of one size
     in_memory: bool
     characters: bool  # digits or letters, which have no mirror image
@@ -64,26 +70,26 @@ LADDER = (
 
 
 @dataclass(frozen=True)
-class Level:
-    """How much is done against learning by heart, from so many passes over the data on."""
+class AugmentationLevel:
+    """Augmentation and regularisation for a run of at least so many passes over the data."""
 
     passes: int
-    words: str
+    description: str
     augment: dict[str, Any] = field(default_factory=dict)
     stochastic_depth: float = 0.0
     decay: float = 0.05  # of Muon
 
 
 LEVELS = (
-    Level(0, "crops only, for few passes learn most from plain pictures"),
-    Level(
+    AugmentationLevel(0, "crops only, for few passes learn most from plain images"),
+    AugmentationLevel(
         20,
         "crops, one RandAugment operation, some erasing, stochastic depth 0.05",
         dict(randaugment=1, magnitude=7.0, erasing=0.1),
         stochastic_depth=0.05,
         decay=0.1,
     ),
-    Level(
+    AugmentationLevel(
         60,
         "crops, two RandAugment operations, erasing, Mixup or CutMix in half of the batches, stochastic depth 0.1",
         dict(randaugment=2, magnitude=9.0, erasing=0.25, mixup=0.2, cutmix=1.0, mix_probability=0.5),
@@ -92,16 +98,18 @@ LEVELS = (
     ),
 )
 NAMING = {"model.name", "model.init_from"}  # settings that say which model
-PATCHES_LEFT_OUT = dict(drop_patches=0.5, drop_patches_until=0.65)
+PATCH_DROPOUT = dict(drop_patches=0.5, drop_patches_until=0.65)
+EVALUATION = 0.1  # share of the training time that may go into validation
+SAVE_EVERY = 30  # seconds, about: what a kill may cost
 
 
 def enough_passes(facts: Facts, tuned: bool) -> int:
-    """12 passes over 50,000 pictures, more over fewer by the square root; 5 to 100. Trained weights need a quarter."""
+    """12 passes over 50,000 images, more over fewer by the square root; 5 to 100. Trained weights need a quarter."""
     passes = min(100.0, max(5.0, 12 * (50_000 / facts.train) ** 0.5))
     return max(3, round(passes / 4)) if tuned else round(passes)
 
 
-def level_for(passes: int) -> Level:
+def level_for(passes: int) -> AugmentationLevel:
     return next(level for level in reversed(LEVELS) if level.passes <= passes)
 
 
@@ -110,27 +118,27 @@ def given_keys(settings: list[str]) -> set[str]:
 
 
 def candidates(facts: Facts, settings: list[str]) -> list[ModelRecipe]:
-    """The rungs that these pictures and settings allow, from little work to much; one where the model is named."""
+    """The models that these images and settings allow, from little work to much; one where the settings name it."""
     if given_keys(settings) & NAMING:
         return [with_settings(Recipe(), settings).model]
-    found, refused = [], None
+    models, refused = [], None
     for rung in LADDER:
         model = _model(rung, facts.side)
         if model is None:
             continue
         model = with_settings(Recipe(model=model), settings).model
         try:
-            found.append((work(model), config_of(model).image_size, model))
-        except ValueError as error:  # the settings do not go with this rung
+            models.append((work(model), registry.build_config(model.name, **model.options)[1].image_size, model))
+        except VitlabError as error:  # the settings do not go with this rung
             refused = error
-    if not found:
+    if not models:
         assert refused is not None
         raise refused
-    found.sort(key=lambda row: row[0])
+    models.sort(key=lambda row: row[0])
     picked: list[ModelRecipe] = []
     sharpest = (0, 0)
-    for _, size, model in found:
-        if size >= sharpest and model not in picked:  # more work on a smaller picture is a step down
+    for _, size, model in models:
+        if size >= sharpest and model not in picked:  # more work on a smaller image is a step down
             picked.append(model)
             sharpest = size
     return picked
@@ -140,27 +148,30 @@ def _model(rung: Rung, side: int) -> ModelRecipe | None:
     fitting = [patch for patch in (16, 8, 4, 2) if patch <= rung.patch and side // patch >= 0.75 * rung.grid]
     if not fitting and rung is not LADDER[0]:
         return None
-    patch = fitting[0] if fitting else 2  # pictures below 6 px are enlarged to 8
+    patch = fitting[0] if fitting else 2  # images below 6 px are enlarged to 8
     grid = min(rung.grid, side // patch) if fitting else rung.grid
     options = dict(image_size=grid * patch, patch_size=patch, width=rung.width, depth=rung.depth, heads=rung.heads)
     return ModelRecipe(rung.name, options={**options, "stem": "conv", "class_token": False, "pooling": "mean"})
 
 
-def config_of(model: ModelRecipe) -> Any:
-    return registry.build_config(model.name, **model.options)[1]
+def config_of(model: ModelRecipe) -> ViTConfig | None:
+    """None for another family than ViT, whose work is not estimated here."""
+    config = registry.build_config(model.name, **model.options)[1]
+    return config if isinstance(config, ViTConfig) else None
 
 
 def work(model: ModelRecipe) -> float:
-    """Multiplications of the blocks, about, for one picture."""
+    """Approximate multiplications of the blocks for one image."""
     c = config_of(model)
+    assert c is not None  # a rung of the ladder
     tokens = c.grid[0] * c.grid[1]
     return c.depth * tokens * (2 * c.width * (2 * c.width + c.mlp_hidden) + 2 * tokens * c.width)
 
 
-def draft(facts: Facts, model: ModelRecipe, level: Level, settings: list[str]) -> Recipe:
-    """A whole recipe for this model and level, but for the schedule; the settings have the last word."""
+def draft(facts: Facts, model: ModelRecipe, level: AugmentationLevel, settings: list[str]) -> Recipe:
+    """A recipe for this model and level without the schedule; the settings override it."""
     tuned, config = model.init_from is not None, None if model.init_from is not None else config_of(model)
-    if level.stochastic_depth:
+    if level.stochastic_depth and (tuned or config is not None):  # not every family has it
         model = replace(model, options={"stochastic_depth": level.stochastic_depth, **model.options})
     recipe = Recipe(
         data=DataRecipe(facts.source, batch_size=_batch_size(facts, config)),
@@ -172,8 +183,8 @@ def draft(facts: Facts, model: ModelRecipe, level: Level, settings: list[str]) -
     return with_settings(recipe, settings)
 
 
-def _batch_size(facts: Facts, config: Any) -> int:
-    """16 steps a pass or more; what is large takes memory."""
+def _batch_size(facts: Facts, config: ViTConfig | None) -> int:
+    """At least 16 steps per pass; smaller for large images, which need memory."""
     most = 128 if facts.device == "cpu" else 256
     if config is None or max(config.image_size) > 96:
         most = 64
@@ -181,9 +192,9 @@ def _batch_size(facts: Facts, config: Any) -> int:
     return min(most, max(8, 1 << max(0, wanted.bit_length() - 1)))
 
 
-def _augment(facts: Facts, config: Any, level: Level) -> dict[str, Any]:
+def _augment(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -> dict[str, Any]:
     values: dict[str, Any] = dict(smoothing=0.1, flip=not facts.characters)
-    if config is None:  # trained weights: their size is not known yet
+    if config is None:  # trained weights, or another family: their size is not known yet
         values |= {} if facts.characters else dict(crop="resized", scale=(0.5, 1.0))
     elif facts.characters or (facts.alike and facts.side <= 1.25 * max(config.image_size)):
         border = "zeros" if facts.characters else "reflect"
@@ -193,17 +204,104 @@ def _augment(facts: Facts, config: Any, level: Level) -> dict[str, Any]:
     if not facts.characters:  # RandAugment and mixing turn one character into another
         values |= level.augment
     if config is not None and level.passes == 0 and config.grid[0] * config.grid[1] >= 36:
-        values |= PATCHES_LEFT_OUT if config.positions.kind != "relative" else {}
+        values |= PATCH_DROPOUT if config.positions.kind != "relative" else {}
     return values
 
 
-def _optim(facts: Facts, config: Any, level: Level) -> OptimRecipe:
-    if facts.device == "cpu":
+def _optim(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -> OptimRecipe:
+    if facts.device == "cpu" and config is not None:
         return OptimRecipe("muon", lr=2e-3, weight_decay=level.decay, schedule="linear")
-    return OptimRecipe("adamw", lr=1e-3 if config.width < 384 else 5e-4, weight_decay=0.05, clip=1.0)
+    return OptimRecipe(
+        "adamw", lr=1e-3 if config is not None and config.width < 384 else 5e-4, weight_decay=0.05, clip=1.0
+    )
 
 
 def _tuning(model: ModelRecipe) -> OptimRecipe:
     if model.freeze == "encoder":
         return OptimRecipe("adamw", lr=1e-3, weight_decay=0.05)
     return OptimRecipe("adamw", lr=3e-4, weight_decay=0.05, layer_decay=0.75, clip=1.0)
+
+
+# ------------------------------------------------------------------------------------------- how long a run takes
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds."""
+
+    training: float
+    evaluation: float  # on the validation split, on the way
+    ending: float  # the test split, the report
+
+    @property
+    def total(self) -> float:
+        return self.training + self.evaluation + self.ending
+
+
+def plan_of(recipe: Recipe, facts: Facts) -> Plan:
+    return Plan(
+        n=facts.train,
+        batch_size=recipe.data.batch_size,
+        epochs=recipe.run.epochs,
+        seed=recipe.run.seed,
+        accumulate=recipe.optim.accumulate,
+        world=facts.world,
+    )
+
+
+def workers_for(facts: Facts, speed: Speed) -> int:
+    """Processes that prepare batches, where preparing takes more than a tenth of the step."""
+    if facts.in_memory or speed.prepare < 0.1 * speed.step:
+        return 0
+    return min(facts.cpus, 1 + math.ceil(speed.prepare / speed.step))
+
+
+def step_seconds(recipe: Recipe, facts: Facts, speed: Speed) -> float:
+    """One step, on average over the run, with its share of preparing images."""
+    until = recipe.augment.drop_patches_until if recipe.augment.drop_patches else 0.0
+    step, workers = until * speed.early + (1 - until) * speed.step, recipe.data.workers
+    if workers == 0:
+        return step + speed.prepare
+    if facts.device == "cpu":  # they share the cores with the step itself
+        return step + speed.prepare / min(workers, facts.cpus)
+    return max(step, speed.prepare / workers)
+
+
+def estimate(recipe: Recipe, facts: Facts, speed: Speed) -> Estimate:
+    """What remains after measuring."""
+    total = plan_of(recipe, facts).total
+    saves = math.ceil(total / (recipe.run.save_every or plan_of(recipe, facts).steps_per_epoch))
+    resizing = speed.resize * (facts.train + facts.val + facts.test) if facts.in_memory else 0.0
+    steps = total * step_seconds(recipe, facts, speed)
+    return Estimate(
+        training=resizing + speed.first + steps + saves * wrap_up_seconds(speed.params) / 10,
+        evaluation=math.ceil(recipe.run.epochs / recipe.run.eval_every) * facts.val * speed.evaluate,
+        ending=(facts.test or facts.val) * speed.evaluate + wrap_up_seconds(speed.params),
+    )
+
+
+def scheduled(recipe: Recipe, epochs: int, facts: Facts, speed: Speed, settings: list[str]) -> Recipe:
+    """The recipe with so many epochs, and with workers, warm-up, validation and saves to match."""
+    recipe = replace(recipe, run=replace(recipe.run, epochs=epochs))
+    recipe = replace(recipe, data=replace(recipe.data, workers=workers_for(facts, speed)))
+    recipe = with_settings(recipe, settings)
+    total = plan_of(recipe, facts).total
+    seconds = total * step_seconds(recipe, facts, speed)
+    times = max(1, min(10, int(EVALUATION * seconds / max(facts.val * speed.evaluate, 1e-9))))
+    saves = max(1, min(20, int(seconds / SAVE_EVERY)))
+    optim = replace(recipe.optim, warmup_epochs=round(0.05 * epochs, 2))
+    run = replace(recipe.run, eval_every=math.ceil(epochs / times), save_every=math.ceil(total / saves))
+    return with_settings(replace(recipe, optim=optim, run=run), settings)
+
+
+def longest(
+    recipe: Recipe, facts: Facts, speed: Speed, settings: list[str], seconds: float, most: int
+) -> Recipe | None:
+    """The recipe with the most epochs, up to `most`, that is estimated to end within `seconds`; None: not even one."""
+    one = scheduled(recipe, 1, facts, speed, settings)
+    per_epoch = plan_of(one, facts).steps_per_epoch * step_seconds(one, facts, speed)
+    for epochs in range(min(most, int(max(seconds, 0.0) / max(per_epoch, 1e-9))), 0, -1):
+        candidate = scheduled(recipe, epochs, facts, speed, settings)
+        if estimate(candidate, facts, speed).total <= seconds:
+            return candidate
+    return None

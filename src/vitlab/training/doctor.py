@@ -14,16 +14,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError, TrainingError, VitlabError
 from vitlab.layers.trace import Trace
+from vitlab.models.base import Network
+from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
 from vitlab.training.runlog import from_json, read_log, to_json
 from vitlab.training.state import check_best, check_recipe_file, check_result, generations, read_save
 
 
-class TrainingError(ValueError):
-    """A run that cannot go on; the message says where, why and what to try."""
+class DivergedError(TrainingError):
+    """A run that cannot continue; the message says where, why and what to try."""
 
 
 def explodes(loss: float) -> bool:
@@ -31,17 +33,16 @@ def explodes(loss: float) -> bool:
     return not math.isfinite(loss) or loss > 1e4
 
 
-def first_bad_layer(model: Any, images: Tensor) -> str:
+def first_bad_layer(model: Network, images: Tensor) -> str:
     """The first step of a forward pass whose values are not finite, or the first parameter that is not."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             return f"the weights of {name} are not finite"
     if not torch.isfinite(images).all():
         return "the images of the batch hold NaN or infinity"
-    encoder = getattr(model, "encoder", model)  # of a model that is pre-trained
-    trace = Trace(*encoder.traceable)
+    trace = Trace(*model.encoder.traceable)
     with torch.no_grad():
-        encoder(images, trace=trace)
+        model.encoder(images, trace=trace)
     for (kind, layer), value in trace.items():
         if not torch.isfinite(value).all():
             where = f"block {layer}, {kind}" if layer is not None else kind
@@ -49,7 +50,7 @@ def first_bad_layer(model: Any, images: Tensor) -> str:
     return "every layer gives finite values: the loss itself, or its gradient, broke"
 
 
-def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> TrainingError:
+def stop_run(run: Path, model: Network, inputs: dict[str, Tensor], numbers: dict[str, Any]) -> DivergedError:
     """Save what is needed to replay the step, and say what happened and what to try."""
     cause = first_bad_layer(model, next(iter(inputs.values())))
     folder = run / "replay"
@@ -57,7 +58,7 @@ def stop_run(run: Path, model: Any, inputs: dict[str, Tensor], numbers: dict[str
     save_file({key: value.contiguous() for key, value in inputs.items()}, folder / "batch.safetensors")
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     (folder / "step.json").write_text(to_json({**numbers, "cause": cause}), encoding="utf-8")
-    return TrainingError(
+    return DivergedError(
         f"step {numbers['step']} (epoch {numbers['epoch']}): the loss is {numbers['loss']}; {cause}. "
         f"Images of the batch: {numbers['indices'][:8]} ... Try optim.lr={numbers['lr'] / 3:.1e}, a longer warm-up "
         f"(optim.warmup_epochs), optim.clip=1.0, or run.amp=off. The batch and weights are in {folder}."
@@ -70,14 +71,14 @@ WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
 def check_half(amp: str, device: torch.device) -> None:
     """Refuse bf16 and fp16 on a processor that would kill the process for them."""
     if amp != "off" and device.type == "cpu" and not half_works():
-        raise ValueError(
+        raise TrainingError(
             f"run.amp={amp}: this processor says that it has AMX, but the system does not let it be used, and torch "
             f"would die of an illegal instruction. Type {WITHOUT_AMX} before the command, or set run.amp=off."
         )
 
 
 def half_works() -> bool:
-    """Whether a product in half precision comes out, tried in a process of its own where there is a doubt."""
+    """Whether half precision works, tried in a subprocess where the processor reports AMX."""
     about = Path("/proc/cpuinfo")
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.is_file() or " amx_tile" not in about.read_text():
         return True
@@ -86,9 +87,9 @@ def half_works() -> bool:
 
 
 def check_run(run: Path) -> list[tuple[bool | None, str]]:
-    """(is it well, words) of a run, from what it left behind; None: a fact that is neither good nor bad."""
+    """(passed, message) for each check of a run folder; None: a fact that is neither good nor bad."""
     if not (run / "recipe.toml").is_file():
-        raise ValueError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
+        raise TrainingError(f"{run}: holds no recipe.toml, so it is not a run. `vitlab runs` lists those in runs/.")
     rows = check_files(run)
     replay = run / "replay" / "step.json"
     if replay.is_file():
@@ -97,22 +98,23 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
             broke = f"the run broke at step {step['step']}: loss {step['loss']}; {step['cause']}."
             remedy = f"Its batch and weights are in {replay.parent}. Try optim.lr={step['lr'] / 3:.1e}."
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise TrainingError(
                 f"{replay}: cannot be read ({error}). The run broke; {run / 'log.jsonl'} shows its last steps."
             ) from None
         return [*rows, (False, broke), (None, remedy)]
     log = read_log(run)
     if skipped := [e for e in log if e["kind"] == "skip"]:
-        rows.append((False, f"{len(skipped)} pictures could not be read, e.g. {skipped[0]['message']}"))
-    rows += [(False, said) for said in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
-    rows += _loss([e for e in log if e["kind"] == "train"])
+        rows.append((False, f"{len(skipped)} images could not be read, e.g. {skipped[0]['message']}"))
+    rows += [(False, text) for text in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
+    if lines := [e for e in log if e["kind"] == "train"]:
+        rows.append(objective_class(_objective_name(run)).describe_loss(lines))
     finished = (run / "result.json").is_file()
     unfinished = f"the run is not finished. Go on: vitlab train --resume {run}"
     return [*rows, (True, "the run is finished") if finished else (None, unfinished)]
 
 
 def check_files(run: Path) -> list[tuple[bool | None, str]]:
-    """Whether a run folder is whole: every save, the best model, recipe and result, against their digests."""
+    """Every save, the best model, recipe and result, compared with their digests."""
     if holder := lock_holder(run):
         return [(None, f"being written by {holder}; its files are not checked meanwhile")]
     rows: list[tuple[bool | None, str]] = []
@@ -126,8 +128,8 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
         newest = newest or saved
         rows.append((True, f"{folder.name}: whole, saved at step {saved.progress.step}"))
     if newest is None:
-        words = "no save is whole" if rows else "nothing was saved yet"
-        return [*rows, (False if rows else None, words)]
+        message = "no save is whole" if rows else "nothing was saved yet"
+        return [*rows, (False if rows else None, message)]
     checks = {"best": check_best, "recipe.toml": check_recipe_file, "result.json": check_result}
     for name, check in checks.items():
         try:
@@ -139,23 +141,15 @@ def check_files(run: Path) -> list[tuple[bool | None, str]]:
     return rows
 
 
-def _loss(trained: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:
-    losses = [e["loss"] for e in trained]
-    if not losses:
-        return []
-    way = f"{losses[0]:.3f} -> {losses[-1]:.3f}"
-    if any("teacher_entropy" in e for e in trained):  # of DINO: it may rise while all is well
-        last = trained[-1]
-        told = {"entropy of the teacher": "teacher_entropy", "directions used": "rank", "spread": "teacher_std"}
-        signs = ", ".join(f"{words} {last[key]:.2f}" for words, key in told.items() if key in last)
-        return [(None, f"loss {way}, which says little; {signs}")]
-    if len(losses) >= 4 and losses[-1] > 0.98 * losses[0]:
-        return [(False, f"the training loss has not fallen: {way}. Try another optim.lr.")]
-    return [(True, f"training loss {way}")]
+def _objective_name(run: Path) -> str:
+    try:
+        return read_recipe(run / "recipe.toml").objective.name
+    except VitlabError:  # damaged: check_files reports it
+        return DEFAULT
 
 
 def check_installation() -> list[tuple[str, bool, str]]:
-    """(what, is it well, words) for everything training needs."""
+    """(name, passed, message) for everything training needs."""
     rows: list[tuple[str, bool, str]] = [("python", True, platform.python_version())]
     for name in ("torch", "numpy", "PIL", "safetensors", "sklearn", "rich", "matplotlib", "huggingface_hub"):
         rows.append(_imports(name, needed=True))
@@ -166,8 +160,8 @@ def check_installation() -> list[tuple[str, bool, str]]:
     with torch.no_grad():
         product = float((torch.ones(64, 64) @ torch.ones(64, 64)).sum())
     half = half_works()
-    words = "right" if half else f"would kill the process (AMX is reported and not allowed): set {WITHOUT_AMX}"
-    rows.append(("half precision", True, words))  # float32 does without
+    message = "right" if half else f"would kill the process (AMX is reported and not allowed): set {WITHOUT_AMX}"
+    rows.append(("half precision", True, message))  # float32 does without
     rows.append(("matrix product", product == 64.0**3, "right" if product == 64.0**3 else f"wrong: {product}"))
     return rows
 

@@ -1,6 +1,6 @@
-"""How good is a model? Top-1 and top-5, per class, confusion, calibration; each image is counted once.
+"""Evaluation: top-1 and top-5, per class, confusion, calibration; each image is counted once.
 
-The scores may come from a classifier, from neighbours of the features, or from words (zero-shot).
+Scores come from a classifier, from nearest neighbours of the features, or from text (zero-shot).
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitlab.images.sources.splits import few_labels
 from vitlab.layers.reducer import Reducer
-from vitlab.models.features import features_of
-from vitlab.text.templates import class_embeddings
-from vitlab.training.batches import Pictures
+from vitlab.models.base import Network, evaluation_mode, features_of
+from vitlab.models.clip import CLIP
+from vitlab.text.templates import class_prompts
+from vitlab.training.batches import ImageSet
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
 
 
 @dataclass
 class Scores:
-    """Logits of a whole data set beside its labels, and what follows from them."""
+    """Logits and labels of a dataset, and the metrics computed from them."""
 
     logits: Tensor  # (N, K)
     labels: Tensor  # (N,)
-    read: Tensor  # (N,), False where a picture could not be read
+    read: Tensor  # (N,), False where an image could not be read
     seconds: float
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
 
     @property
     def predicted(self) -> Tensor:
@@ -47,22 +49,22 @@ class Scores:
         return float(F.cross_entropy(self.logits[self.read], self.labels[self.read]))
 
     def confusion(self) -> np.ndarray:
-        """(K, K) counts: row = truth, column = answer."""
+        """(K, K) counts: row = truth, column = prediction."""
         K = self.logits.shape[1]
         pairs = (self.labels * K + self.predicted)[self.read]
         return torch.bincount(pairs, minlength=K * K).reshape(K, K).numpy()
 
     def per_class(self) -> list[float | None]:
-        """Accuracy on each class; None where there is no picture of it."""
+        """Accuracy on each class; None where there is no image of it."""
         counts = self.confusion()
         return [float(row[i] / row.sum()) if row.sum() else None for i, row in enumerate(counts)]
 
     def confused(self) -> list[tuple[int, int, int]]:
-        """(truth, answer, how often) of every mistake that was made, the most frequent first."""
+        """(truth, prediction, count) of every kind of mistake, the most frequent first."""
         counts = self.confusion()
         np.fill_diagonal(counts, 0)
-        found = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
-        return sorted(found, key=lambda pair: -pair[2])
+        pairs = [(int(i), int(j), int(counts[i, j])) for i, j in np.argwhere(counts)]
+        return sorted(pairs, key=lambda pair: -pair[2])
 
     def calibration_error(self, bins: int = 15) -> float:
         """ECE, eq. 3 of arXiv:1706.04599: |accuracy - confidence| of each bin ((m-1)/M, m/M], weighed by its size."""
@@ -88,57 +90,47 @@ class Scores:
         }
 
 
-def evaluate(
-    model: Any,
-    pictures: Pictures,
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    order: list[int] | None = None,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
-) -> Scores:
-    """Run the whole set through the model. `flip` averages the scores of each picture and its mirror image.
+class PassOptions(TypedDict, total=False):
+    """How a dataset is run through a model."""
 
-    `order`: for each class of the data the model's output, where the two count them differently. `reducer`: with fewer
-    tokens. `progress` is called with the number of pictures done, after each batch.
-    """
+    processes: Processes | None  # that share the work; default: this one
+    batch_size: int  # default: 256
+    flip: bool  # average the outputs for each image and its mirror image
+    reducer: Reducer | None  # run a ViT with fewer tokens
+    progress: Callable[[int], object] | None  # called with the number of images done, after each batch
+
+
+def evaluate_classifier(
+    model: Network, image_set: ImageSet, *, order: list[int] | None = None, **options: Unpack[PassOptions]
+) -> Scores:
+    """Scores of a classifier. `order`: for each class of the data the model's output, where their order differs."""
     start = time.perf_counter()
-    look = partial(model, **fewer(reducer))
+    look = partial(model, **_reducer(options))
 
     def scores(images: Tensor) -> Tensor:
         out = look(images)
-        return (out + look(images.flip(-1))) / 2 if flip else out
+        return (out + look(images.flip(-1))) / 2 if options.get("flip") else out
 
-    classes = model.config.classes
-    logits, read, skipped = look_at_all(model, scores, classes, pictures, processes, batch_size, progress)
+    logits, read, skipped = forward_all(model, scores, model.classes, image_set, **options)
     logits = logits if order is None else logits[:, order]
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 Features = tuple[Tensor, Tensor]  # (N, D) of unit length, labels (N,)
 
 
 def features(
-    model: Any,
-    pictures: Pictures,
-    batch_size: int = 256,
-    *,
-    processes: Processes | None = None,
-    skipped: dict[str, str] | None = None,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    model: Network, image_set: ImageSet, *, skipped: dict[str, str] | None = None, **options: Unpack[PassOptions]
 ) -> Features:
-    """What the classifier reads of every readable picture, (N, D) of unit length, and its labels.
+    """Unit-length features (N, D) of every readable image, and its labels.
 
-    `skipped` is filled with the pictures that could not be read.
+    `skipped` is filled with the images that could not be read.
     """
-    look = features_of(model, **fewer(reducer))
-    found, read, bad = look_at_all(model, look, model.feature_width, pictures, processes, batch_size, progress)
+    look = features_of(model, **_reducer(options))
+    vectors, read, bad = forward_all(model, look, model.feature_width, image_set, **options)
     if skipped is not None:
         skipped |= bad
-    return F.normalize(found[read], dim=1), pictures.labels[read]
+    return F.normalize(vectors[read], dim=1), image_set.labels[read]
 
 
 def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> Tensor:
@@ -146,13 +138,13 @@ def knn_scores(train: Features, queries: Tensor, classes: int, k: int = 20) -> T
 
     The shares of the votes, as logarithms: (N, classes).
     """
-    (bank, labels), found = train, []
+    (bank, labels), scores = train, []
     for part in queries.split(1024):
         similarity, nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1)
         votes = similarity.new_zeros(len(nearest), classes)
         votes.scatter_add_(1, labels[nearest], (similarity / 0.07).softmax(dim=1))
-        found.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
-    return torch.cat(found)
+        scores.append(votes.clamp(min=1e-4).log())  # no vote at all is not quite impossible
+    return torch.cat(scores)
 
 
 def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
@@ -161,42 +153,43 @@ def knn_accuracy(train: Features, test: Features, k: int = 20) -> float:
 
 
 def evaluate_knn(
-    encoder: Any, bank: Pictures, pictures: Pictures, classes: int, *, processes: Processes | None = None
+    encoder: Network, bank: ImageSet, image_set: ImageSet, classes: int, **options: Unpack[PassOptions]
 ) -> Scores:
-    """Judge features: the nearest pictures of the bank vote on each picture, and their votes are its scores."""
+    """Evaluate features by k-NN: the votes of the nearest images of the bank are the scores."""
     start = time.perf_counter()
-    known = features(encoder, bank, processes=processes)
-    found, read, skipped = look_at_all(encoder, features_of(encoder), encoder.feature_width, pictures, processes)
-    votes = knn_scores(known, F.normalize(found, dim=1), classes)
-    return Scores(votes, pictures.labels, read, time.perf_counter() - start, skipped)
+    train = features(encoder, bank, **options)
+    look = features_of(encoder, **_reducer(options))
+    queries, read, skipped = forward_all(encoder, look, encoder.feature_width, image_set, **options)
+    votes = knn_scores(train, F.normalize(queries, dim=1), classes)
+    return Scores(votes, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
 def evaluate_zeroshot(
-    model: Any,
-    pictures: Pictures,
+    model: CLIP,
+    image_set: ImageSet,
     classes: Sequence[str],
     templates: Sequence[str],
-    *,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    flip: bool = False,
-    reducer: Reducer | None = None,
-    progress: Callable[[int], object] | None = None,
+    **options: Unpack[PassOptions],
 ) -> Scores:
-    """Judge a CLIP by words: each class is the mean of its sentences, and the nearest one is the answer."""
+    """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
-        weights = class_embeddings(model, classes, templates).cpu()  # (K, E)
-    look, width = image_embedding(model, flip, reducer), model.config.embed_dim
-    found, read, skipped = look_at_all(model, look, width, pictures, processes, batch_size, progress)
-    logits = model.scale.item() * found @ weights.T  # (N, K)
-    return Scores(logits, pictures.labels, read, time.perf_counter() - start, skipped)
+        weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
+    embeddings, read, skipped = embed_images(model, image_set, **options)
+    logits = model.scale.item() * embeddings @ weights.T  # (N, K)
+    return Scores(logits, image_set.labels, read, time.perf_counter() - start, skipped)
 
 
-def image_embedding(model: Any, flip: bool, reducer: Reducer | None = None) -> Callable[[Tensor], Tensor]:
-    """(B, C, H, W) -> (B, E) of unit length; `flip`: the mean with the mirror image's."""
-    look = features_of(model, **fewer(reducer))
-    return look if not flip else lambda images: F.normalize(look(images) + look(images.flip(-1)), dim=1)
+def embed_images(
+    model: CLIP, image_set: ImageSet, **options: Unpack[PassOptions]
+) -> tuple[Tensor, Tensor, dict[str, str]]:
+    """(N, E) of unit length; the rest as `forward_all`."""
+    look = features_of(model, **_reducer(options))
+
+    def embedding(images: Tensor) -> Tensor:
+        return F.normalize(look(images) + look(images.flip(-1)), dim=1) if options.get("flip") else look(images)
+
+    return forward_all(model, embedding, model.config.embed_dim, image_set, **options)
 
 
 def probe_accuracy(train: Features, test: Features) -> float:
@@ -207,51 +200,72 @@ def probe_accuracy(train: Features, test: Features) -> float:
     return float(fitted.score(test[0].numpy(), test[1].numpy()))
 
 
-def look_at_all(
-    model: Any,
-    look: Callable[[Tensor], Tensor],
+def few_shot_accuracies(
+    train: Features, test: Features, classes: list[str], shots: int, *, draws: int = 10, ridge: float = 0.1
+) -> list[float]:
+    """Accuracies from `shots` labelled images of each class, one for each draw of them.
+
+    As the ViT paper evaluates features (arXiv:2010.11929, sec. 4.1): ridge regression to targets of -1 and 1, one per
+    class, in closed form. `ridge` is a share of the features' own mean squared length: methods differ much in that.
+    """
+    (bank, labels), (queries, truth) = train, test
+    accuracies = []
+    for draw in range(draws):
+        few = torch.from_numpy(few_labels(labels.numpy(), classes, draw, per_class=shots))
+        x = bank[few].double()  # (n, D), n = shots * K
+        y = 2.0 * F.one_hot(labels[few], len(classes)).double() - 1  # (n, K)
+        centre, level = x.mean(dim=0), y.mean(dim=0)
+        x = x - centre
+        penalty = ridge * x.square().sum() / len(x) * torch.eye(len(x), dtype=x.dtype)
+        weights = x.mT @ torch.linalg.solve(x @ x.mT + penalty, y - level)  # (D, K)
+        answers = ((queries.double() - centre) @ weights + level).argmax(dim=1)
+        accuracies.append(float((answers == truth).float().mean()))
+    return accuracies
+
+
+def forward_all(
+    model: Network,
+    function: Callable[[Tensor], Tensor],
     width: int,
-    pictures: Pictures,
-    processes: Processes | None = None,
-    batch_size: int = 256,
-    progress: Callable[[int], object] | None = None,
+    image_set: ImageSet,
+    **options: Unpack[PassOptions],
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
-    """`look` at every picture once, shared out over the processes: (N, width), which could be read, and the others."""
-    who = processes or Processes(device=next(model.parameters()).device)
-    n = len(pictures)
+    """Apply `function` to every image once, over all processes: outputs (N, width), which were read, and the errors.
+
+    Of the options, `flip` and `reducer` are the function's own concern.
+    """
+    here = next(model.parameters(), torch.zeros(0)).device  # an exported model has no parameters
+    who = options.get("processes") or Processes(device=here)
+    batch_size, progress = options.get("batch_size", 256), options.get("progress")
+    n = len(image_set)
     places = -(-n // who.world) * who.world  # a model that is shared out must run equally often in every process
     mine = np.arange(who.rank, places, who.world)
-    found, read = torch.zeros(places, width), torch.zeros(places)
+    outputs, read = torch.zeros(places, width), torch.zeros(places)
     skipped: dict[str, str] = {}
     with evaluating(model):
         for first in range(0, len(mine), batch_size):
             part = mine[first : first + batch_size]
-            pixels, kept, bad = pictures.take(part % n)  # beyond the end: again the first
+            pixels, kept, bad = image_set.take(part % n)  # beyond the end: again the first
             skipped |= bad
-            blank = torch.zeros(1, *pixels.shape[1:])  # where no picture of the batch can be read, for the same reason
-            images = pictures.normalise(pixels if len(kept) else blank).to(who.device)
-            found[part[kept]], read[part[kept]] = look(images)[: len(kept)].float().cpu(), 1.0
+            blank = torch.zeros(1, *pixels.shape[1:])  # where no image of the batch can be read, for the same reason
+            images = image_set.normalise(pixels if len(kept) else blank).to(who.device)
+            outputs[part[kept]], read[part[kept]] = function(images)[: len(kept)].float().cpu(), 1.0
             if progress is not None:
                 progress(len(part))
-    found, read, skipped = who.sum(found)[:n], who.sum(read)[:n] > 0, who.join(skipped)
+    outputs, read, skipped = who.sum(outputs)[:n], who.sum(read)[:n] > 0, who.join(skipped)
     if not read.any():
         raise none_readable(skipped)
-    return found, read, skipped
+    return outputs, read, skipped
 
 
-def fewer(reducer: Reducer | None) -> dict[str, Any]:
-    """For a forward pass; one with all tokens is called as ever, for not all that is judged is a network of ours."""
+def _reducer(options: PassOptions) -> dict[str, Any]:
+    """Arguments of a forward pass; empty without a reducer, because not every model takes one."""
+    reducer = options.get("reducer")
     return {} if reducer is None else {"reducer": reducer}
 
 
 @contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """No gradients, evaluation mode; afterwards every module is as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():  # inference mode would not let shares of a model come together
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients. Inference mode, which base.evaluating adds, fails with sharded models."""
+    with evaluation_mode(model), torch.no_grad():
+        yield

@@ -1,8 +1,9 @@
-"""A job: everything one run holds, put together from its recipe; the same for a new run and a resumed one."""
+"""Builds all parts of a training run from its recipe; the same for a new run and a resumed one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,54 +12,56 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from vitlab.images.augment import MODES, Augment, AugmentOptions
+from vitlab.errors import TrainingError
 from vitlab.images.datasets import Data, open_data
-from vitlab.images.multicrop import MultiCrop, MultiCropOptions
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
+from vitlab.models.base import Network
 from vitlab.training import processes
-from vitlab.training.batches import Pictures, Plan, Steps
+from vitlab.training.batches import BatchDataset, ImageSet, Plan
 from vitlab.training.doctor import check_half
 from vitlab.training.finetune import build_model
 from vitlab.training.labels import differing
-from vitlab.training.objectives import Objective, objective_of
+from vitlab.training.objectives import objective_class
+from vitlab.training.objectives.base import Objective
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
-from vitlab.training.sharding import gather, load, shard, whole_model
+from vitlab.training.sharding import full_model, gather, load, shard
 from vitlab.training.state import Progress, Saved, save_best, save_last
-from vitlab.training.words import check_same_tokenizer, keep_tokenizer, tokenizer_of
 
-MODEL = 2  # coordinate of what a model draws itself: first weights, dropout, stochastic depth
+MODEL = 2  # coordinate of the random numbers of a model: initial weights, dropout, stochastic depth
 
 
 @dataclass
-class Job:
-    """Everything one run holds, put together from its recipe."""
+class TrainingJob:
+    """All parts of a training run."""
 
     recipe: Recipe
     run: Path
     who: processes.Processes
     data: Data
-    model: Any
+    model: Network
     plan: Plan
-    steps: Steps
-    val: Pictures
+    steps: BatchDataset
+    val: ImageSet
     objective: Objective
     optimisers: Optimisers
     ema: AveragedModel | None
-    forward: Any  # the model as it is called: compiled, or wrapped for many processes (DDP)
+    forward: Callable[..., Any]  # the model as it is called: compiled, or wrapped for many processes (DDP)
     notes: list[str]
     recipe_digest: str | None = None  # of recipe.toml as the run began
 
     @property
-    def judged(self) -> Any:
-        """The model that is evaluated and kept: the running average where there is one."""
-        return self.model if self.ema is None else self.ema.module
+    def evaluated_model(self) -> Network:
+        """The model that is evaluated and saved as best: the running average where there is one."""
+        model = self.model if self.ema is None else self.ema.module
+        assert isinstance(model, Network)
+        return model
 
     def restore(self, saved: Saved, changed: bool = False) -> Progress:
-        """Go on from a save. `changed`: the recipe is another than the one it was saved with."""
+        """Continue from a save. `changed`: the recipe differs from the one it was saved with."""
         if saved.progress.step > self.plan.total:
-            raise ValueError(
+            raise TrainingError(
                 f"{saved.folder}: was saved at step {saved.progress.step:,}, but the recipe ends at "
                 f"{self.plan.total:,}. The data or the recipe have changed: put them back, or train for more epochs: "
                 "run.epochs=... --changed"
@@ -67,7 +70,7 @@ class Job:
             self._check_same_input(saved)
         labels = saved.card.get("labels")
         if self.model.labels is not None and labels != self.data.classes:  # None: they are not learned
-            raise ValueError(
+            raise TrainingError(
                 f"{self.run} was trained on other classes than {self.data.name} has now: "
                 f"{differing(labels or [], self.data.classes, 'the run', 'the data')}. Put them back as they "
                 f"were, or start a new run from it: model.init_from={self.run / 'best'}"
@@ -84,31 +87,31 @@ class Job:
         before = saved.card.get("preprocess") or {}
         if differs := [key for key in {**before, **now} if before.get(key) != now.get(key)]:
             was, becomes = ({key: values.get(key) for key in differs} for values in (before, now))
-            raise ValueError(
+            raise TrainingError(
                 f"{saved.folder}: was trained on images prepared with {was}, and now it would be {becomes}: what "
                 "model.init_from names has changed, or is read differently by this version. Put it back, or pass "
                 "--changed to go on with the new."
             )
 
     def save(self, progress: Progress) -> None:
-        """Write `last`. All processes come here together: each gives its shares, the first writes."""
+        """Write `last`. All processes call this together: each gives its shards, the first writes."""
         first = self.who.first
-        model, optimizer = whole_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
+        model, optimizer = full_model(self.model, keep=first), gather(self.optimisers.tensors(), keep=first)
         ema = None if self.ema is None else gather(self.ema.state_dict(), keep=first)
-        if first:
+        if model is not None:
             options = {"keep": self.recipe.run.keep, "recipe_digest": self.recipe_digest}
             save_last(self.run, model, optimizer, ema, progress, **options)
 
     def save_best(self) -> None:
         """Write `best`; all processes together, as in `save`."""
-        model = whole_model(self.judged, keep=self.who.first)
-        if self.who.first:
+        model = full_model(self.evaluated_model, keep=self.who.first)
+        if model is not None:
             save_best(self.run, model)
 
 
 def data_of(recipe: Recipe) -> Data:
-    """The data a recipe asks for."""
-    d, method = recipe.data, recipe.objective.name
+    """Open the data of a recipe."""
+    d, captions = recipe.data, objective_class(recipe.objective.name).uses_captions
     data = open_data(
         d.source,
         path=d.path,
@@ -116,34 +119,25 @@ def data_of(recipe: Recipe) -> Data:
         val_fraction=d.val_fraction,
         per_class=d.per_class,
         fraction=d.fraction,
-        captions=method == "clip",
+        captions=captions,
         allow_cut=d.allow_cut,
         allow_outside=d.allow_outside,
     )
-    if data.captioned and method != "clip":
-        raise ValueError(
-            f"{d.source} has captions and no classes, which objective.name={method} needs. To learn from captions: "
-            f"vitlab train clip_folder data.source={d.source}"
+    if data.captioned and not captions:
+        raise TrainingError(
+            f"{d.source} has captions and no classes, which objective.name={recipe.objective.name} needs. To learn "
+            f"from captions: vitlab train clip_folder data.source={d.source}"
         )
     return data
 
 
 def open_once(recipe: Recipe, who: processes.Processes) -> Data:
-    """The first process opens the data before the others, so that it alone downloads them."""
-    data, failed = None, None
-    if who.first:
-        try:
-            data = data_of(recipe)
-        except (ValueError, OSError) as error:
-            failed = error
-    if who.any(failed is not None):
-        raise failed or ValueError("the first process could not open the data; its message says why.")
-    return data or data_of(recipe)
+    """The first process opens the data before the others, so that only it downloads."""
+    return who.only_first(lambda: data_of(recipe)) or data_of(recipe)
 
 
-def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> Steps:
-    """The batches of a run, augmented, for one of its processes."""
-    augment = crops_of(recipe, pre) if recipe.objective.name == "dino" else augment_of(recipe, pre)
+def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: int = 1) -> BatchDataset:
+    """The augmented batches of a run, for one of its processes."""
     plan = Plan(
         n=len(data.train),
         batch_size=recipe.data.batch_size,
@@ -154,45 +148,25 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
         rank=rank,
         world=world,
     )
-    return Steps(Pictures(data.train, pre), plan, augment)
-
-
-def augment_of(recipe: Recipe, pre: Preprocess) -> Augment:
-    names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
-    options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
-    kernel = pre.interpolation if pre.interpolation in MODES else "bicubic"
-    return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale)
-
-
-def crops_of(recipe: Recipe, pre: Preprocess) -> MultiCrop:
-    """DINO's views, which [objective] describes."""
-    o, side = recipe.objective, min(pre.size)
-    grey = len(pre.mean) == 1
-    options = MultiCropOptions(
-        local_views=o.local_views,
-        local_size=o.local_size or max(1, round(side * 3 / 7)),
-        global_scale=o.global_scale,
-        local_scale=o.local_scale,
-        flip=0.5 if recipe.augment.flip else 0.0,
-        blur_sigma=(0.1 * side / 224, 2.0 * side / 224),  # the paper's, for its size
-        solarize=(0.0, 0.0 if grey else 0.2, 0.0),  # a digit turned inside out is no picture of it
+    return BatchDataset(
+        ImageSet(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
     )
-    return MultiCrop(options, pre.size, pre.mean, pre.std, scale=pre.scale)
 
 
-def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None) -> Job:
-    """Data (unless they are open), model and optimiser of a recipe; the same for a new run and a resumed one.
+def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None) -> TrainingJob:
+    """Build a job; `data` are those of the recipe, where they are open already.
 
-    `saved`: the save that the run goes on from, which holds its tokenizer.
+    `saved`: the save that the run continues from, which holds its tokenizer.
     """
     who = processes.start(recipe.run.device)
     check_half(recipe.run.amp, who.device)
     data = data or open_once(recipe, who)
-    torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # first weights
-    made = recipe.objective.name == "clip" and (recipe.model.init_from is None or recipe.text.tokenizer is not None)
-    tokenizer = tokenizer_of(recipe, data, run, who, saved) if made else None
-    model, notes = build_model(recipe.model, data.classes, data.train.channels, recipe.objective, tokenizer)
+    torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # initial weights
+    method = objective_class(recipe.objective.name)
+    tokenizer = method.tokenizer(recipe, data, run, who, saved)
+    model, notes = build_model(recipe, data.classes, data.train.channels, tokenizer)
     model.to(who.device).train()
+    assert model.preprocess is not None  # check_channels
     steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
     decay, sharding = recipe.optim.ema, recipe.run.sharding
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
@@ -204,17 +178,13 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
             "run.sharding=fsdp: there is one process, which keeps the whole model. "
             "torchrun --nproc-per-node 2 -m vitlab train ... shares it out."
         )
-    objective = objective_of(recipe, model, data, steps.plan, who, run)
-    forward: Any = torch.compile(objective.learner()) if recipe.run.compile else objective.learner()
+    objective = method(recipe, model, data, steps.plan, who, run)
+    forward: Any = objective.forward_module()
+    forward = torch.compile(forward) if recipe.run.compile else forward
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
-    if recipe.objective.name == "clip":
-        if tokenizer is not None and tokenizer.to_json() != model.tokenizer.to_json():
-            raise ValueError(f"{recipe.model.init_from} has a tokenizer of its own: leave out text.tokenizer.")
-        check_same_tokenizer(model.tokenizer, saved)
-        if who.first:  # nothing was refused: the run begins
-            keep_tokenizer(model.tokenizer, run)
-    return Job(
+    objective.begin_run(saved)
+    return TrainingJob(
         recipe=recipe,
         run=run,
         who=who,
@@ -222,10 +192,10 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
         model=model,
         plan=steps.plan,
         steps=steps,
-        val=Pictures(data.val, model.preprocess),
+        val=ImageSet(data.val, model.preprocess),
         objective=objective,
         optimisers=Optimisers(model, recipe.optim),
         ema=ema,
         forward=forward,
-        notes=[*getattr(data, "notes", []), *notes, *objective.notes],
+        notes=[*data.notes, *notes, *objective.notes],
     )

@@ -1,4 +1,4 @@
-"""Class numbers mean nothing by themselves: a model and its data must name the same classes; their order may differ."""
+"""Matches the class names of a model and its data; their order may differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def class_order(labels: list[str], classes: list[str]) -> list[int] | None:
 
 
 def differing(ours: list[str], theirs: list[str], we: str, they: str) -> str:
-    """What one side has and the other has not, in words."""
+    """A sentence on the classes that only one side has."""
     parts = []
     for who, mine, others in ((we, ours, set(theirs)), (they, theirs, set(ours))):
         if only := [name for name in mine if name not in others]:

@@ -1,5 +1,5 @@
-"""The loop: flat, resumable, one process or many. Everything random is a function of (seed, step), so a run that is
-killed at any moment and resumed ends with the same weights, to the bit.
+"""The training loop, for one process or many. Everything random is a function of (seed, step), so a run that is killed
+at any moment and resumed ends with the same weights, to the bit.
 
     runs/<name>/{recipe.toml, log.jsonl, result.json, last/, last-1/, best/, report.html, run.lock}
 """
@@ -9,31 +9,32 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.digests import file_digest
-from vitlab.checkpoints.files import CheckpointError
+from vitlab.errors import CheckpointError, TrainingError
 from vitlab.images.datasets import Data
 from vitlab.images.randomness import torch_seed
 from vitlab.training import doctor, processes, run_lock
-from vitlab.training.batches import Batch, batches
+from vitlab.training.batches import TrainingBatch, batches
 from vitlab.training.batchnorm import share_statistics, update_average
-from vitlab.training.ending import finish
-from vitlab.training.job import MODEL, Job, prepare
-from vitlab.training.objectives import At
+from vitlab.training.finish import finish
+from vitlab.training.job import MODEL, TrainingJob, prepare
+from vitlab.training.objectives.base import MicroStep
+from vitlab.training.optim import lr_factor
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import read_result
-from vitlab.training.schedule import lr_factor
-from vitlab.training.sharding import whole, whole_model
-from vitlab.training.ssl_doctor import examine
+from vitlab.training.sharding import full_model, full_tensor
 from vitlab.training.state import (
     BEST,
     Progress,
@@ -52,7 +53,7 @@ from vitlab.training.unreadable import check_skipped, none_readable, note_skippe
 
 
 class Show(Protocol):
-    """Who watches the run; the command line draws a progress bar."""
+    """Displays a run; the command line draws a progress bar."""
 
     def start(self, done: int, total: int) -> None: ...
     def step(self, done: int, numbers: dict[str, float]) -> None: ...
@@ -69,8 +70,33 @@ class Silent:
         self.notes.append(text)
 
 
+@dataclass
+class TrainingSession:
+    """A job as it is run: how far it is, and where it reports to."""
+
+    job: TrainingJob
+    progress: Progress
+    show: Show
+    log: RunLog | None = None  # of the first process
+    scaler: torch.GradScaler = field(init=False)  # of the loss; does nothing unless run.amp=fp16
+
+    def __post_init__(self) -> None:
+        amp, device = self.job.recipe.run.amp, self.job.who.device
+        self.scaler = torch.GradScaler(device.type, enabled=amp == "fp16")
+        if self.progress.scaler:
+            saved = {"scale": self.progress.scaler, "_growth_tracker": self.progress.scaler_steps}
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **saved})
+
+    def note_skipped(self, skipped: dict[str, str], step: int) -> None:
+        """Report unreadable images, the same in all processes; too many stop the run."""
+        for message in note_skipped(self.job.who.join(skipped), self.progress, self.log, step):
+            self.show.note(f"skipped: {message}")
+        more = f"vitlab train --resume {self.job.run} data.max_unreadable=... --changed"
+        check_skipped(self.progress.skipped, self.job.recipe.data.max_unreadable, "data.max_unreadable", more)
+
+
 class Stopped(Exception):  # noqa: N818  (nothing went wrong)
-    """SIGTERM or Ctrl-C: the run was saved and can go on."""
+    """SIGTERM or Ctrl-C: the run was saved and can be resumed."""
 
 
 def fit(
@@ -84,10 +110,10 @@ def fit(
     notes: Sequence[str] = (),
     since: float | None = None,
 ) -> dict[str, Any]:
-    """Train to the end and return what result.json holds. `resume` goes on from the last save of the run folder.
+    """Train to the end and return what result.json holds. `resume` continues from the last save of the run folder.
 
-    `data` are those of the recipe, where they are open already; `notes` go into the log; run.minutes count from `since`
-    (time.perf_counter(); default: now).
+    `changed`: even if the recipe differs from the saved one. `data` are those of the recipe, where they are open
+    already; `notes` go into the log; run.minutes count from `since` (time.perf_counter(); default: now).
     """
     show, since = show or Silent(), time.perf_counter() if since is None else since
     if resume:
@@ -96,7 +122,21 @@ def fit(
         check_place(run)
     try:
         with run_lock.hold(run, show.note):
-            return _fit(recipe, run, resume, changed, show, data, notes, since)
+            saved = None
+            if resume:
+                recipe = check_resume(recipe, run, changed)
+                saved = choose_save(recipe, run, changed, show)
+                if saved is not None and saved.progress.finished:
+                    show.note(f"{run} is finished: nothing to resume.")
+                    return read_result(run)
+            elif (run / "recipe.toml").exists():
+                raise TrainingError(
+                    f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another."
+                )
+            return _fit(recipe, run, saved, changed=changed, show=show, data=data, notes=notes, since=since)
+    except torch.OutOfMemoryError as error:
+        less = "data.batch_size, with optim.accumulate to make up for it; run.amp=bf16; or a smaller model"
+        raise TrainingError(f"the device's memory is too small ({error}). Use less of it: a smaller {less}.") from None
     finally:
         processes.stop()
 
@@ -104,80 +144,81 @@ def fit(
 def _fit(
     recipe: Recipe,
     run: Path,
-    resume: bool,
+    saved: Saved | None,
+    *,
     changed: bool,
     show: Show,
     data: Data | None,
     notes: Sequence[str],
     since: float,
 ) -> dict[str, Any]:
-    saved = None
-    if resume:
-        recipe = check_resume(recipe, run, changed)
-        saved = choose_save(recipe, run, changed, show)
-        if saved is not None and saved.progress.finished:
-            show.note(f"{run} is finished: nothing to resume.")
-            return read_result(run)
-    elif (run / "recipe.toml").exists():
-        raise ValueError(f"{run} holds a run already: --resume {run} goes on with it, run.dir=... makes another.")
+    """A function of its own, so that the job is gone before its processes leave their group: see `processes.stop`."""
     job = prepare(recipe, run, data, None if saved is None else saved.folder)
     progress = job.restore(saved, changed) if saved is not None else Progress()
-    log = None
     if job.who.first:
-        if not resume or changed:
-            native.write_whole(run / "recipe.toml", lambda path: path.write_text(to_toml(recipe), encoding="utf-8"))
+        if changed or not (run / "recipe.toml").exists():
+            text = to_toml(recipe)
+            native.write_whole(run / "recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
         job.recipe_digest = file_digest(run / "recipe.toml")
-        log = RunLog(
-            run,
-            wandb=recipe.track.wandb,
-            tensorboard=recipe.track.tensorboard,
-            config=to_tables(recipe),
-            name=run.name,
+    session = TrainingSession(job, progress, show)
+    return _run(session, notes, since, save_first=saved is not None and changed)
+
+
+def _run(session: TrainingSession, notes: Sequence[str], since: float, *, save_first: bool) -> dict[str, Any]:
+    job, progress, show = session.job, session.progress, session.show
+    if job.who.first:
+        track = job.recipe.track
+        session.log = RunLog(
+            job.run,
+            wandb=track.wandb,
+            tensorboard=track.tensorboard,
+            config=to_tables(job.recipe),
+            name=job.run.name,
             start_step=progress.step,
         )
-        log.write("start", progress.step, steps=job.plan.total)
+        session.log.write("start", progress.step, steps=job.plan.total)
         for note in notes:
-            log.write("note", progress.step, text=note)
+            session.log.write("note", progress.step, text=note)
     for note in job.notes:
         show.note(note)
     try:
-        if saved is not None and changed:
-            job.save(progress)  # with the new recipe: a kill before the next save does not lose it
-        train(job, progress, log, show, since)
-        result = finish(job, progress, log)
-        answer = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
-        show.note(f"{answer}, by the model of epoch {result['best_epoch']}")
+        if save_first:  # with the new recipe: a kill before the next save does not lose it
+            job.save(progress)
+        train(session, since)
+        result = finish(job, progress, session.log)
+        score = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
+        show.note(f"{score}, by the model of epoch {result['best_epoch']}")
         if result["unreadable"]:
-            show.note(f"{result['unreadable']} pictures could not be read: {run / 'log.jsonl'} names them.")
+            show.note(f"{result['unreadable']} images could not be read: {job.run / 'log.jsonl'} names them.")
         return result
     finally:
-        if log is not None:
-            log.close()
+        if session.log is not None:
+            session.log.close()
 
 
 def check_is_run(run: Path) -> None:
     if not (run / "recipe.toml").is_file():
-        raise ValueError(
+        raise TrainingError(
             f"{run}: holds no recipe.toml, so there is no run to resume. `vitlab runs` lists those in runs/."
         )
 
 
 def check_resume(recipe: Recipe | None, run: Path, changed: bool) -> Recipe:
-    """The saved recipe; another one is refused with what differs, unless that was asked for."""
+    """The recipe to continue with: the saved one; another is refused with what differs, unless `changed`."""
     check_is_run(run)
     old = read_recipe(run / "recipe.toml")
     if recipe is None or recipe == old:
         return old
     if not changed:
         lines = "\n  ".join(difference(old, recipe))
-        raise ValueError(
-            f"{run} was started with another recipe:\n  {lines}\nPass --changed to go on with the new one."
+        raise TrainingError(
+            f"{run} was started with another recipe:\n  {lines}\nPass --changed to continue with the new one."
         )
     return recipe
 
 
 def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved | None:
-    """The save that a run goes on from; None: it was killed before its first. The first process chooses for all."""
+    """The save to continue from; None: the run was killed before its first. The first process chooses for all."""
     who, chosen = processes.start(recipe.run.device), []
 
     def choose() -> tuple[Path, Progress] | None:
@@ -204,15 +245,12 @@ def choose_save(recipe: Recipe, run: Path, changed: bool, show: Show) -> Saved |
     return chosen[0] if chosen else replace(read_save(folder), progress=progress)
 
 
-def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: float) -> None:
-    """From where the run stands to its last step, or until run.minutes after `since` leave no time for another."""
+def train(session: TrainingSession, since: float) -> None:
+    """To the last step, or until run.minutes after `since` leave no time for another."""
+    job, progress, log, show = session.job, session.progress, session.log, session.show
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
     warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
     save_every = recipe.run.save_every or plan.steps_per_epoch
-    scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
-    if progress.scaler:
-        saved = {"scale": progress.scaler, "_growth_tracker": progress.scaler_steps}
-        scaler.load_state_dict({**scaler.state_dict(), **saved})
     limit = TimeLimit(job, since, progress.seconds) if recipe.run.minutes else None
     clock = time.perf_counter() - progress.seconds
     stream = batches(job.steps, progress.step, recipe.data.workers)
@@ -222,10 +260,10 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
             began, epoch = time.perf_counter(), step // plan.steps_per_epoch
             factor = lr_factor(step, plan.total, warmup=warmup, schedule=o.schedule, final=o.final_lr)
             lr = job.optimisers.set_factor(factor)
-            loss, more = backward(job, stream, step, lr, scaler, progress, log, show)
-            norm = update(job, step, scaler)
+            loss, more = backward(session, stream, step, lr)
+            norm = update(session, step)
             progress.step, progress.seconds = step + 1, time.perf_counter() - clock
-            scaling = scaler.state_dict()  # empty unless run.amp=fp16
+            scaling = session.scaler.state_dict()  # empty unless run.amp=fp16
             progress.scaler, progress.scaler_steps = scaling.get("scale", 0.0), scaling.get("_growth_tracker", 0)
             show.step(step + 1, {"loss": loss, "lr": lr})
             if log is not None and (step + 1) % plan.log_every == 0:
@@ -235,12 +273,12 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
             due = ended and ((epoch + 1) % recipe.run.eval_every == 0 or epoch + 1 == recipe.run.epochs)
             late = limit is not None and job.who.any(limit.near(began, due)) and step + 1 < plan.total
             if due or late:
-                judge(job, progress, log, show, epoch)
-            halt = job.who.any(stop.asked)
+                validate(session, epoch)
+            halt = job.who.any(stop.requested)
             if (step + 1) % save_every == 0 or halt or late or step + 1 == plan.total:
                 job.save(progress)
             if halt:
-                raise Stopped(f"saved at step {step + 1} of {plan.total}. Go on: vitlab train --resume {job.run}")
+                raise Stopped(f"saved at step {step + 1} of {plan.total}. Resume: vitlab train --resume {job.run}")
             if late:
                 note = f"ended at step {step + 1} of {plan.total}: run.minutes={recipe.run.minutes:g} allows no more"
                 show.note(note)
@@ -250,52 +288,46 @@ def train(job: Job, progress: Progress, log: RunLog | None, show: Show, since: f
 
 
 def backward(
-    job: Job,
-    stream: Any,
-    step: int,
-    lr: float,
-    scaler: torch.GradScaler,
-    progress: Progress,
-    log: RunLog | None,
-    show: Show,
+    session: TrainingSession, stream: Iterator[TrainingBatch], step: int, lr: float
 ) -> tuple[float, dict[str, float]]:
-    """Gradients of one step, over its micro-steps; returns the loss and what else the objective tells."""
+    """Gradients of one step, over its micro-steps; returns the loss and the objective's numbers."""
+    job, progress = session.job, session.progress
     recipe, who, objective = job.recipe, job.who, job.objective
     objective.begin_step(step, job.optimisers)
     job.optimisers.zero_grad()
-    total, numbers, skipped = 0.0, {}, {}
+    total, means, skipped = 0.0, {}, {}
     for micro in range(job.plan.accumulate):
-        batch: Batch = next(stream)
+        batch = next(stream)
         skipped |= batch.skipped
-        inputs = objective.inputs(batch, At(recipe.run.seed, step, who.rank, micro))
+        inputs = objective.inputs(batch, MicroStep(recipe.run.seed, step, who.rank, micro))
         torch.manual_seed(torch_seed(recipe.run.seed, MODEL, step, who.rank, micro))
-        more = micro < job.plan.accumulate - 1
-        quiet = job.forward.no_sync() if more and hasattr(job.forward, "no_sync") else nullcontext()
-        with quiet:
+        last = micro == job.plan.accumulate - 1
+        with job.forward.no_sync() if isinstance(job.forward, DistributedDataParallel) and not last else nullcontext():
             with _autocast(recipe.run.amp, who.device):
-                loss, told = objective.loss(job.forward, inputs)
+                loss, numbers = objective.loss(job.forward, inputs)
             loss = loss / job.plan.accumulate
-            loss = loss if len(batch.indices) else 0 * loss  # no picture could be read: a blank, which teaches nothing
-            scaler.scale(loss).backward()
+            loss = loss if len(batch.indices) else 0 * loss  # no image could be read: a blank gives no gradient
+            session.scaler.scale(loss).backward()
         total += float(loss.detach())
-        numbers |= {key: numbers.get(key, 0.0) + value / job.plan.accumulate for key, value in told.items()}
+        means |= {key: means.get(key, 0.0) + value / job.plan.accumulate for key, value in numbers.items()}
         progress.images += len(batch.indices) * who.world
         broken = who.first_with(doctor.explodes(total))
-        if broken is not None:  # all stop together: only together can they look into a model that they share
-            model = whole_model(job.model, keep=broken == who.rank)
-            if broken != who.rank:
-                raise doctor.TrainingError(f"step {step}: the loss of process {broken} broke; its message says where.")
+        if broken is not None:  # all stop together: a sharded model can only be gathered by all
+            model = full_model(job.model, keep=broken == who.rank)
+            if model is None:
+                raise doctor.DivergedError(f"step {step}: the loss of process {broken} broke; its message says where.")
             about: dict[str, Any] = dict(step=step, epoch=step // job.plan.steps_per_epoch, loss=total, lr=lr)
             about["indices"] = batch.indices.tolist()
             raise doctor.stop_run(job.run, model.to(who.device), inputs, about)
-    _count_skipped(job, skipped, step + 1, progress, log, show)
+    session.note_skipped(skipped, step + 1)
     if not progress.images and (step + 1) % job.plan.steps_per_epoch == 0:
         raise none_readable(progress.skipped)
-    return total, numbers
+    return total, means
 
 
-def update(job: Job, step: int, scaler: torch.GradScaler) -> float:
+def update(session: TrainingSession, step: int) -> float:
     """One step of the optimisers and of the running average; returns the gradient's norm before clipping."""
+    job, scaler = session.job, session.scaler
     job.objective.before_update(step)
     for part in job.optimisers.parts:
         scaler.unscale_(part)
@@ -308,61 +340,52 @@ def update(job: Job, step: int, scaler: torch.GradScaler) -> float:
     if job.ema is not None:
         update_average(job.ema, job.model, job.recipe.optim.ema)
     job.objective.end_step(step)
-    return float(whole(norm))
+    return float(full_tensor(norm))
 
 
-def judge(job: Job, progress: Progress, log: RunLog | None, show: Show, epoch: int) -> None:
-    """Evaluate on the validation split, and keep the model if it is the best so far."""
-    scores = job.objective.scores(job.judged, job.val)
-    _count_skipped(job, scores.skipped, progress.step, progress, log, show)
-    rank, numbers = job.objective.rank(scores, job.judged, job.val)
+def validate(session: TrainingSession, epoch: int) -> None:
+    """Evaluate on the validation split, and save the model if it is the best so far."""
+    job, progress, log, show = session.job, session.progress, session.log, session.show
+    scores = job.objective.evaluate(job.evaluated_model, job.val)
+    session.note_skipped(scores.skipped, progress.step)
+    rank, numbers = job.objective.rank(scores, job.evaluated_model, job.val)
     numbers = {"top1": scores.top(1), "loss": scores.loss(), **numbers}
-    words = ", ".join(f"{key} {value:.4f}" for key, value in numbers.items() if key != "top1")
+    others = ", ".join(f"{key} {value:.4f}" for key, value in numbers.items() if key != "top1")
     epochs = f"epoch {epoch + 1} of {job.recipe.run.epochs}"
-    show.note(f"{epochs}: val {job.objective.judged_by} {numbers['top1']:.2%}, {words}")
+    show.note(f"{epochs}: val {job.objective.metric} {numbers['top1']:.2%}, {others}")
     if log is not None:
         log.write("val", progress.step, epoch=epoch, **numbers)
-        for finding in examine(job.recipe, job.model, job.plan, read_log(job.run)):
-            log.write("doctor", progress.step, text=f"{finding.words} {finding.remedy}")
-            show.note(f"doctor: {finding.words} {finding.remedy}")
+        for finding in job.objective.diagnose([event for event in read_log(job.run) if event["kind"] == "train"]):
+            log.write("doctor", progress.step, text=f"{finding.message} {finding.remedy}")
+            show.note(f"doctor: {finding.message} {finding.remedy}")
     if progress.best_rank is None or rank > progress.best_rank:
         progress.best_rank, progress.best_top1, progress.best_epoch = rank, numbers["top1"], epoch
         job.save_best()
 
 
 class StopSignal:
-    """While inside, SIGTERM and Ctrl-C ask the run to stop after its step; a second one ends it at once."""
+    """While entered, SIGTERM and Ctrl-C stop the run after its step; a second one ends it at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request)
         return self
 
-    def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
-def _count_skipped(
-    job: Job, skipped: dict[str, str], step: int, progress: Progress, log: RunLog | None, show: Show
-) -> None:
-    """Unreadable pictures are named, in all processes alike; too many stop the run."""
-    for words in note_skipped(job.who.join(skipped), progress, log, step):
-        show.note(f"skipped: {words}")
-    more = f"vitlab train --resume {job.run} data.max_unreadable=... --changed"
-    check_skipped(progress.skipped, job.recipe.data.max_unreadable, "data.max_unreadable", more)
-
-
-def _autocast(amp: str, device: torch.device) -> Any:
+def _autocast(amp: str, device: torch.device) -> AbstractContextManager[object]:
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return torch.autocast(device.type, dtype=kinds[amp]) if amp in kinds else nullcontext()

@@ -1,4 +1,4 @@
-"""How fast is this machine at a recipe? A few real steps on real pictures, timed part by part."""
+"""Times a few real steps of a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 
 from vitlab.images.datasets import Data, Dataset, subset
 from vitlab.training import processes
-from vitlab.training.batches import Batch, Pictures
+from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.job import prepare
-from vitlab.training.loop import Silent, backward, update
+from vitlab.training.loop import Silent, TrainingSession, backward, update
 from vitlab.training.recipe import Recipe
 from vitlab.training.state import Progress
 
-READING = 0.25  # seconds of reading pictures, about, each time it is measured
-PICTURES = (8, 256)  # but so many pictures at least and at most
+READING = 0.25  # seconds of reading images, about, each time it is measured
+PICTURES = (8, 256)  # but so many images at least and at most
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,23 @@ class Speed:
     step: float  # forward, backward, optimiser
     early: float  # the same while patches are left out
     first: float  # the very first step, which also sets up memory and kernels
-    prepare: float  # reading and augmenting the pictures of a step, in one process
-    judge: float  # reading and judging one picture
-    resize: float  # one picture of a set that is resized once and stays in memory
+    prepare: float  # reading and augmenting the images of a step, in one process
+    evaluate: float  # reading and evaluating one image
+    resize: float  # one image of a set that is resized once and stays in memory
     params: int
     spent: float  # from the start of the command to the end of this measurement
 
 
 @dataclass(frozen=True)
-class Meter:
-    """Measures recipes on some of the data; `read` is the time one picture takes to read, `since` the clock's start."""
+class SpeedMeter:
+    """Measures recipes on some of the data; `read` is the time one image takes to read, `since` the clock's start."""
 
     data: Data
     read: float
     since: float
 
     def __call__(self, recipe: Recipe, patience: float = 0.0) -> Speed:
-        """A few steps; or steps for `patience` seconds, which show how slow a machine is that others use too."""
+        """A few steps; or steps for `patience` seconds, which shows the load of other processes."""
         with TemporaryDirectory() as folder:
             return self._measure(recipe, Path(folder), patience)
 
@@ -61,26 +61,25 @@ class Meter:
         real = replace(job.plan, n=len(self.data.train))
         timed = partial(median_seconds, patience=1.0 if world == 1 else math.inf)  # processes must count alike
         per_batch = timed(lambda: job.steps[0, 0])
-        stream, progress = repeat(_grown(job.steps[0, 0], real.part)), Progress()
-        scaler = torch.GradScaler(job.who.device.type, enabled=recipe.run.amp == "fp16")
-        job.optimisers.set_factor(0.0)  # what is only timed shall not break
+        stream, session = repeat(_repeated(job.steps[0, 0], real.part)), TrainingSession(job, Progress(), Silent())
+        job.optimisers.set_factor(0.0)  # timing must not change the weights
 
         def step(number: int) -> None:
-            backward(job, stream, number, 0.0, scaler, progress, None, Silent())
-            update(job, number, scaler)
+            backward(session, stream, number, 0.0)
+            update(session, number)
 
         first = timed(lambda: step(0), times=1)
         full = timed(lambda: step(job.plan.total - 1))
         many = int(patience / max(float(job.who.sum(torch.tensor(full))) / world, 1e-4))
         slower = max(1.0, mean_seconds(lambda: step(job.plan.total - 1), many) / full) if many else 1.0
-        pre = job.model.preprocess
+        pre = job.val.preprocess
         speed = Speed(
             step=slower * full,
             early=slower * (timed(lambda: step(0)) if recipe.augment.drop_patches else full),
             first=first,
             prepare=slower * per_batch / job.plan.part * real.part * real.accumulate,
-            judge=slower * timed(lambda: job.objective.scores(job.judged, job.val)) / len(val),
-            resize=slower * timed(lambda: Pictures(train, pre), times=1) / len(train),
+            evaluate=slower * timed(lambda: job.objective.evaluate(job.evaluated_model, job.val)) / len(val),
+            resize=slower * timed(lambda: ImageSet(train, pre), times=1) / len(train),
             params=sum(p.numel() for p in job.model.parameters()),
             spent=time.perf_counter() - self.since,
         )
@@ -91,14 +90,14 @@ class Meter:
         return Speed(**{**values, "params": speed.params})
 
     def _some(self, dataset: Dataset, parts: int) -> Dataset:
-        """As many pictures as are read in a moment, from all over the set."""
+        """As many images as are read in READING seconds, spread over the dataset."""
         least, most = PICTURES
         count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
         return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))
 
 
 def median_seconds(call: Callable[[], object], times: int = 3, patience: float = 1.0) -> float:
-    """Of so many calls; of fewer where they take longer than `patience` together."""
+    """Of `times` calls; of fewer where together they take longer than `patience`."""
     taken: list[float] = []
     while len(taken) < times and sum(taken) < patience:
         began = time.perf_counter()
@@ -114,7 +113,7 @@ def mean_seconds(call: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - began) / times
 
 
-def _grown(batch: Batch, count: int) -> Batch:
-    """The batch over and over, up to `count` images."""
+def _repeated(batch: TrainingBatch, count: int) -> TrainingBatch:
+    """The batch repeated up to `count` images."""
     which = torch.arange(count) % len(batch.labels)
-    return Batch(batch.images[which], batch.labels[which], which)
+    return TrainingBatch(batch.images[which], batch.labels[which], which)

@@ -1,4 +1,4 @@
-"""Parameter groups (what decays, how fast each layer learns) and optimisers: AdamW, Adam, SGD, and Muon in float32.
+"""The learning rate, parameter groups (what decays, how fast each layer learns) and optimisers, with Muon in float32.
 
 Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix by Newton-Schulz steps.
 torch's own does them one matrix at a time in bfloat16, which CPUs without bfloat16 units emulate slowly; `Muon` here
@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import ParamsT
 
+from vitlab.errors import TrainingError
 from vitlab.training.recipe import OptimRecipe
-from vitlab.training.sharding import share_like, whole
+from vitlab.training.sharding import full_tensor, share_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
@@ -26,6 +27,18 @@ BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where
 EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|(?:embeds|positions)\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
 STAGE_NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")  # at the end of a stage
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
+
+
+def lr_factor(step: int, total: int, *, warmup: int, schedule: str, final: float) -> float:
+    """Factor of the base rate at `step` of `total`, counted from 0. The warm-up rises linearly and ends at 1."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(total - warmup, 1)  # 0 .. 1
+    if schedule == "cosine":
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return final + (1 - final) * (1 - progress)
+    return 1.0
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
@@ -45,7 +58,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def layers_of(names: list[str]) -> dict[str, int]:
-    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head stand above them all."""
+    """0 for the embedding, 1 .. for the blocks, counted through all stages; norm and head come last."""
     blocks = [match for name in names if (match := BLOCK.search(name))]
     depths: dict[int, int] = {}  # of each stage
     for match in blocks:
@@ -81,12 +94,12 @@ class Muon(Optimizer):
     """torch.optim.Muon's update for 2-D weights, in float32 and batched by shape."""
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
+        self, params: ParamsT, lr: float = 0.02, weight_decay: float = 0.0, momentum: float = 0.95, steps: int = 5
     ):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, steps=steps))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -107,7 +120,7 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return whole(parameter.grad.lerp(state["momentum"], momentum))
+        return full_tensor(parameter.grad.lerp(state["momentum"], momentum))
 
 
 class Optimisers:
@@ -116,14 +129,14 @@ class Optimisers:
     def __init__(self, model: nn.Module, recipe: OptimRecipe):
         groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay)
         if not groups:
-            raise ValueError(
+            raise TrainingError(
                 "no parameter is left to learn: model.freeze leaves nothing, e.g. on a model with classes=0."
             )
         self.parts: list[Optimizer] = []
         if recipe.name == "muon":
             matrices, rest = _split_matrices(groups)
             if not matrices:
-                raise ValueError(
+                raise TrainingError(
                     "optim.name=muon moves the matrices inside a transformer's blocks, and none of them learns here (a "
                     "ResNet has none, model.freeze=encoder leaves none): use optim.name=sgd or optim.name=adamw."
                 )
@@ -149,7 +162,7 @@ class Optimisers:
         return max(group["lr"] for group in self.parts[-1].param_groups)
 
     def set_decay(self, weight_decay: float) -> None:
-        """For all that decays."""
+        """For all groups that decay."""
         for part in self.parts:
             for group in part.param_groups:
                 group["weight_decay"] = weight_decay if group["decays"] else 0.0
@@ -159,22 +172,22 @@ class Optimisers:
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """State as `name|entry` -> tensor, shared out as the parameters are."""
-        found: dict[str, Tensor] = {}
+        """State as `name|entry` -> tensor, sharded as the parameters are."""
+        tensors: dict[str, Tensor] = {}
         for part in self.parts:
             for parameter, state in part.state.items():
                 for entry, value in state.items():
                     value = value if isinstance(value, Tensor) else torch.tensor(float(value))
-                    found[f"{self.names[parameter]}|{entry}"] = value
-        return found
+                    tensors[f"{self.names[parameter]}|{entry}"] = value
+        return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """What `tensors` gave, whole."""
+        """Load the full tensors of `tensors`."""
         by_name = {name: parameter for parameter, name in self.names.items()}
         for key, value in tensors.items():
             name, _, entry = key.partition("|")
             if name not in by_name:
-                raise ValueError(
+                raise TrainingError(
                     f"the saved optimiser knows {name!r}, which this model does not train: another recipe?"
                 )
             parameter = by_name[name]

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from vitlab.errors import UsageError
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -19,10 +20,10 @@ def recipes() -> dict[str, Path]:
 
 def find_recipe(what: str | None) -> tuple[str, Recipe]:
     """A name for the run and the recipe: of a TOML file, of a shipped recipe, of a data source or of a folder."""
-    known = recipes()
+    available = recipes()
     name = "digits" if what is None else BY_SOURCE.get(what, what)
-    if name in known:
-        recipe = read_recipe(known[name])
+    if name in available:
+        recipe = read_recipe(available[name])
         if what in BY_SOURCE:  # a recipe made for another source of the same kind
             recipe = replace(recipe, data=replace(recipe.data, source=what))
         return what or name, recipe
@@ -33,13 +34,13 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     if path.exists() or pattern:
         from vitlab.images.sources.captions import holds_captions
 
-        base = read_recipe(known["clip_folder" if holds_captions(path) else "folder"])
+        base = read_recipe(available["clip_folder" if holds_captions(path) else "folder"])
         title = path.absolute().parent.name if pattern else path.resolve().stem
         return title, replace(base, data=replace(base.data, source=name))
     if "/" in name or name.startswith((".", "~")):
-        raise ValueError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
-    raise ValueError(
-        f"{what!r} is no recipe, data source or folder.{nearest(name, [*known, *BY_SOURCE])} "
-        f"Recipes: {', '.join(known)}. For your own pictures: vitlab train FOLDER, with a folder for each class, or "
-        "with captions."
+        raise UsageError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
+    raise UsageError(
+        f"{what!r} is no recipe, data source or folder.{nearest(name, [*available, *BY_SOURCE])} "
+        f"Recipes: {', '.join(available)}. For your own images: vitlab train FOLDER, with a folder for each class, "
+        "or with captions."
     )

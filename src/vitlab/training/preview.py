@@ -1,8 +1,7 @@
-"""What a model will see, made as the loop makes it: pictures before and after augmentation, mixed batches. And the data
-in numbers.
+"""The images that a model will see: before and after augmentation, and in mixed batches. And the data in numbers.
 
-    found = preview(recipe, data_of(recipe), images=8, views=4)
-    found.rows[0].images            # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
+result = preview(recipe, data_of(recipe), images=8, views=4)
+result.rows[0].images           # 1 + 4 of (H, W, C) uint8: as evaluated, then in epochs 0 to 3
 """
 
 from __future__ import annotations
@@ -18,26 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import ImageError
 from vitlab.images.datasets import Captioned, Data, Dataset
 from vitlab.images.mix import Mix, Mixing
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
-from vitlab.images.read import ImageError
-from vitlab.training.batches import Plan, Steps
+from vitlab.training.batches import BatchDataset, Plan
 from vitlab.training.finetune import build_model
 from vitlab.training.job import steps_of
-from vitlab.training.objectives import mix_of
+from vitlab.training.objectives import objective_class
+from vitlab.training.objectives.base import mix_of
 from vitlab.training.recipe import AugmentRecipe, Recipe
 
 SEARCHED = 200  # steps of the run that are searched for mixed batches
-LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many pictures are looked at, no more
+LOOKED_AT, PIXELS = 500, 50_000_000  # of a split that is read one by one, so many images are looked at, no more
 Parts = list[tuple[str, float]]  # classes and their shares, the largest first
 
 
 @dataclass(frozen=True)
-class Row:
-    """One picture in several epochs, or in the several views of one."""
+class PreviewRow:
+    """One image in several epochs, or in several views."""
 
     label: str
     name: str  # where it comes from
@@ -61,82 +61,75 @@ class Preview:
     title: str
     about: str
     settings: list[str]  # key=value of [augment], where it is not the default
-    columns: list[str]  # what the pictures of a row are
-    rows: list[Row]
+    columns: list[str]  # what the images of a row are
+    rows: list[PreviewRow]
     mixed: list[MixedBatch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Preview:
-    """The first `images` pictures of a run in epochs 0 .. `views` - 1, and mixed batches if any.
+    """The first `images` images of a run in epochs 0 .. `views` - 1, and mixed batches if any.
 
-    Of DINO, which cuts every picture several times, all views of epoch 0.
+    Where every image is cut into several views, all views of epoch 0.
     """
-    model = _model(recipe, data)
-    pre = model.preprocess
-    steps, mix, a, o = steps_of(recipe, data, pre), mix_of(recipe), recipe.augment, recipe.objective
-    epochs = 1 if o.name == "dino" else views
-    rows, unreadable = _rows(steps, data.classes, images, epochs)
-    seen = [f"epoch {epoch}" for epoch in range(epochs)]
+    model, method = _model(recipe, data), objective_class(recipe.objective.name)
+    steps, mix, a = steps_of(recipe, data, model.preprocess), mix_of(recipe), recipe.augment
+    columns = [f"epoch {epoch}" for epoch in range(views)]
+    epochs = views
     if isinstance(steps.augment, MultiCrop):
-        small = steps.augment.sizes[2:]
-        seen = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
+        small, epochs = steps.augment.sizes[2:], 1
+        columns = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
+    rows, unreadable = _rows(steps, data.classes, images, epochs)
     mixed = _mixed(steps, mix, data.classes, a.smoothing, 1 + views)
     notes = [*data.notes, *unreadable]
     if a.drop_patches:
         notes.append(f"augment.drop_patches={a.drop_patches}: the model itself leaves patches out, which is not drawn.")
-    if o.name == "mae":
-        ratio = model.config.mask_ratio
-        notes.append(
-            f"the model itself hides {ratio:.0%} of the patches, which is not drawn: vitlab explain reconstruct"
-        )
+    notes += method.preview_notes(model)
     if (a.mixup or a.cutmix) and not mixed:
         notes.append(f"none of the first {SEARCHED} batches is mixed: augment.mix_probability={a.mix_probability}.")
     default = AugmentRecipe()
     on = [f.name for f in fields(a) if getattr(a, f.name) != getattr(default, f.name)]
     about = f"{len(rows)} of {len(data.train):,} training images, seed {recipe.run.seed}"
-    settings = [f"{name}={getattr(a, name)}" for name in on]
-    if o.name == "dino":
-        settings += [f"{name}={getattr(o, name)}" for name in ("local_views", "global_scale", "local_scale")]
-    return Preview(Path(data.name).name or data.name, about, settings, ["before", *seen], rows, mixed, notes)
+    settings = [f"{name}={getattr(a, name)}" for name in on] + method.preview_settings(recipe)
+    return Preview(Path(data.name).name or data.name, about, settings, ["before", *columns], rows, mixed, notes)
 
 
 def _model(recipe: Recipe, data: Data) -> Any:
-    """A new one is built without memory for its weights."""
+    """On the meta device, unless it starts from a checkpoint."""
     with torch.device("meta") if recipe.model.init_from is None else nullcontext():
-        return build_model(recipe.model, data.classes, data.train.channels, recipe.objective)[0]
+        return build_model(recipe, data.classes, data.train.channels)[0]
 
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
-    """(C, H, W) each, normalised -> (H, W, C) uint8; noise beyond black and white is cut there."""
-    found = [np.asarray(pre.picture(image)) for image in images]
-    return [image[:, :, None] if image.ndim == 2 else image for image in found]
+    """(C, H, W) each, normalised -> (H, W, C) uint8; clipped to 0..255."""
+    pixels = [np.asarray(pre.picture(image)) for image in images]
+    return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
 
-def _rows(steps: Steps, classes: list[str], images: int, views: int) -> tuple[list[Row], list[str]]:
+def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
     rows, unreadable = [], []
-    pictures, pre = steps.pictures, steps.pictures.preprocess
+    image_set, pre = steps.image_set, steps.image_set.preprocess
     for index in _in_order(steps.plan):
         one = np.array([index])
         try:
-            before, _ = pictures.normalised(one)
+            before, _ = image_set.normalised(one)
             batches = [steps.batch(epoch, one, np.zeros(1, dtype=np.int64)) for epoch in range(views)]
             later = [view[0] for batch in batches for view in batch.views or [batch.images]]
         except ImageError as error:
             unreadable.append(str(error))
             continue
-        data = pictures.data
-        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(pictures.labels[index])]
-        rows.append(Row(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
+        data = image_set.data
+        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(image_set.labels[index])]
+        rows.append(PreviewRow(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
         if len(rows) == images:
             break
     if not rows:
-        raise ImageError(f"none of {len(unreadable)} training pictures can be read, e.g. {unreadable[0]}")
+        raise ImageError(f"none of {len(unreadable)} training images can be read, e.g. {unreadable[0]}")
     return rows, unreadable
 
 
 def _in_order(plan: Plan) -> Iterator[int]:
-    """The pictures of the first epoch, each once, as the steps take them."""
+    """The images of the first epoch, each once, as the steps take them."""
     seen = set()
     for step in range(plan.steps_per_epoch):
         for micro in range(plan.accumulate):
@@ -146,16 +139,16 @@ def _in_order(plan: Plan) -> Iterator[int]:
                     yield index
 
 
-def _mixed(steps: Steps, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
-    """One batch of each kind: the first with shares that the eye can tell, or the first."""
-    found: dict[str, tuple[int, Mixing]] = {}
-    plan, pre = steps.plan, steps.pictures.preprocess
+def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, count: int) -> list[MixedBatch]:
+    """One batch of each kind: the first that is visibly mixed, or the first."""
+    best: dict[str, tuple[int, Mixing]] = {}
+    plan, pre = steps.plan, steps.image_set.preprocess
     for step in range(min(plan.total, SEARCHED)):
         drawn = mix.draw(plan.part, pre.size, seed=plan.seed, step=step)
-        if drawn is not None and (drawn.how not in found or (_visible(drawn) and not _visible(found[drawn.how][1]))):
-            found[drawn.how] = step, drawn
+        if drawn is not None and (drawn.how not in best or (_visible(drawn) and not _visible(best[drawn.how][1]))):
+            best[drawn.how] = step, drawn
     batches = []
-    for how, (step, drawn) in sorted(found.items(), reverse=True):  # mixup, then cutmix
+    for how, (step, drawn) in sorted(best.items(), reverse=True):  # mixup, then cutmix
         batch = steps[step, 0]
         images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
         labels = [shares(target, classes, smoothing) for target in targets[:count]]
@@ -168,7 +161,7 @@ def _visible(drawn: Mixing) -> bool:
 
 
 def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
-    """What soft targets (K,) are mixed of: without label smoothing, and without shares that round to 0.00."""
+    """The classes in soft targets (K,), without label smoothing and shares that round to 0.00."""
     parts = ((target - smoothing / len(classes)) / (1 - smoothing)).tolist()
     return sorted(((classes[k], share) for k, share in enumerate(parts) if share >= 0.005), key=lambda part: -part[1])
 
@@ -179,15 +172,15 @@ def shares(target: Tensor, classes: list[str], smoothing: float) -> Parts:
 def describe(data: Data) -> dict[str, Any]:
     """Classes or captions, images per split and class, sizes, what cannot be read; plain values for JSON.
 
-    Files are not all opened: of a split that is not in memory up to 500 pictures, or 50 megapixels, are looked at.
+    Files are not all opened: of a split that is not in memory up to 500 images, or 50 megapixels, are looked at.
     """
     splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
     counts = {name: np.bincount(split.labels, minlength=len(data.classes)) for name, split in splits.items()}
     sizes: Counter[tuple[int, int]] = Counter()
     unreadable: list[str] = []
     for split in splits.values():
-        found, wrong = _look(split)
-        sizes += found
+        split_sizes, wrong = _look(split)
+        sizes += split_sizes
         unreadable += wrong
     by_area = sorted(sizes, key=lambda size: (size[0] * size[1], size))
     common = [size for size, n in sizes.most_common(1) if n > 1]
@@ -213,20 +206,20 @@ def describe(data: Data) -> dict[str, Any]:
 
 
 def _captions(split: Captioned) -> dict[str, Any]:
-    """How many there are, of a picture and in all; and how many words they have."""
-    counts, words = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
+    """Counts of captions and of their words."""
+    counts, lengths = split.captions.counts, [len(text.split()) for text in split.captions.everything()]
     return {
         "captions": int(counts.sum()),
         "least": int(counts.min()),
         "most": int(counts.max()),
-        "words": sum(words) / len(words),
-        "longest": max(words),
+        "words": sum(lengths) / len(lengths),
+        "longest": max(lengths),
         "first": split.captions[0][0],
     }
 
 
 def _look(split: Dataset) -> tuple[Counter[tuple[int, int]], list[str]]:
-    """How many pictures there are of each (H, W), and what is wrong with those that cannot be read."""
+    """Counts of images of each (H, W), and the errors of those that cannot be read."""
     if split.images is not None:
         return Counter({split.images.shape[1:3]: len(split)}), []
     sizes: Counter[tuple[int, int]] = Counter()

@@ -1,16 +1,21 @@
-"""One process or many: who am I, on which device, and how results come together. torchrun's environment tells."""
+"""Rank, device and collectives of one process or many, from torchrun's environment."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from vitlab.errors import TrainingError, UsageError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,44 +37,47 @@ class Processes:
         return tensor
 
     def join(self, table: dict[str, str]) -> dict[str, str]:
-        """Every process's table in one; all must ask together."""
+        """The tables of all processes merged; all must call this together."""
         if not self.any(bool(table)) or self.world == 1:
             return table
         return {key: value for part in self.gather(table) for key, value in part.items()}
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in their order; all must ask together."""
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in their order; all must call this together."""
         values = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns in the first process, in every process; all must call together, and fail together."""
-        value, failed = None, None
+    def only_first(self, work: Callable[[], T]) -> T | None:
+        """`work()` in the first process, None in the others; all must call this together, and fail together."""
+        result, failure = None, None
         if self.first:
             try:
-                value = make()
-            except (ValueError, OSError) as error:
-                failed = error
-        if self.any(failed is not None):
-            raise failed or ValueError("the first process failed; its message says why.")
-        if self.world == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+                result = work()
+            except Exception as error:
+                failure = error
+        if self.any(failure is not None):
+            raise failure or TrainingError("the first process failed; its message says why.")
+        return result
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The first process's `make()`, in every process; as `only_first` otherwise."""
+        received: list[Any] = [self.only_first(make)]
+        if self.world > 1:
+            dist.broadcast_object_list(received, src=0)
+        return received[0]
 
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up in any process; all must ask together."""
+        """Whether the flag is set in any process; all must call this together."""
         return self.first_with(flag) is not None
 
     def first_with(self, flag: bool) -> int | None:
-        """The first process whose flag is up, if there is one; all must ask together."""
+        """The first process whose flag is set, if any; all must call this together."""
         up = self.sum(torch.tensor([float(flag and rank == self.rank) for rank in range(self.world)]))
         return int(up.argmax()) if up.any() else None
 
@@ -82,17 +90,27 @@ def start(device: str = "auto", *, patience: timedelta | None = None) -> Process
     if world > 1 and not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)  # where nccl and fsdp work
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
+        try:
+            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=patience)
+        except (ValueError, RuntimeError) as error:  # torch's own, for what the environment lacks or who does not come
+            raise TrainingError(
+                f"WORLD_SIZE={world}, but the processes do not find each other ({error}). Start them with torchrun, or "
+                "unset WORLD_SIZE."
+            ) from None
     return Processes(rank, world, chosen)
 
 
 def stop() -> None:
+    """Leave the group. What still holds it (DDP) must be gone: the group's threads may wait for the interpreter, which
+    the last holder would keep locked while it waits for them.
+    """
     if dist.is_initialized():
+        gc.collect()
         dist.destroy_process_group()
 
 
 def pick_device(device: str, local_rank: int = 0) -> torch.device:
-    """CUDA, then MPS, then CPU, unless one is named."""
+    """CUDA, then MPS, then CPU, unless one is given."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)
@@ -100,9 +118,13 @@ def pick_device(device: str, local_rank: int = 0) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda, but torch sees no CUDA device here: use auto or cpu.")
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
+        raise UsageError(f"device {device!r} is not known: use auto, cpu, cuda, cuda:1 or mps.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        seen = f"{count} CUDA device{'s' if count > 1 else ''}" if count else "no CUDA device"
+        raise UsageError(f"device {device}, but torch sees {seen} here: use auto or cpu.")
     if chosen.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device mps, but torch sees no MPS device here: use auto or cpu.")
+        raise UsageError("device mps, but torch sees no MPS device here: use auto or cpu.")
     return torch.device("cuda", local_rank) if device == "cuda" else chosen

@@ -13,15 +13,19 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from vitlab.errors import TrainingError, VitlabError
 from vitlab.models.config import Config, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
+from vitlab.training.objectives import DEFAULT, OBJECTIVES, option_owners
 
-Value = str | int | float | bool | list[Any]
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class DataRecipe(Config):
     per_class: int | None = None  # few labels: so many of each class
     fraction: float | None = None  # few labels: this share
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
-    max_unreadable: int = 20  # pictures that may be skipped before the run stops
+    max_unreadable: int = 20  # images that may be skipped before the run stops
     allow_cut: bool = False  # use what is whole of tar shards that are cut off, instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
 
@@ -57,7 +61,7 @@ class AugmentRecipe(Config):
     smoothing: float = 0.0  # of labels
     drop_patches: float = 0.0  # share of patches left out ...
     drop_patches_until: float = 1.0  # ... in this first part of the run
-    flip_at_test: bool = False  # average the scores of a picture and its mirror image
+    flip_at_test: bool = False  # average the scores of an image and its mirror image
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class ModelRecipe(Config):
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
     freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; of a clip, all but the image tower
-    reducer: str | None = None  # fewer tokens, in training and in judging: tome:r=8, evit:keep=0.7
+    reducer: str | None = None  # fewer tokens, in training and in evaluation: tome:r=8, evit:keep=0.7
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
     def __post_init__(self) -> None:
@@ -76,37 +80,26 @@ class ModelRecipe(Config):
 
             try:
                 reducer_of(self.reducer)
-            except ValueError as error:
-                raise ValueError(f"model.reducer: {error}") from None
+            except VitlabError as error:
+                raise TrainingError(f"model.reducer: {error}") from None
 
 
 @dataclass(frozen=True)
 class ObjectiveRecipe(Config):
-    """What is learned. Below `name` each line says which of the methods reads it."""
+    """What is learned. Each file of training/objectives declares and checks its own options."""
 
-    name: Literal["supervised", "distill", "mae", "dino", "clip"] = "supervised"
-    teacher: str | None = None  # distill: any checkpoint or hub name, for the same classes
-    distillation: Literal["hard", "soft"] = "hard"  # distill: the teacher's answer, or its probabilities
-    teacher_share: float = 0.5  # distill: of the loss; the labels have the rest
-    temperature: float = 3.0  # distill, soft: of student and teacher
-    cache: bool = False  # distill: ask the teacher once for each picture as it is, not for each augmented view
-    local_views: int = 8  # dino: small crops beside the two large ones
-    local_size: int = 0  # dino: their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
-    local_scale: tuple[float, float] = (0.05, 0.4)  # dino: share of the picture's area
-    global_scale: tuple[float, float] = (0.4, 1.0)
-    momentum: float = 0.996  # dino: of the teacher at the start; it rises to 1
-    teacher_temperature: tuple[float, float] = (0.04, 0.07)  # dino: at the start, and after the warm-up
-    temperature_epochs: float = 30.0  # dino: length of that warm-up
-    freeze_last_epochs: float = 1.0  # dino: the last layer of the head waits so long
-    final_weight_decay: float | None = None  # dino: weight decay rises to this by a cosine
-    loss: Literal["softmax", "sigmoid"] = "softmax"  # clip: one of many (CLIP), or each pair by itself (SigLIP)
-    templates: str = "train"  # clip, of classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
-    eval_templates: str = "held_out"  # clip, of classes: the sentences it is judged by
+    name: str = DEFAULT  # one of training/objectives
+    options: dict[str, Any] = field(default_factory=dict)  # every other key of [objective] that is not at its default
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in OBJECTIVES:
+            raise TrainingError(f"name={self.name!r} is not valid: expected {' | '.join(OBJECTIVES)}.")
 
 
 @dataclass(frozen=True)
 class TextRecipe(Config):
-    """Of the tokenizer, where words are learned from."""
+    """The tokenizer, for objectives that learn from text."""
 
     tokenizer: str | None = None  # a tokenizer.json, or a folder with one; otherwise one is made of train's captions
     vocab: int = 4096  # tokens of one that is made, at most
@@ -165,45 +158,22 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive = {"data.batch_size": self.data.batch_size, "run.epochs": self.run.epochs}
-        positive |= {"optim.accumulate": self.optim.accumulate, "data.repeats": self.data.repeats}
-        positive |= {"run.eval_every": self.run.eval_every}
-        for name, value in positive.items():
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1.")
-        shares = {"optim.final_lr": self.optim.final_lr, "augment.drop_patches_until": self.augment.drop_patches_until}
-        for name, value in shares.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} must lie between 0 and 1.")
-        below_one = {"augment.smoothing": self.augment.smoothing, "optim.ema": self.optim.ema}
-        below_one |= {"augment.drop_patches": self.augment.drop_patches, "objective.momentum": self.objective.momentum}
-        for name, value in below_one.items():
-            if not 0 <= value < 1:
-                raise ValueError(f"{name}={value} must be at least 0 and below 1.")
-        if self.optim.lr <= 0 or self.optim.muon_lr <= 0 or not 0 < self.optim.layer_decay <= 1:
-            raise ValueError("optim.lr and optim.muon_lr must be above 0, optim.layer_decay above 0 and at most 1.")
-        not_negative = {"data.workers": self.data.workers, "run.save_every": self.run.save_every}
-        not_negative |= {"run.keep": self.run.keep}
-        not_negative |= {f"objective.{n}": getattr(self.objective, n) for n in ("local_views", "local_size")}
-        for name, value in {**not_negative, "run.minutes": self.run.minutes}.items():
-            if value < 0:
-                raise ValueError(f"{name}={value} must be 0 or more.")
-        if self.run.keep > 9:
-            raise ValueError(f"run.keep={self.run.keep} must be 9 at most.")
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        o = self.objective
-        if not 0 <= o.teacher_share <= 1:
-            raise ValueError(f"objective.teacher_share={o.teacher_share} must lie between 0 and 1.")
-        if min(o.temperature, *o.teacher_temperature) <= 0:
-            raise ValueError("objective.temperature and objective.teacher_temperature must be above 0.")
-        for name in ("local_scale", "global_scale"):
-            low, high = getattr(o, name)
-            if not 0 < low <= high <= 1:
-                raise ValueError(f"objective.{name}=[{low}, {high}] must rise, above 0 and up to 1.")
+        for keys, is_valid, rule in RULES:
+            for key in keys.split():
+                value = attrgetter(key)(self)
+                if not is_valid(value):
+                    raise TrainingError(f"{key}={value} {rule}.")
 
 
+RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
+    ("data.workers run.save_every run.keep run.minutes", lambda v: v >= 0, "must be 0 or more"),
+    ("run.keep", lambda v: v <= 9, "must be 9 at most"),
+    ("optim.lr optim.muon_lr", lambda v: v > 0, "must be above 0"),
+    ("optim.layer_decay", lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
+    ("optim.final_lr augment.drop_patches_until", lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
+    ("augment.smoothing augment.drop_patches optim.ema", lambda v: 0 <= v < 1, "must be at least 0 and below 1"),
+)
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
 
 
@@ -212,9 +182,11 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
     recipe = base or Recipe()
     for group, values in tables.items():
         if group not in GROUPS:
-            raise ValueError(f"there is no [{group}].{nearest(group, list(GROUPS))} Tables: {', '.join(GROUPS)}.")
+            raise TrainingError(f"there is no [{group}].{nearest(group, list(GROUPS))} Tables: {', '.join(GROUPS)}.")
         if not isinstance(values, dict):
-            raise ValueError(f"{group} must be a table: write [{group}] and its values below, or {group}.name=value.")
+            raise TrainingError(
+                f"{group} must be a table: write [{group}] and its values below, or {group}.name=value."
+            )
         for name, value in values.items():
             recipe = with_value(recipe, f"{group}.{name}", value)
     return recipe
@@ -223,21 +195,32 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
 def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     """One value changed, by its dotted name."""
     group, _, name = key.partition(".")
-    known = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
-    if group not in GROUPS or not name:
-        raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
-    part = getattr(recipe, group)
-    if f"{group}.{name}" in known:
-        if value == "none" and "None" in type(part).__annotations__[name]:  # TOML has no word for it
-            value = None
-        try:
-            return replace(recipe, **{group: replace(part, **{name: value})})
-        except ValueError as error:
-            text = str(error)
-            raise ValueError(text if text.startswith(group + ".") else f"{group}.{text}") from None
-    if group == "model":  # an option of the model itself; its own config checks it
-        return replace(recipe, model=replace(part, options={**part.options, name: value}))
-    raise ValueError(f"there is no {key!r} in a recipe.{nearest(key, known)}")
+    keys = [f"{g}.{f.name}" for g in GROUPS for f in fields(getattr(recipe, g)) if f.name != "options"]
+    if key in keys:
+        part = getattr(recipe, group)
+        return replace(recipe, **{group: _changed(part, group, name, value)})
+    if group == "model" and name:  # an option of the model itself; its own config checks it
+        options = {**recipe.model.options, name: value}
+        return replace(recipe, model=replace(recipe.model, options=options))
+    if group == "objective" and name in option_owners():
+        default = option_owners()[name]()
+        value = getattr(_changed(default, group, name, value), name)
+        options = {k: v for k, v in recipe.objective.options.items() if k != name}
+        options |= {} if value == getattr(default, name) else {name: value}
+        return replace(recipe, objective=replace(recipe.objective, options=options))
+    keys += [f"objective.{option}" for option in option_owners()]
+    raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
+
+
+def _changed(part: C, group: str, name: str, value: Any) -> C:
+    """One field changed; an error names its group."""
+    if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
+        value = None
+    try:
+        return replace(part, **{name: value})  # type: ignore[type-var]  # every Config is a dataclass
+    except VitlabError as error:
+        text = str(error)
+        raise TrainingError(text if text.startswith(group + ".") else f"{group}.{text}") from None
 
 
 def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
@@ -245,13 +228,18 @@ def with_settings(recipe: Recipe, settings: list[str]) -> Recipe:
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign:
-            raise ValueError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
+            raise TrainingError(f"{setting!r} is not a setting: write key=value, e.g. run.epochs=10.")
         try:
             value = parse_value(text.strip())
         except ValueError as error:
-            raise ValueError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
+            raise TrainingError(f"{setting:.80}: {error}. To write it as a text: {key}='\"...\"'") from None
         recipe = with_value(recipe, key.strip(), value)
     return recipe
+
+
+def setting(key: str, value: object) -> str:
+    """A value as it is typed on the command line: setting("run.epochs", 3) is "run.epochs=3"."""
+    return f"{key}={'none' if value is None else _toml(value)}"
 
 
 def parse_value(text: str) -> Any:
@@ -267,33 +255,35 @@ def parse_value(text: str) -> Any:
     except ValueError:
         return text
     if not math.isfinite(number):
-        raise ValueError(f"{text} is not a finite number")
+        raise TrainingError(f"{text} is not a finite number")
     return number
 
 
 def read_recipe(path: Path) -> Recipe:
     if kind := special_kind(path):
-        raise ValueError(f"{path}: is {kind}, not a recipe. Name a TOML file.")
+        raise TrainingError(f"{path}: is {kind}, not a recipe. Name a TOML file.")
     try:
         tables = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such recipe.") from None
+        raise TrainingError(f"{path}: no such recipe.") from None
     except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
-        raise ValueError(f"{path}: is not valid TOML ({error}).") from None
+        raise TrainingError(f"{path}: is not valid TOML ({error}).") from None
     try:
         return from_tables(tables)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    except VitlabError as error:
+        raise TrainingError(f"{path}: {error}") from None
 
 
 def to_tables(recipe: Recipe) -> dict[str, dict[str, Any]]:
     tables = asdict(recipe)
     tables["model"] |= tables["model"].pop("options")
+    chosen = tables["objective"].pop("options")
+    tables["objective"] |= {name: chosen.get(name, getattr(owner(), name)) for name, owner in option_owners().items()}
     return tables
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The whole recipe, every value resolved; None is left out, because TOML has no word for it."""
+    """The whole recipe, every value resolved; None is left out, because TOML cannot express it."""
     lines: list[str] = []
     for group, values in to_tables(recipe).items():
         lines.append(f"[{group}]")
@@ -320,7 +310,7 @@ def _toml(value: Any) -> str:
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
+    """The differences between two recipes, a line each: optim.lr: 0.001 -> 0.0003"""
     before, after = to_tables(old), to_tables(new)
     lines = []
     for group in before:

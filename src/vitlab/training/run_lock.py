@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from vitlab.errors import TrainingError
 from vitlab.parsing import parse_json
 
 try:
@@ -41,7 +42,7 @@ class Holder:
         return f"process {self.process} on {self.host}, since {self.since} UTC"
 
 
-class RunLockedError(ValueError):
+class RunLockedError(TrainingError):
     """Another process writes into the run folder."""
 
 

@@ -15,9 +15,11 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from vitlab.errors import TrainingError
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.special_files import special_kind
 
@@ -35,13 +37,13 @@ class RunLog:
         *,
         wandb: Wandb = "off",
         tensorboard: bool = False,
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         name: str | None = None,
         start_step: int = 0,
     ) -> None:
         """`start_step`: the step of the checkpoint the run goes on from; the log goes back to it. 0 begins anew."""
         if wandb not in get_args(Wandb):
-            raise ValueError(f"track.wandb={wandb!r} is not known: use {', '.join(get_args(Wandb))}.")
+            raise TrainingError(f"track.wandb={wandb!r} is not known: use {', '.join(get_args(Wandb))}.")
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / LOG
@@ -53,7 +55,7 @@ class RunLog:
     def write(self, kind: str, step: int, **numbers: Any) -> None:
         """One line. Tensors and arrays become plain numbers; NaN and infinity texts that `read_log` turns back."""
         assert "time" not in numbers, "the log keeps the time itself"
-        numbers = {key: _plain(value) for key, value in numbers.items()}
+        numbers = {key: _plain_value(value) for key, value in numbers.items()}
         if kind != "note" and (kind, step) in self._known:  # the step a resumed run starts from was logged before
             return
         line = {"kind": kind, "step": step, "time": round(time.time(), 3), **spell_not_finite(numbers)}
@@ -104,7 +106,7 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"\n"):  # cut off
                 break
-            raise ValueError(
+            raise TrainingError(
                 f"{path}: line {number} is not a line of a log: {line[:60]!r} ({error}). "
                 f"Delete that line, or resume the run, which repairs its log: vitlab train --resume {folder}"
             ) from None
@@ -114,7 +116,7 @@ def read_log(folder: str | Path) -> list[dict[str, Any]]:
 def _parse(line: bytes) -> dict[str, Any]:
     event = from_json(line)
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str) or not isinstance(event.get("step"), int):
-        raise ValueError("no event with a kind and a step")
+        raise TrainingError("no event with a kind and a step")
     return event
 
 
@@ -125,16 +127,16 @@ def _parse_or_none(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Tensors, arrays and numpy's numbers -> Python's own; the rest stays."""
     if isinstance(value, dict):
-        return {str(key): _plain(v) for key, v in value.items()}
+        return {str(key): _plain_value(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_plain_value(v) for v in value]
     return value.tolist() if hasattr(value, "tolist") else str(value) if isinstance(value, Path) else value
 
 
-def _read_back(value: Any) -> Any:
+def _read_back(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _read_back(v) for key, v in value.items()}
     if isinstance(value, list):
@@ -142,9 +144,9 @@ def _read_back(value: Any) -> Any:
     return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Any result as strict JSON, readable, NaN and infinity as texts."""
-    return json.dumps(spell_not_finite(_plain(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(spell_not_finite(_plain_value(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str | bytes) -> Any:
@@ -158,7 +160,7 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
     Returns the (kind, step) at `step` itself: a run may be killed between its save and the next line, and say it again.
     """
     if kind := special_kind(path):
-        raise ValueError(f"{path}: is {kind}, where the run would write its log. Remove it.")
+        raise TrainingError(f"{path}: is {kind}, where the run would write its log. Remove it.")
     if not path.exists():
         return set()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -173,13 +175,13 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
     return {(e["kind"], step) for e, stay in zip(events, stays, strict=True) if stay and e and e["step"] == step}
 
 
-def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | None, start_step: int) -> Any:
+def _open_wandb(folder: Path, mode: Wandb, config: Mapping[str, object], name: str | None, start_step: int) -> Any:
     if mode == "offline":
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry looks for its host even when offline
     try:
         import wandb
     except ImportError:
-        raise ValueError(
+        raise TrainingError(
             f"track.wandb={mode!r} needs wandb, which is not installed: pip install wandb. Or set track.wandb=off."
         ) from None
     remembered = folder / "wandb" / "run_id"  # a resumed run goes on in the same curves
@@ -194,12 +196,12 @@ def _open_wandb(folder: Path, mode: Wandb, config: dict[str, Any], name: str | N
             project="vitlab",
             name=name,
             id=run_id,
-            config=_plain(config),
+            config=_plain_value(config),
             resume="allow" if goes_on and mode == "online" else None,
             settings=wandb.Settings(silent=True, console="off"),  # the console is the run's own
         )
     except wandb.Error as error:
-        raise ValueError(
+        raise TrainingError(
             f"track.wandb={mode!r}: wandb does not start: {error} Run `wandb login`, or set track.wandb=offline or off."
         ) from None
 
@@ -208,7 +210,7 @@ def _open_tensorboard(folder: Path, start_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError(
+        raise TrainingError(
             "track.tensorboard=true needs tensorboard, which is not installed: pip install tensorboard. "
             "Or set track.tensorboard=false."
         ) from None

@@ -10,11 +10,13 @@ import io
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.parsing import parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
@@ -83,33 +85,35 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
+class RunList:
     runs: list[Run]
     skipped: list[str]  # what else lies there, and why it is no run
 
 
-def list_runs(folder: Path) -> Found:
+def list_runs(folder: Path) -> RunList:
     """Every run in a folder, newest first; a folder that is itself a run counts as one."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder.")
+        raise TrainingError(
+            f"{folder}: no such folder. `vitlab train` makes a first run in ./runs; or name the folder."
+        )
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     places = [folder] if (folder / RECIPE).is_file() else inside
     runs, skipped = [], []
     for place in places:
         try:
             runs.append(read_run(place))
-        except (ValueError, OSError) as error:
+        except (VitlabError, OSError) as error:
             skipped.append(str(error) if str(place) in str(error) else f"{place}: {error}")
-    return Found(sorted(runs, key=lambda run: -run.started), skipped)
+    return RunList(sorted(runs, key=lambda run: -run.started), skipped)
 
 
 def read_run(folder: Path) -> Run:
     if not (folder / RECIPE).is_file():
-        raise ValueError(f"{folder}: is not a run, for it holds no {RECIPE}.")
+        raise TrainingError(f"{folder}: is not a run, for it holds no {RECIPE}.")
     try:
         recipe = parse_toml((folder / RECIPE).read_text(encoding="utf-8"))
     except ValueError as error:  # bad TOML, NaN, nested too deep, or not UTF-8
-        raise ValueError(f"{folder / RECIPE}: cannot be read ({error}).") from None
+        raise TrainingError(f"{folder / RECIPE}: cannot be read ({error}).") from None
     result = read_result(folder) if (folder / RESULT).is_file() else {}
     saved = any(folder.glob("last")) or any(folder.glob(".last.old")) or any(folder.glob("last-[0-9]*"))
     return Run(folder, flat(recipe), result, read_log(folder), saved, lock_holder(folder))
@@ -119,17 +123,17 @@ def read_result(folder: Path) -> dict[str, Any]:
     """What a finished run's result.json holds."""
     path = folder / RESULT
     if not path.is_file():
-        raise ValueError(f"{path}: the run is finished, but its result is missing, or is no regular file.")
+        raise TrainingError(f"{path}: the run is finished, but its result is missing, or is no regular file.")
     try:
         result = from_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path}: cannot be read ({error}).") from None
+        raise TrainingError(f"{path}: cannot be read ({error}).") from None
     if not isinstance(result, dict):
-        raise ValueError(f"{path}: holds no table of results but {type(result).__name__}.")
+        raise TrainingError(f"{path}: holds no table of results but {type(result).__name__}.")
     return result
 
 
-def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """{"run": {"seed": 0}} -> {"run.seed": 0}"""
     pairs: dict[str, Any] = {}
     for key, value in tables.items():
@@ -139,8 +143,8 @@ def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differences(runs: list[Run]) -> list[str]:
     """The recipe keys that are not the same in all runs, without those that have a column anyway."""
-    known = sorted({key for run in runs for key in run.recipe} - SHOWN_AS_COLUMN - ALWAYS_DIFFER)
-    return [key for key in known if any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs)]
+    keys = sorted({key for run in runs for key in run.recipe} - SHOWN_AS_COLUMN - ALWAYS_DIFFER)
+    return [key for key in keys if any(run.recipe.get(key) != runs[0].recipe.get(key) for run in runs)]
 
 
 def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
@@ -157,9 +161,9 @@ def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
 def _sorted(runs: list[Run], sort: str) -> list[Run]:
     key = sort.removeprefix("-")
     values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
-    known = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
-    if key not in known:
-        raise ValueError(f"--sort {sort}: no run has {key!r}.{nearest(key, known)} Columns: {', '.join(COLUMNS)}.")
+    columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
+    if key not in columns:
+        raise UsageError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
     numbers = [isinstance(value.get(key), int | float) and math.isfinite(value[key]) for value in values]
     numeric = any(numbers)
     has = [i for i in range(len(runs)) if (numbers[i] if numeric else values[i].get(key) is not None)]
@@ -171,7 +175,7 @@ def _sorted(runs: list[Run], sort: str) -> list[Run]:
 # ------------------------------------------------------------------------------------------------------------ as text
 
 
-def shown(key: str, value: Any) -> str:
+def shown(key: str, value: object) -> str:
     """A cell as people read it."""
     if value is None:
         return ""
@@ -186,7 +190,7 @@ def shown(key: str, value: Any) -> str:
     return {"loss": f"{value:.4f}", "seconds": f"{value:.1f}", "images_per_second": f"{value:.0f}"}.get(key, f"{value}")
 
 
-def to_markdown(rows: list[dict[str, Any]]) -> str:
+def to_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     """A GitHub table; numbers to the right."""
     if not rows:
         return ""
@@ -202,7 +206,7 @@ def _in_markdown(text: str) -> str:
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # between letters _ is only itself
 
 
-def to_csv(rows: list[dict[str, Any]]) -> str:
+def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
     """Exact values; an empty cell where there is none."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -211,7 +215,7 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def _in_csv(value: Any) -> Any:
+def _in_csv(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         return json.dumps(value, ensure_ascii=False)
     # A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup is left as it is.

@@ -1,4 +1,4 @@
-"""A run folder's checkpoints: everything a run needs to go on, written so that one whole save is always there.
+"""A run folder's checkpoints: all that a run needs to resume, written so that one intact save always exists.
 
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
 last-1/   the save before it (run.keep = 1), from which a run goes on where `last` is damaged
@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import digests, native
-from vitlab.checkpoints.files import CheckpointError, read_json
+from vitlab.checkpoints.files import read_json
+from vitlab.errors import CheckpointError, TrainingError
+from vitlab.models.base import Network
 from vitlab.training import run_lock
 from vitlab.training.runlog import from_json, to_json
 
@@ -35,7 +37,7 @@ RECIPE, RESULT, BEST_WEIGHTS = "recipe.toml", "result.json", f"{BEST}/{native.WE
 
 @dataclass
 class Progress:
-    """Where a run stands; the numbers that no tensor holds."""
+    """How far a run is: all numbers that are not tensors."""
 
     step: int = 0  # steps done
     best_rank: float | None = None  # the objective's own measure; the accuracy where it learns labels
@@ -43,7 +45,7 @@ class Progress:
     best_epoch: int = -1
     seconds: float = 0.0  # of training, over all its parts
     images: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read: name -> what is wrong
+    skipped: dict[str, str] = field(default_factory=dict)  # images that could not be read: name -> what is wrong
     scaler: float = 0.0  # fp16's loss scale
     scaler_steps: int = 0  # since it last changed
     finished: bool = False
@@ -57,9 +59,9 @@ def check_place(run: Path) -> None:
     """Refuse a run folder that cannot be written, before anything is downloaded or trained."""
     place = next(place for place in (run, *run.absolute().parents) if place.exists())
     if not place.is_dir():
-        raise ValueError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")
+        raise TrainingError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
+        raise TrainingError(f"run.dir={run}: {place} cannot be written. Name another folder: run.dir=...")
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -67,7 +69,7 @@ def check_place(run: Path) -> None:
 
 def save_last(
     run: Path,
-    model: Any,
+    model: Network,
     optimizer: Tensors,
     ema: Tensors | None,
     progress: Progress,
@@ -94,25 +96,25 @@ def save_last(
         # A file name that is not UTF-8 holds lone surrogates; backslashreplace spells them as JSON does.
         (folder / STATE).write_bytes(to_json(state).encode("utf-8", "backslashreplace"))
 
-    with explaining_failed_save(run):
+    with explain_failed_save(run):
         replace_folder(run / LAST, fill, keep)
 
 
-def save_best(run: Path, model: Any) -> None:
-    with explaining_failed_save(run):
+def save_best(run: Path, model: Network) -> None:
+    with explain_failed_save(run):
         replace_folder(run / BEST, lambda folder: native.save(model, folder))
 
 
 @contextmanager
-def explaining_failed_save(run: Path) -> Iterator[None]:
-    """A save that fails (the disk is full) says what is still there, and how to go on."""
+def explain_failed_save(run: Path) -> Iterator[None]:
+    """A save that fails (the disk is full) says what is still there, and how to continue."""
     run_lock.check_held(run)
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        whole = next(iter(generations(run)), None)
-        safe = f"{whole} is untouched" if whole is not None else "nothing had been saved before"
+        intact = next(iter(generations(run)), None)
+        safe = f"{intact} is untouched" if intact is not None else "nothing had been saved before"
         raise CheckpointError(
             f"{run}: cannot be saved ({reason}); {safe}. Make room, then go on: vitlab train --resume {run} "
             "(with run.keep=0 --changed behind it, a third less is needed)"
@@ -120,7 +122,7 @@ def explaining_failed_save(run: Path) -> Iterator[None]:
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], object], keep: int | None = None) -> None:
-    """Fill a new folder, flush it, and put it in the old one's place; whenever it stops, one of the two is whole.
+    """Fill a new folder, flush it, and put it in the old one's place; if it is interrupted, one of the two is intact.
 
     With `keep` the old one becomes folder-1, that one folder-2, ..., and those beyond `keep` are removed.
     """
@@ -210,7 +212,7 @@ def generations(run: Path) -> list[Path]:
 
 
 def load_last(run: Path, *, with_ema: bool = False, note: Callable[[str], object] = lambda text: None) -> Saved | None:
-    """The newest save that is whole; None where nothing was saved yet.
+    """The newest intact save; None where nothing was saved yet.
 
     A damaged save is set aside as last-damaged, and `note` says so. `with_ema`: a save without a running average is
     damaged.
@@ -352,19 +354,19 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(value: Any) -> bool:
+def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _duration(value: Any) -> bool:
+def _duration(value: object) -> bool:
     return _number(value) and math.isfinite(value) and value >= 0
 
 
-CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "step": (_count, "a whole number from 0"),
     "best_rank": (lambda value: value is None or _number(value), "a number, or null"),
     "best_top1": (lambda value: _number(value) and not value > 1, "a share of one"),
@@ -382,10 +384,10 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _progress(values: dict[str, Any], path: Path) -> Progress:
-    known = {f.name for f in fields(Progress)}
-    if unknown := sorted(values.keys() - known):
+    names = {f.name for f in fields(Progress)}
+    if unknown := sorted(values.keys() - names):
         raise CheckpointError(f"{path}: {unknown[0]!r} is not known. It was written by another vitlab.")
-    if missing := sorted(known - values.keys()):
+    if missing := sorted(names - values.keys()):
         raise CheckpointError(f"{path}: {missing[0]!r} is missing. It was written by another vitlab.")
     for name, (is_valid, expected) in CHECKS.items():
         if not is_valid(values[name]):

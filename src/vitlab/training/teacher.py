@@ -1,8 +1,8 @@
-"""The teacher of a distilled run: any checkpoint, frozen. It gets the student's images as it is used to see them.
+"""The teacher of a distilled run: any frozen checkpoint. It gets the student's images in its own preprocessing.
 
 teacher = Teacher.load("runs/resnet/best", data.classes, student.preprocess)
 teacher(images)                                                  # (B, K)
-answers = keep_answers(folder, teacher, data.train, data.name)   # asked once for each picture, kept on disk
+answers = keep_answers(folder, teacher, data.train, data.name)   # computed once per image, kept on disk
 answers.take(batch.indices)                                      # (B, K)
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from torch import Tensor
 from vitlab.checkpoints import native
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
+from vitlab.errors import ImageError, TrainingError
 from vitlab.images.datasets import Dataset, subset
 from vitlab.images.preprocess import Preprocess
-from vitlab.images.read import ImageError
-from vitlab.training.batches import Pictures
+from vitlab.models.base import Network
+from vitlab.training.batches import ImageSet
 from vitlab.training.labels import class_order, differing, shown
 from vitlab.training.processes import Processes
 
@@ -35,14 +36,14 @@ SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was
 
 
 class Teacher:
-    """A frozen model in evaluation mode, called with what the student sees."""
+    """A frozen model in evaluation mode, called with the student's images."""
 
-    def __init__(self, model: Any, classes: list[str], student: Preprocess, name: str = "the teacher"):
+    def __init__(self, model: Network, classes: list[str], student: Preprocess, name: str = "the teacher"):
         self.model, self.name, self.classes = model.eval().requires_grad_(False), name, classes
         self.notes: list[str] = []
         self.order = self._order()
         if model.preprocess is None:
-            raise ValueError(f"{name} has no preprocess, so it is not known how it sees pictures: load it with one.")
+            raise TrainingError(f"{name} has no preprocess, so it is not known how it sees images: load it with one.")
         self.preprocess: Preprocess = model.preprocess
         self._adapt(student)
 
@@ -67,12 +68,12 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, images: Tensor) -> Tensor:
-        """Images that are prepared for the teacher itself -> (B, K)."""
+        """Images in the teacher's own preprocessing -> (B, K)."""
         logits = self.model(images)
         return logits if self.order is None else logits[:, self.order]
 
     def view(self, images: Tensor) -> Tensor:
-        """The student's images as the teacher takes them: its colours, its size."""
+        """The student's images, normalised and resized for the teacher."""
         if self.gain is not None and self.offset is not None:
             images = images * self.gain + self.offset  # one channel becomes as many as the teacher has
         if tuple(images.shape[-2:]) != self.preprocess.size:
@@ -84,8 +85,8 @@ class Teacher:
         """x = (p - m_s) / s_s is what the student sees of a pixel p, (p - m_t) / s_t what the teacher does: a x + b."""
         own = self.preprocess
         if len(student.mean) not in (1, len(own.mean)):
-            raise ValueError(
-                f"{self.name} sees grey pictures and the student colours: use a teacher of 3 channels, or "
+            raise TrainingError(
+                f"{self.name} sees grey images and the student colours: use a teacher of 3 channels, or "
                 "model.channels=1."
             )
         m_s, s_s, m_t, s_t = (torch.tensor(v).reshape(-1, 1, 1) for v in (student.mean, student.std, own.mean, own.std))
@@ -95,14 +96,14 @@ class Teacher:
         self.offset = None if same else ((m_s * scale - m_t) / s_t).to(self.device)
 
     def _order(self) -> list[int] | None:
-        """Which of its outputs stands for each class of the data; None where they are in the same order."""
-        labels, count = self.model.labels, getattr(self.model.config, "classes", 0)
+        """For each class of the data the teacher's output; None where they are in the same order."""
+        labels, count = self.model.labels, self.model.classes
         remedy = (
             f"Train a teacher on these data: vitlab train DATA model.init_from={self.name} run.dir=runs/teacher, then "
             "objective.teacher=runs/teacher/best"
         )
         if not count:
-            raise ValueError(f"{self.name} has no classes, so it cannot answer. {remedy}")
+            raise TrainingError(f"{self.name} has no classes, so it cannot answer. {remedy}")
         if labels is None and count == len(self.classes):
             self.notes.append(
                 f"{self.name} does not name its classes: they are taken to be {shown(self.classes)}, in this order."
@@ -113,13 +114,13 @@ class Teacher:
             what = f"{count} classes, which it does not name, and the data have {len(self.classes)}"
             if labels is not None:
                 what = "other classes than the data: " + differing(labels, self.classes, "the teacher", "the data")
-            raise ValueError(f"{self.name} has {what}. {remedy}")
+            raise TrainingError(f"{self.name} has {what}. {remedy}")
         return None if order == list(range(count)) else order
 
     def fingerprint(self) -> str:
-        """Another one wherever the teacher would answer otherwise: weights, network, preprocess, order of classes."""
-        told = [self.model.family, self.model.config.to_dict(), self.preprocess.to_dict(), self.classes, self.order]
-        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
+        """Digest of all that decides its answers: weights, config, preprocess, order of classes."""
+        identity = [self.model.family, self.model.config.to_dict(), self.preprocess.to_dict(), self.classes, self.order]
+        digest = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16)
         for key, value in sorted(self.model.state_dict().items()):
             digest.update(key.encode())
             digest.update(value.cpu().contiguous().numpy().tobytes())
@@ -127,21 +128,21 @@ class Teacher:
 
 
 class Answers:
-    """A teacher's logits for every training picture as it is, not augmented: (N, K), float16, on disk."""
+    """A teacher's logits for every training image without augmentation: (N, K), float16, on disk."""
 
     def __init__(self, folder: Path, logits: np.ndarray):
         self.folder, self.logits = folder, logits
 
     def take(self, indices: Tensor) -> Tensor:
-        """Of these pictures, by their numbers in the training set: (B,) -> (B, K)."""
-        found = torch.from_numpy(self.logits[indices.cpu().numpy()]).float()
-        if not torch.isfinite(found).all():
-            bad = indices[~torch.isfinite(found).all(dim=1).cpu()].tolist()
-            raise ValueError(
-                f"{self.folder}: the teacher could not read picture {bad[0]} when it was asked. Delete the folder, and "
+        """Of these images, by their numbers in the training set: (B,) -> (B, K)."""
+        logits = torch.from_numpy(self.logits[indices.cpu().numpy()]).float()
+        if not torch.isfinite(logits).all():
+            bad = indices[~torch.isfinite(logits).all(dim=1).cpu()].tolist()
+            raise TrainingError(
+                f"{self.folder}: the teacher could not read image {bad[0]} when it was asked. Delete the folder, and "
                 "it is asked again."
             )
-        return found
+        return logits
 
 
 def keep_answers(
@@ -155,23 +156,31 @@ def keep_answers(
     rebuild: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Answers:
-    """The answers kept in `folder`, asked for where they are not there yet; a stopped filling goes on.
+    """The answers stored in `folder`, computed where they are missing; an interrupted computation continues.
 
-    Answers of another teacher, or to other pictures, are refused, or made anew with `rebuild`. `progress` is called
-    with the number of pictures done, after each batch. Of many processes the first asks, and the others wait.
+    Answers of another teacher, or to other images, are refused, or replaced with `rebuild`. `progress` is called
+    with the number of images done, after each batch. The first process computes, the others wait.
     """
-    who, failed = who or Processes(), None
-    if who.first:
-        try:
-            _fill(folder, _header(teacher, data, name), teacher, data, batch_size, rebuild, progress)
-        except (ValueError, OSError) as error:
-            failed = error
-    if who.any(failed is not None):
-        raise failed or ValueError("the first process could not ask the teacher; its message says why.")
+    (who or Processes()).only_first(
+        lambda: _fill(folder, _header(teacher, data, name), teacher, data, batch_size, rebuild, progress)
+    )
     return Answers(folder, np.load(folder / LOGITS, mmap_mode="r"))
 
 
-def _header(teacher: Teacher, data: Dataset, name: str) -> dict[str, Any]:
+class Header(TypedDict):
+    """answers.json: what the stored answers are of."""
+
+    format: int
+    teacher: str
+    teacher_fingerprint: str
+    data: str
+    data_fingerprint: str
+    pictures: int
+    classes: list[str]
+    done: int  # images that are answered
+
+
+def _header(teacher: Teacher, data: Dataset, name: str) -> Header:
     return {
         "format": FORMAT,
         "teacher": teacher.name,
@@ -185,7 +194,7 @@ def _header(teacher: Teacher, data: Dataset, name: str) -> dict[str, Any]:
 
 
 def data_fingerprint(data: Dataset) -> str:
-    """Another one for other pictures, or the same in another order: their values where they are in memory, or names."""
+    """Digest of the images in their order: of their pixels where they are in memory, otherwise of their names."""
     digest = hashlib.blake2b(np.ascontiguousarray(data.labels).tobytes(), digest_size=16)
     if data.images is not None:
         digest.update(np.ascontiguousarray(data.images).tobytes())
@@ -197,7 +206,7 @@ def data_fingerprint(data: Dataset) -> str:
 
 def _fill(
     folder: Path,
-    header: dict[str, Any],
+    header: Header,
     teacher: Teacher,
     data: Dataset,
     batch_size: int,
@@ -211,9 +220,9 @@ def _fill(
     for number, first in enumerate(starts, 1):
         part = np.arange(first, min(first + batch_size, len(data)))
         try:
-            images, kept = Pictures(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
-            found = teacher.answer(images.to(teacher.device)).float().clamp(-6e4, 6e4)  # float16 ends at 65504
-            logits[part[kept]] = found.cpu().numpy()
+            images, kept = ImageSet(subset(data, part), teacher.preprocess).normalised(np.arange(len(part)))
+            answers = teacher.answer(images.to(teacher.device)).float().clamp(-6e4, 6e4)  # float16 ends at 65504
+            logits[part[kept]] = answers.cpu().numpy()
         except ImageError:
             pass  # none of them can be read: training skips them too
         if progress is not None:
@@ -223,20 +232,20 @@ def _fill(
             _write(folder, {**header, "done": int(part[-1]) + 1})
 
 
-def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str, Any], np.memmap]:
-    """What is kept already, checked to be of this teacher and these pictures; or a new file of NaN."""
+def _open(folder: Path, header: Header, rebuild: bool) -> tuple[Header, np.memmap]:
+    """The stored answers, checked to be of this teacher and these images; or a new file of NaN."""
     shape = (header["pictures"], len(header["classes"]))
     if (folder / HEADER).is_file() and not rebuild:
-        found = read_json(folder / HEADER)
-        _check(folder, found, header)
+        stored = read_json(folder / HEADER)
+        _check(folder, stored, header)
         try:
             np.load(folder / LOGITS, mmap_mode="r")  # opened for writing, a file that is cut off would be filled up
             logits = np.lib.format.open_memmap(folder / LOGITS, mode="r+")
         except (OSError, ValueError) as error:
-            raise ValueError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
+            raise TrainingError(f"{folder / LOGITS}: is damaged ({error}). Delete {folder}.") from None
         if (logits.shape, logits.dtype) != (shape, np.float16):
-            raise ValueError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
-        return found, logits
+            raise TrainingError(f"{folder / LOGITS}: holds {logits.shape} of {logits.dtype}. Delete {folder}.")
+        return cast("Header", stored), logits
     folder.mkdir(parents=True, exist_ok=True)
     (folder / HEADER).unlink(missing_ok=True)  # until the new file is there, nothing says what is in it
     logits = np.lib.format.open_memmap(folder / LOGITS, mode="w+", dtype=np.float16, shape=shape)
@@ -246,21 +255,21 @@ def _open(folder: Path, header: dict[str, Any], rebuild: bool) -> tuple[dict[str
     return header, logits
 
 
-def _check(folder: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    words = {
+def _check(folder: Path, stored: Mapping[str, object], expected: Header) -> None:
+    problems = {
         "format": "the answers of another version of vitlab",
-        "teacher_fingerprint": f"the answers of another teacher ({found.get('teacher')}, not {expected['teacher']})",
-        "data_fingerprint": f"answers to other pictures ({found.get('data')}, {found.get('pictures')} pictures, not "
+        "teacher_fingerprint": f"the answers of another teacher ({stored.get('teacher')}, not {expected['teacher']})",
+        "data_fingerprint": f"answers to other images ({stored.get('data')}, {stored.get('pictures')} images, not "
         f"{expected['data']}, {expected['pictures']})",
     }
-    for key, what in words.items():
-        if found.get(key) != expected[key]:
-            raise ValueError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
-    done = found.get("done")
+    for key, what in problems.items():
+        if stored.get(key) != expected[key]:
+            raise TrainingError(f"{folder} holds {what}. Delete it to ask anew, or name another folder.")
+    done = stored.get("done")
     if not isinstance(done, int) or not 0 <= done <= expected["pictures"]:
-        raise ValueError(f"{folder / HEADER}: done={done!r} is not a number of pictures. Delete {folder}.")
+        raise TrainingError(f"{folder / HEADER}: done={done!r} is not a number of images. Delete {folder}.")
 
 
-def _write(folder: Path, header: dict[str, Any]) -> None:
+def _write(folder: Path, header: Header) -> None:
     text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
     native.write_whole(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,5 +1,5 @@
-"""Is a run that is killed and resumed the run that nobody stopped? Train the first steps of a recipe both ways, and
-compare every bit of what they leave.
+"""Checks that a run that is killed and resumed equals one that is not: trains the first steps of a recipe both ways and
+compares every bit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.errors import UsageError
 from vitlab.training.batches import Plan
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
@@ -36,17 +37,17 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     name: str  # of a tensor, e.g. weights|head.bias or optimizer|head.bias|exp_avg
     largest: float | None  # None: only one of the two has it, or in another shape
 
 
 @dataclass
-class Verdict:
+class ResumeReport:
     steps: int
     kills: list[Kill] = field(default_factory=list)
     tensors: int = 0  # compared
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TensorDifference] = field(default_factory=list)
     broke: str = ""  # why a resumed run did not come to its end
     repeatable: bool | None = None  # asked where bits differ: are two runs that nobody stops the same?
     seconds: float = 0.0
@@ -59,37 +60,37 @@ class Verdict:
 
 def verify_resume(
     recipe: Recipe, *, kills: int = 3, steps: int = 24, note: Callable[[str], object] = lambda text: None
-) -> Verdict:
+) -> ResumeReport:
     """Train `steps` steps without a stop; then again in processes that are killed and resumed; and compare."""
     steps = -(-steps // SAVE_EVERY) * SAVE_EVERY  # the last of them is saved
     if not 1 <= kills < steps:
-        raise ValueError(f"{kills} kills do not fit into {steps} steps: use 1 to {steps - 1}, or more steps.")
+        raise UsageError(f"{kills} kills do not fit into {steps} steps: use 1 to {steps - 1}, or more steps.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("verify-resume starts its processes itself: run it without torchrun.")
+        raise UsageError("verify-resume starts its processes itself: run it without torchrun.")
     begun = time.perf_counter()
     short = shortened(recipe, steps)
     folder = Path(tempfile.mkdtemp(prefix="vitlab-verify-"))
-    verdict = Verdict(steps, folder=folder)
+    report = ResumeReport(steps, folder=folder)
     try:
         watch = Watch(steps, [0, 0])
         train(short, folder / "straight", False, watch, torch.get_num_threads())
         pace = (time.perf_counter() - watch.began) / steps
         note(f"{steps} steps without a stop, {pace:.2g} s each")
-        train_and_kill(short, folder / "killed", verdict, kills, pace, note)
-        if not verdict.broke:
-            straight, killed = (left_by(folder / name) for name in ("straight", "killed"))
-            verdict.tensors, verdict.differences = len(straight), differences(straight, killed)
-        if verdict.differences:  # a machine that does not repeat itself cannot resume to the bit either
+        train_and_kill(short, folder / "killed", report, kills, pace, note)
+        if not report.broke:
+            straight, killed = (resumable_state(folder / name) for name in ("straight", "killed"))
+            report.tensors, report.differences = len(straight), differences(straight, killed)
+        if report.differences:  # a machine that does not repeat itself cannot resume to the bit either
             train(short, folder / "again", False, Watch(steps, [0, 0]), torch.get_num_threads())
-            verdict.repeatable = not differences(left_by(folder / "straight"), left_by(folder / "again"))
-        verdict.seconds = time.perf_counter() - begun
+            report.repeatable = not differences(resumable_state(folder / "straight"), resumable_state(folder / "again"))
+        report.seconds = time.perf_counter() - begun
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if verdict.identical:
+    if report.identical:
         shutil.rmtree(folder, ignore_errors=True)
-        verdict.folder = None
-    return verdict
+        report.folder = None
+    return report
 
 
 def shortened(recipe: Recipe, steps: int) -> Recipe:
@@ -112,7 +113,7 @@ class Enough(Exception):  # noqa: N818  (nothing went wrong)
 
 
 class Watch(Silent):
-    """Writes down where a run started and stands, for another process to read, and ends it in time."""
+    """Shares the first and the current step of a run with another process, and ends it after `steps`."""
 
     def __init__(self, steps: int, where: Any, to_be_killed: bool = False):
         super().__init__()
@@ -131,7 +132,7 @@ class Watch(Silent):
 
 
 def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -> None:
-    """To the last step that is watched; equal numbers of threads, because sums depend on them."""
+    """To the last step of `watch`; with a fixed number of threads, because sums depend on it."""
     torch.set_num_threads(threads)
     with suppress(Enough):
         try:
@@ -141,15 +142,15 @@ def train(recipe: Recipe, run: Path, resume: bool, watch: Watch, threads: int) -
 
 
 def train_and_kill(
-    recipe: Recipe, run: Path, verdict: Verdict, kills: int, pace: float, note: Callable[[str], object]
+    recipe: Recipe, run: Path, report: ResumeReport, kills: int, pace: float, note: Callable[[str], object]
 ) -> None:
-    """One process after another takes the run up; each but the last is killed, at a moment that the seed decides."""
+    """One process after another resumes the run; each but the last is killed, at a moment drawn by the seed."""
     draw, context = random.Random(recipe.run.seed), multiprocessing.get_context(START)
-    moments: list[int | None] = [*sorted(draw.sample(range(1, verdict.steps), kills)), None]
+    moments: list[int | None] = [*sorted(draw.sample(range(1, report.steps), kills)), None]
     last_done: int | None = None
     for moment in moments:
         where = context.RawArray("q", 2)  # started from, done
-        watch = Watch(verdict.steps, where, to_be_killed=moment is not None)
+        watch = Watch(report.steps, where, to_be_killed=moment is not None)
         child = context.Process(target=train, args=(recipe, run, last_done is not None, watch, torch.get_num_threads()))
         child.start()
         try:
@@ -162,36 +163,36 @@ def train_and_kill(
             child.kill()  # SIGKILL, or what Windows has for it
             child.join()
         if last_done is not None:
-            verdict.kills.append(Kill(after=last_done, resumed=where[0]))
+            report.kills.append(Kill(after=last_done, resumed=where[0]))
         if ended and (moment is not None or child.exitcode):
-            verdict.broke = f"the run that went on from step {where[0]} ended at step {where[1]} with an error"
+            report.broke = f"the run that went on from step {where[0]} ended at step {where[1]} with an error"
             return
         last_done = where[1]
         if moment is not None:
             note(f"killed after step {last_done}")
 
 
-def left_by(run: Path) -> dict[str, Tensor]:
-    """All that a run would go on from, by name; but for the seconds it took."""
+def resumable_state(run: Path) -> dict[str, Tensor]:
+    """Resumable state by name, without elapsed time."""
     saved = load_last(run)
     assert saved is not None, run
-    found = {f"weights|{key}": value for key, value in saved.weights.items()}
-    found |= {f"ema|{key}": value for key, value in (saved.ema or {}).items()}
-    found |= {f"optimizer|{key}": value for key, value in saved.optimizer.items()}
+    state = {f"weights|{key}": value for key, value in saved.weights.items()}
+    state |= {f"ema|{key}": value for key, value in (saved.ema or {}).items()}
+    state |= {f"optimizer|{key}": value for key, value in saved.optimizer.items()}
     numbers = {k: v for k, v in asdict(saved.progress).items() if isinstance(v, int | float) and k != "seconds"}
-    return found | {f"progress|{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+    return state | {f"progress|{key}": torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
 
-def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[Difference]:
+def differences(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[TensorDifference]:
     """The tensors whose bits differ: 0 is not -0, and NaN is itself."""
-    found = [Difference(name, None) for name in a.keys() ^ b.keys()]
+    results = [TensorDifference(name, None) for name in a.keys() ^ b.keys()]
     for name in (name for name in a if name in b):
         x, y = a[name], b[name]
         if x.shape != y.shape or x.dtype != y.dtype:
-            found.append(Difference(name, None))
+            results.append(TensorDifference(name, None))
         elif not torch.equal(_bytes(x), _bytes(y)):
-            found.append(Difference(name, float((x.double() - y.double()).abs().max())))
-    return found
+            results.append(TensorDifference(name, float((x.double() - y.double()).abs().max())))
+    return results
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Why two copies of one network part: every guess is tried on the network itself, and named only if it repairs it.
+"""Why two copies of a network diverge: every guess is tried on the network, and reported only if it repairs it.
 
-The network of one side is built anew with the guess made true (the other's eps, the other's activation, a tensor as the
-other has it) and runs again. What moves the first difference further back is a cause; then the next one is looked for.
+The network of one side is rebuilt with the guess applied (the other's eps, activation, or a tensor) and runs again. A
+guess that moves the first difference to a later step is a cause; then the search continues.
 """
 
 from __future__ import annotations
@@ -11,42 +11,43 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vitlab.explain.diff.guesses import Case, Guess, guesses
+from vitlab.errors import VitlabError
+from vitlab.explain.diff.guesses import Guess, SearchState, guesses
 from vitlab.explain.diff.relations import relate
 from vitlab.explain.diff.sides import Side
-from vitlab.explain.diff.steps import Row, Tally, first_difference, run_steps
+from vitlab.explain.diff.steps import StepDifference, Tally, first_difference, run_steps
 
-ROUNDS = 8  # causes to look for, one behind the other
+ROUNDS = 8  # causes to look for, one after the other
 
 
 @dataclass(frozen=True)
 class Cause:
-    """`words` say what differs; with one side made as the other, the difference falls from `before` to `after`."""
+    """`words` describe what differs; without it, the difference falls from `before` to `after`."""
 
     kind: str  # eps, activation, preprocess, positions, transposed, bias, qkv, heads, pooling, tokens, classes, ...
     step: str  # where it first shows
     words: str
     remedy: str
-    before: float  # relative differences of that step; see Row
+    before: float  # relative differences of that step; see StepDifference
     after: float | None = None  # None: not tried
-    changed: str = ""  # the side that was changed to try it
+    changed: str = ""  # the side that was changed
     tensors: tuple[str, ...] = ()
 
     @property
     def explained(self) -> float | None:
-        """The share of the step's difference that is gone."""
+        """The share of the step's difference that it explains."""
         if self.after is None or not self.before:
             return None
         return 1.0 if self.before == float("inf") else 1 - self.after / self.before
 
 
-class Tried(NamedTuple):
-    first: tuple[int, Row] | None  # the first difference that is left, with its place among the steps
-    after: float = 0.0  # what is left at the step that was to be repaired
+class TrialResult(NamedTuple):
+    first: tuple[int, StepDifference] | None  # the first remaining difference and its step index
+    after: float = 0.0  # the remaining difference at the step to repair
 
 
 class Search:
-    """Changes p, one cause at a time, until it agrees with r; `images` are what both are run on."""
+    """Changes p, one cause at a time, until it agrees with r on `images`."""
 
     def __init__(self, p: Side, r: Side, images: Tensor, tolerance: float):
         self.images, self.tolerance = images, tolerance
@@ -54,38 +55,41 @@ class Search:
         both = [key for key in p.weights if key in r.weights and key != "mask_token"]  # no step reads a mask token
         both = [key for key in both if p.weights[key].shape == r.weights[key].shape]
         relations = {key: relate(key, p.weights[key], r.weights[key], p.config) for key in both}
-        self.case = Case(p, r, (images.shape[-2], images.shape[-1]), list(self.wanted), relations)
-        self.unexplained = ""  # the first difference that is left, in words
-        self.nearest: tuple[float, str] = (0.0, "")  # of the guesses that did not repair it: share explained, words
+        self.state = SearchState(p, r, (images.shape[-2], images.shape[-1]), list(self.wanted), relations)
+        self.unexplained = ""  # describes the first difference without a cause
+        self.nearest: tuple[float, str] = (
+            0.0,
+            "",
+        )  # the best guess that did not repair it: share explained, description
 
     def run(self) -> list[Cause]:
-        found: list[Cause] = []
+        causes: list[Cause] = []
         at = self._try([])
-        while at is not None and at.first is not None and len(found) < ROUNDS:
+        while at is not None and at.first is not None and len(causes) < ROUNDS:
             place, row = at.first
             self.nearest = (0.0, "")
             repaired = self._repair(place, row)
             if repaired is None:
                 break
             parts, at = repaired
-            found.append(self._accept(parts, row, at.after))
+            causes.append(self._accept(parts, row, at.after))
         if at is not None and at.first is not None:
             left = at.first[1].step
-            if len(found) == ROUNDS:
+            if len(causes) == ROUNDS:
                 self.unexplained = f"After {ROUNDS} causes {left} still differs; the search ends here."
             else:
-                start = "No known cause repairs what comes then," if found else "No known cause repairs"
+                start = "No known cause repairs what comes then," if causes else "No known cause repairs"
                 self.unexplained = f"{start} {left}: {self._summary()}"
-        return found
+        return causes
 
-    def _repair(self, place: int, row: Row) -> tuple[list[Guess], Tried] | None:
-        """The first guess that makes the step at `place` agree; of several at once, those that are needed."""
-        for parts in guesses(self.case, place):
+    def _repair(self, place: int, row: StepDifference) -> tuple[list[Guess], TrialResult] | None:
+        """The first guess that repairs the step at `place`; of a combination, only the needed parts."""
+        for parts in guesses(self.state, place):
             then = self._try(parts, place)
             if not _repairs(then, place, row):
                 explained = 1 - then.after / row.relative if then is not None else 0.0
                 if len(parts) == 1 and explained > self.nearest[0]:
-                    self.nearest = (explained, parts[0].words)
+                    self.nearest = (explained, parts[0].description)
                 continue
             for part in parts if len(parts) > 1 else []:
                 fewer = [other for other in parts if other is not part]
@@ -96,59 +100,61 @@ class Search:
             return parts, then
         return None
 
-    def _try(self, parts: list[Guess], place: int | None = None) -> Tried | None:
-        """Run p with these guesses made true; None where that network cannot be built."""
-        case = self.case
+    def _try(self, parts: list[Guess], place: int | None = None) -> TrialResult | None:
+        """Run p with these guesses applied; None if that network cannot be built."""
+        state = self.state
         changes = {leaf: value for part in parts for leaf, value in part.options.items()}
-        tensors = {key: case.r.weights[key] for part in parts for key in part.tensors}
+        tensors = {key: state.r.weights[key] for part in parts for key in part.tensors}
         try:
-            model = case.p.rebuilt({**case.options, **changes}, {**case.taken, **tensors}, case.r.weights)
+            model = state.p.rebuilt({**state.options, **changes}, {**state.taken, **tensors}, state.r.weights)
             steps = run_steps(model, self.images)
-        except ValueError:  # options that do not go together, or tensors that neither side has
+        except VitlabError:  # incompatible options, or tensors that neither side has
             return None
         first = first_difference(steps, self.wanted, self.tolerance)
         if place is None:
-            return Tried(first)
-        if (key := case.steps[place]) not in steps:
+            return TrialResult(first)
+        if (key := state.steps[place]) not in steps:
             return None
         tally = Tally()
         tally.add(steps[key], self.wanted[key])
-        return Tried(first, tally.row("", self.tolerance).relative)
+        return TrialResult(first, tally.row("", self.tolerance).relative)
 
-    def _accept(self, parts: list[Guess], row: Row, after: float) -> Cause:
+    def _accept(self, parts: list[Guess], row: StepDifference, after: float) -> Cause:
         for part in parts:
-            self.case.options |= part.options
-            self.case.taken |= {key: self.case.r.weights[key] for key in part.tensors}
-        words = "; and ".join(f"{p.words} ({_named(p.tensors)})" if p.tensors else p.words for p in parts)
+            self.state.options |= part.options
+            self.state.taken |= {key: self.state.r.weights[key] for key in part.tensors}
+        description = "; and ".join(
+            f"{p.description} ({_tensor_names(p.tensors)})" if p.tensors else p.description for p in parts
+        )
         remedy = " ".join(dict.fromkeys(part.remedy for part in parts))
         tensors = tuple(key for part in parts for key in part.tensors)
-        return Cause(parts[0].kind, row.step, words, remedy, row.relative, after, self.case.p.letter, tensors)
+        return Cause(parts[0].kind, row.step, description, remedy, row.relative, after, self.state.p.letter, tensors)
 
     def _summary(self) -> str:
-        """Where no cause was found: what comes nearest, and what the tensors look like."""
-        relations = self.case.relations
-        other = {k: v for k, v in relations.items() if v.kind != "equal" and k not in self.case.taken}
+        """Without a cause: the best guess, and how the tensors differ."""
+        relations = self.state.relations
+        other = {k: v for k, v in relations.items() if v.kind != "equal" and k not in self.state.taken}
         if not other:
             return "all tensors agree, and so do all options that tell, so the two programs compute it differently."
         most = sorted(other, key=lambda key: -other[key].distance)[:5]
         listed = ", ".join(f"{k} ({other[k].distance:.1e}, cosine {other[k].cosine:.4f})" for k in most)
         text = f"{len(other)} of {len(relations)} tensors differ, most (relative distance, cosine): {listed}."
-        share, words = self.nearest
+        share, description = self.nearest
         if share >= 0.5:
-            text += f" Nearest comes {words}, which explains {share:.0%} of it."
-        if self.case.retrained:
+            text += f" Nearest comes {description}, which explains {share:.0%} of it."
+        if self.state.retrained:
             middle = sorted(relation.cosine for relation in other.values())[len(other) // 2]
             alike = "One looks like a trained copy of the other." if middle > 0.5 else "They look like two trainings."
             text += f" {alike}"
         return text
 
 
-def _repairs(then: Tried | None, place: int, row: Row) -> bool:
-    """The step agrees, and not because rounding fell by a hair to the other side of the tolerance."""
+def _repairs(then: TrialResult | None, place: int, row: StepDifference) -> bool:
+    """The step agrees, and not only because rounding moved it just below the tolerance."""
     if then is None or then.after > row.relative / 2:
         return False
     return then.first is None or then.first[0] > place
 
 
-def _named(tensors: tuple[str, ...]) -> str:
+def _tensor_names(tensors: tuple[str, ...]) -> str:
     return tensors[0] if len(tensors) == 1 else f"{tensors[0]} and {len(tensors) - 1} more"

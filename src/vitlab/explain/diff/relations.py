@@ -1,50 +1,51 @@
-"""How one tensor comes from another: equal, turned, reordered, rounded, scaled, all zeros; or simply other values."""
+"""The relation of two tensors: equal, transposed, reordered, rounded, scaled, all zeros, or other values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from vitlab.models.vit_config import ViTConfig
 
 AGREE = 1e-6  # of the largest value: what float32 loses on the way through a file or a resize
 
 
 @dataclass(frozen=True)
 class Relation:
-    """`words` say what the second tensor, {r}'s, is in terms of the first, {p}'s."""
+    """`description` says how the second tensor, {r}'s, follows from the first, {p}'s."""
 
     kind: str  # equal, bias, zero, rounded, transposed, qkv, positions, classes, channels, scaled, values
-    words: str = ""
+    description: str = ""
     distance: float = 0.0  # |p - r| / |r|
     cosine: float = 1.0
-    order: tuple[int, ...] = ()  # for reordered rows: where each of r's stands in p
+    order: tuple[int, ...] = ()  # for reordered rows: the index in p of each row of r
 
 
 EQUAL = Relation("equal")
 
 
-def relate(name: str, p: Tensor, r: Tensor, config: Any) -> Relation:
-    """Both under our names and of one shape; `config` is the network's."""
+def relate(name: str, p: Tensor, r: Tensor, config: ViTConfig) -> Relation:
+    """Both tensors have our names and the same shape; `config` is the network's."""
     p, r = (t.detach().cpu().float() for t in (p, r))
     if close(p, r):
         return EQUAL
     if name.endswith((".qkv.weight", ".qkv.bias")):
-        found = _in_qkv(p, r, config.heads) or _by_part(p, r) or _plain(name, p, r)
+        relation = _in_qkv(p, r, config.heads) or _by_part(p, r) or _simple_relation(name, p, r)
     elif name == "positions.table":
-        found = _in_positions(p, r, config) or _plain(name, p, r)
+        relation = _in_positions(p, r, config) or _simple_relation(name, p, r)
     elif name.startswith(("head.", "head_distill.")):
-        found = _plain(name, p, r) or _in_classes(p, r)
+        relation = _simple_relation(name, p, r) or _in_classes(p, r)
     else:
-        found = _plain(name, p, r)
-    return found or Relation("values", "", *measured(p, r))
+        relation = _simple_relation(name, p, r)
+    return relation or Relation("values", "", *measured(p, r))
 
 
 def close(p: Tensor, r: Tensor) -> bool:
-    """The first row alone refuses most guesses."""
+    """Compares the first row first, which rules out most guesses."""
     return p.shape == r.shape and _close(p[:1], r[:1]) and _close(p, r)
 
 
@@ -60,7 +61,7 @@ def measured(p: Tensor, r: Tensor) -> tuple[float, float]:
     return distance, float(torch.nn.functional.cosine_similarity(p, r, dim=0))
 
 
-def _plain(name: str, p: Tensor, r: Tensor) -> Relation | None:
+def _simple_relation(name: str, p: Tensor, r: Tensor) -> Relation | None:
     missing = "bias" if name.endswith("bias") else "zero"
     if not p.any():
         return Relation(missing, "all zeros in {p}, not in {r}")
@@ -102,18 +103,18 @@ def _in_qkv(p: Tensor, r: Tensor, heads: int) -> Relation | None:
             return Relation("qkv", f"in the order {', '.join(order)} of {{p}}'s q, k, v")
     d = p.shape[0] // 3 // heads
     ours = p.unflatten(0, (3, heads, d))
-    layouts = {  # -> how r lists what p lists as (3, heads, d)
+    layouts = {  # how r lists what p lists as (3, heads, d)
         "head by head, each with its q, k, v": (ours.transpose(0, 1), p.unflatten(0, (heads, 3, d)).transpose(0, 1)),
         "channel by channel, each with its q, k, v": (
             ours.permute(1, 2, 0, *range(3, ours.ndim)),
             p.unflatten(0, (heads, d, 3)).permute(2, 0, 1, *range(3, ours.ndim)),
         ),
     }
-    for words, (there, back) in layouts.items():
+    for layout, (there, back) in layouts.items():
         if close(there.reshape(p.shape), r):
-            return Relation("qkv", f"listed {words}, in {{p}} part by part")
+            return Relation("qkv", f"listed {layout}, in {{p}} part by part")
         if close(back.reshape(p.shape), r):
-            return Relation("qkv", f"listed part by part, in {{p}} {words}")
+            return Relation("qkv", f"listed part by part, in {{p}} {layout}")
     return None
 
 
@@ -121,13 +122,13 @@ def _by_part(p: Tensor, r: Tensor) -> Relation | None:
     """One change that explains all parts which differ: q, k and v transposed, k's bias zero, q scaled."""
     name = "bias" if p.ndim == 1 else "weight"
     parts = {part: (x, y) for part, x, y in zip("qkv", p.chunk(3), r.chunk(3), strict=True) if not close(x, y)}
-    found = {part: _plain(name, x, y) for part, (x, y) in parts.items()}
-    changes = set(found.values())
+    by_part = {part: _simple_relation(name, x, y) for part, (x, y) in parts.items()}
+    changes = set(by_part.values())
     if len(changes) != 1 or (change := changes.pop()) is None:
         return None
-    if len(found) == 3 and change.kind in ("bias", "zero", "rounded", "scaled"):
+    if len(by_part) == 3 and change.kind in ("bias", "zero", "rounded", "scaled"):
         return change
-    return Relation(change.kind, f"{_and(found)}: {change.words}")
+    return Relation(change.kind, f"{_and(by_part)}: {change.description}")
 
 
 def _and(parts: Iterable[str]) -> str:
@@ -140,7 +141,7 @@ def _in_classes(p: Tensor, r: Tensor) -> Relation | None:
     return None if order is None else Relation("classes", "{p}'s rows in another order", order=order)
 
 
-def _in_positions(p: Tensor, r: Tensor, config: Any) -> Relation | None:
+def _in_positions(p: Tensor, r: Tensor, config: ViTConfig) -> Relation | None:
     rows, columns = config.grid
     prefix = config.positioned_prefix
     order = row_order(p[0], r[0])
@@ -152,7 +153,7 @@ def _in_positions(p: Tensor, r: Tensor, config: Any) -> Relation | None:
             "the prefix at the end": [*range(prefix, len(order)), *range(prefix)],
         }
         moved = sum(i != j for i, j in enumerate(order))
-        how = next((words for words, way in ways.items() if list(order) == way), f"{moved} of {len(order)} moved")
+        how = next((name for name, way in ways.items() if list(order) == way), f"{moved} of {len(order)} moved")
         return Relation("positions", f"{{p}}'s rows in another order ({how})", order=order)
     if prefix and close(p[:, :prefix], r[:, :prefix]):
         distance, cosine = measured(p[:, prefix:], r[:, prefix:])

@@ -1,9 +1,9 @@
-"""What to type once the cause is known. Which side is right only the user knows: remedies make one as the other."""
+"""What to type once the cause is known. Only the user knows which side is right: a remedy makes one equal the other."""
 
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Mapping
 
 from vitlab.explain.diff.sides import PREFIX, Side
 
@@ -39,25 +39,25 @@ def remedy(kind: str, p: Side) -> str:
     return REMEDIES[kind].format(path=shlex.quote(_path(p) or "FILE"))
 
 
-def by_options(kind: str, p: Side, r: Side, options: dict[str, Any]) -> str:
-    """How p becomes as r by options."""
+def by_options(kind: str, p: Side, r: Side, options: Mapping[str, object]) -> str:
+    """How to give p the options of r."""
     names = {leaf: leaf.split(".")[-1] for leaf in options}
-    told = ", ".join(f"{names[leaf]}={value!r}" for leaf, value in options.items())
+    settings = ", ".join(f"{names[leaf]}={value!r}" for leaf, value in options.items())
     if options and all(leaf in (*FLAGS, *LOADS) for leaf in options):
         path = _path(p)
         if path is None:
-            return f"To make {p.letter} as {r.letter}, build or load it with {told}"
+            return f"To make {p.letter} as {r.letter}, build or load it with {settings}"
         if all(leaf in FLAGS for leaf in options):
             flags = " ".join(f"{FLAGS[leaf]} {value}" for leaf, value in options.items())
             return f"To make {p.letter} as {r.letter}: vitlab convert {shlex.quote(path)} DST {flags}"
-        return saved_anew(p, r, told)
+        return saved_anew(p, r, settings)
     return OTHERWISE.get(kind, f"These are two networks: build {p.letter} with {r.letter}'s options.")
 
 
-def saved_anew(p: Side, r: Side, told: str) -> str:
-    """Loaded with these keywords, and saved."""
+def saved_anew(p: Side, r: Side, settings: str) -> str:
+    """Load with these keywords, and save."""
     path = _path(p)
-    loaded = f"vitlab.load({path!r}, {told})" if path is not None else f"vitlab.load(FILE, {told})"
+    loaded = f"vitlab.load({path!r}, {settings})" if path is not None else f"vitlab.load(FILE, {settings})"
     return f'To make {p.letter} as {r.letter}: vitlab.save({loaded}, "DST")'
 
 

@@ -1,14 +1,14 @@
 """The two sides of a comparison: a model of ours, or a transformers folder run by transformers itself.
 
-Each side gives its steps under our names, its weights under our names, and its own view of a picture. Our models are
-asked through Trace; only the other library's model is watched by forward hooks, on the layers that our rename table
-knows, so that every naming of theirs that we can load can also be followed.
+Each side gives its steps and weights under our names, and its own input for an image. Our models use Trace; the other
+library's model has forward hooks on the layers that our rename table knows, so it works for every naming we can load.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,14 @@ from torch import Tensor, nn
 
 from vitlab.checkpoints import hf, keymap, native
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
+from vitlab.errors import UsageError
 from vitlab.explain.diff.steps import Key, Steps, run_steps
+from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
+from vitlab.models.base import Network, unwrap
+from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.resnet import ResNetConfig
 
 PREFIX = "transformers:"
 State = dict[str, Tensor]
@@ -30,47 +35,49 @@ State = dict[str, Tensor]
 class Side:
     """A model of ours."""
 
-    def __init__(self, letter: str, model: Any, path: str | None = None):
-        if hasattr(model.config, "depths"):
-            raise ValueError(
+    def __init__(self, letter: str, model: Network, path: str | None = None):
+        if isinstance(model.config, StagedConfig | ResNetConfig):
+            raise UsageError(
                 f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
                 "compares it with transformers' own."
             )
-        self.letter, self.path = letter, path  # path: what to type for it; None for a model given as an object
+        self.letter, self.path = letter, path  # path: as typed; None for a model object
         self.name = path or type(model).__name__
         self.config, self.family, self.labels = model.config, model.family, model.labels
         self.preprocess = model.preprocess
         self.weights: State = dict(model.state_dict())
         self.notes: list[str] = []
-        self.network: nn.Module = model  # what really runs
+        self.network: nn.Module = model  # what runs
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """(H, W) of the images that it reads."""
+        """(H, W) of the model's input."""
         return self.config.image_size if self.preprocess is None else self.preprocess.size
 
     def steps(self, images: Tensor) -> Steps:
+        assert isinstance(self.network, Network)
         return run_steps(self.network, images)
 
     def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
-        """Upright pictures -> (B, C, H, W) as this side prepares them, for an input of `size` (None: its own); None: it
-        cannot.
-        """
-        if self.preprocess is None:
-            return None
-        own = size is None or size == self.input_size
-        fitting = self.preprocess if own else self.preprocess.with_size(size)
-        return fitting.batch(pictures)
+        """Upright images -> (B, C, H, W) by this side's preprocess, at `size` (None: its own); None without one."""
+        preprocess = self.preprocess_at(size)
+        return None if preprocess is None else preprocess.batch(pictures)
+
+    def preprocess_at(self, size: tuple[int, int] | None) -> Preprocess | None:
+        """This side's preprocess for another size than its own."""
+        if self.preprocess is None or size is None or size == self.input_size:
+            return self.preprocess
+        return self.preprocess.with_size(size)
 
     @property
     def eps(self) -> set[float]:
-        """What its LayerNorms really have, whatever the config says."""
+        """The eps of its LayerNorms, which may differ from the config."""
         return {module.eps for module in self.network.modules() if isinstance(module, nn.LayerNorm)}
 
-    def rebuilt(self, options: dict[str, Any], tensors: State, other: State) -> Any:
-        """Our network of this config and these weights, with options and tensors changed; the live model stays.
+    def rebuilt(self, options: Mapping[str, object], tensors: State, other: State) -> Network:
+        """A new network of this config and these weights, with options and tensors changed.
 
-        A tensor that the changed network needs and this side does not have is taken from `other`.
+        A tensor that this side does not have is taken from `other`.
         """
         config = self.config.with_options(**options)
         model = native.on_meta(lambda: registry.build(self.family, config))
@@ -78,26 +85,26 @@ class Side:
         state: State = {}
         for key, wanted in model.state_dict().items():
             fitting = (s[key] for s in (tensors, self.weights, other) if key in s and s[key].shape == wanted.shape)
-            if (found := next(fitting, None)) is None:
-                raise ValueError(f"neither side has {key} in the shape {tuple(wanted.shape)}.")
-            state[key] = found.detach().to(like.device, like.dtype)
+            if (tensor := next(fitting, None)) is None:
+                raise UsageError(f"neither side has {key} in the shape {tuple(wanted.shape)}.")
+            state[key] = tensor.detach().to(like.device, like.dtype)
         model.load_state_dict(state, assign=True)
         return model.eval()
 
 
 class TransformersSide(Side):
-    """A folder run by transformers; its config, preprocess and labels as we read them."""
+    """A folder run by transformers, with config, preprocess and labels as we read them."""
 
     def __init__(self, letter: str, path: str):
         folder = locate(path.removeprefix(PREFIX))
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
-        said = read_json(folder / "config.json")
+            raise UsageError(f"{path}: no transformers folder: {folder / 'config.json'} is not there.")
+        config = read_json(folder / "config.json")
         model, report = load_with_report(folder)
         super().__init__(letter, model, path)
         self.notes += report.notes
         self.folder = folder
-        self.network, absent = _run_by_transformers(path, folder, said)
+        self.network, absent = _run_by_transformers(path, folder, config)
         if absent:
             self.notes.append(
                 f"{path}: transformers did not find {', '.join(absent[:3])}{', ...' if len(absent) > 3 else ''} in the "
@@ -105,7 +112,7 @@ class TransformersSide(Side):
             )
         renamed = keymap.read(hf.DIALECT, self.network.state_dict())
         self.origin = renamed.origin
-        self.weights |= renamed.tensors  # what really runs, not what the file says
+        self.weights |= renamed.tensors  # what runs, not what the file says
         self.processor: Any = None
         if (folder / "preprocessor_config.json").is_file():
             self.processor = _processor(path, folder, self.notes)
@@ -130,7 +137,7 @@ class TransformersSide(Side):
                 out = self.network(images.float(), **options)
         except (ValueError, RuntimeError, TypeError, IndexError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{self.name}: transformers could not run it ({first}).") from None
+            raise UsageError(f"{self.name}: transformers could not run it ({first}).") from None
         finally:
             for handle in handles:
                 handle.remove()
@@ -151,83 +158,78 @@ class TransformersSide(Side):
         return seen
 
     def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
-        """By its own image processor, where the folder describes one and no other size is asked for."""
+        """By its own image processor, if the folder has one and `size` is its own."""
         if self.processor is None or size not in (None, self.input_size):
             return super().view(pictures, size)
         mode = "L" if self.config.channels == 1 else "RGB"
         return self.processor(images=[p.convert(mode) for p in pictures], return_tensors="pt")["pixel_values"]
 
     def _modules(self, ours: str) -> list[nn.Module]:
-        """Their layers behind one of ours: one, or three where they keep q, k and v apart."""
+        """Their layers for one of ours: three where q, k and v are separate."""
         keys = self.origin.get(f"{ours}.weight", ())
         return [self.network.get_submodule(key.rpartition(".")[0]) for key in keys]
 
     def _watched(self) -> list[tuple[str, Key | None, Key | None]]:
-        """Our layer, and what its counterpart's input and output are called in our trace (pre-norm networks)."""
-        found: list[tuple[str, Key | None, Key | None]] = [("patch_embed.proj", None, ("patch_embed", None))]
+        """Our layer, and the trace names of its counterpart's input and output (pre-norm networks)."""
+        watched: list[tuple[str, Key | None, Key | None]] = [("patch_embed.proj", None, ("patch_embed", None))]
         for i in range(self.config.depth):
             block = f"blocks.{i}."
-            found += [
+            watched += [
                 (block + "norm1", ("tokens", i - 1) if i else ("positions", None), ("norm1", i)),
                 (block + "attention.qkv", None, ("qkv", i)),
                 (block + "attention.proj", ("heads", i), ("proj", i)),
                 (block + "norm2", ("after_attention", i), ("norm2", i)),
                 (block + "mlp.fc2", ("fc1", i), ("fc2", i)),
             ]
-        found.append(("norm", ("tokens", self.config.depth - 1), ("norm", None)))
+        watched.append(("norm", ("tokens", self.config.depth - 1), ("norm", None)))
         if not self.config.tokens.distill_token:
-            found.append(("pre_logits" if self.config.head.head_hidden else "head", ("pool", None), None))
-        return found
+            watched.append(("pre_logits" if self.config.head.head_hidden else "head", ("pool", None), None))
+        return watched
 
 
-def open_side(letter: str, what: Any, heads: int | None, size: tuple[int, int] | None) -> Side:
+def open_side(letter: str, what: ModelOrName, heads: int | None, size: tuple[int, int] | None) -> Side:
     """A path, a name with a prefix, or a model."""
     if not isinstance(what, str | os.PathLike):
-        what = getattr(what, "encoder", what)  # of MAE and DINO
-        if not all(hasattr(what, name) for name in ("family", "config", "traceable")):
-            raise ValueError(
-                f"{letter} is a {type(what).__name__}: give a checkpoint's path, {PREFIX}FOLDER, or a model of vitlab."
-            )
-        return Side(letter, what)
+        return Side(letter, unwrap(what).encoder)
     path = os.fspath(what)
     if path.startswith(PREFIX):
         return TransformersSide(letter, path)
-    told: dict[str, Any] = {}
-    if Path(path).expanduser().is_file():  # a bare file may not tell these
-        told = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
-    model, report = load_with_report(path, **told)
-    side = Side(letter, getattr(model, "encoder", model), path)
-    if hasattr(model, "encoder"):
+    options: dict[str, Any] = {}
+    if Path(path).expanduser().is_file():  # a bare file may not store these
+        options = {name: value for name, value in (("heads", heads), ("image_size", size)) if value is not None}
+    model, report = load_with_report(path, **options)
+    side = Side(letter, model.encoder, path)
+    if model.encoder is not model:
         side.notes.append(f"{path}: a {model.family} model, of which the encoder is compared.")
     side.notes += [f"{path}: {note}" for note in report.notes]
     return side
 
 
-def _run_by_transformers(path: str, folder: Path, said: dict[str, Any]) -> tuple[nn.Module, list[str]]:
-    """The model in its own library, and the tensors that it did not find in the file."""
+def _run_by_transformers(path: str, folder: Path, config: dict[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The model in its own library, and the tensors missing from the file."""
     try:
         import transformers
     except ImportError:
-        raise ValueError(
+        raise UsageError(
             f"{path}: transformers is not installed: pip install 'vitlab[compare]'. Without {PREFIX!r} the folder is "
             "read and run by vitlab."
         ) from None
-    if said.get("model_type") not in hf.CLASSES:
-        raise ValueError(
-            f"{path}: a {said.get('model_type')!r} model is not run by transformers here; known are "
+    if config.get("model_type") not in hf.CLASSES:
+        raise UsageError(
+            f"{path}: a {config.get('model_type')!r} model is not run by transformers here; known are "
             f"{', '.join(hf.CLASSES)}. Without {PREFIX!r} the folder is read and run by vitlab."
         )
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    names = [*(said.get("architectures") or []), hf.CLASSES[said["model_type"]][1]]
+    names = [*(config.get("architectures") or []), hf.CLASSES[config["model_type"]][1]]
     build = getattr(transformers, names[0], None)
     if build is None:
-        raise ValueError(f"{path}: config.json names the architecture {names[0]!r}, which transformers does not have.")
+        raise UsageError(f"{path}: config.json names the architecture {names[0]!r}, which transformers does not have.")
     try:
         network, info = build.from_pretrained(folder, output_loading_info=True, local_files_only=True)
     except (ValueError, RuntimeError, TypeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: transformers could not load it ({first}).") from None
+        raise UsageError(f"{path}: transformers could not load it ({first}).") from None
     return network.float().eval(), sorted(info.get("missing_keys", ()))
 
 

@@ -1,4 +1,4 @@
-"""Steps of two forward passes side by side: largest difference, its share of the largest value, cosine."""
+"""Compares the steps of two forward passes: largest difference, its share of the largest value, cosine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.explain.inputs import evaluating
 from vitlab.explain.inspect import step_name
 from vitlab.layers.trace import FROM_HEADS, Trace
+from vitlab.models.base import Network, evaluation_mode
 
 Key = tuple[str, int | None]  # a step as Trace names it: kind and layer
 Steps = dict[Key, Tensor]
 
 
 @dataclass(frozen=True)
-class Row:
+class StepDifference:
     """One step in A and in B."""
 
     step: str  # blocks.0.attention.qkv
@@ -31,16 +31,16 @@ class Row:
     differs: bool  # relative is above the tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return {name: _json_value(value) for name, value in vars(self).items()}
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no infinity."""
+def _json_value(value: object) -> object:
+    """None for infinity and NaN, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Tally:
-    """One step's numbers, summed up over images."""
+    """One step's statistics, accumulated over images."""
 
     def __init__(self) -> None:
         self.shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -59,32 +59,32 @@ class Tally:
         self.aa += float(a.square().sum())
         self.bb += float(b.square().sum())
 
-    def row(self, step: str, tolerance: float) -> Row:
+    def row(self, step: str, tolerance: float) -> StepDifference:
         relative = self.largest / self.scale if self.scale else self.largest
         lengths = math.sqrt(self.aa * self.bb)
         cosine = self.dot / lengths if lengths else 1.0 if self.aa == self.bb else 0.0
         cosine = math.nan if math.isinf(self.largest) else min(cosine, 1.0)  # rounding can pass 1
         differs = not relative <= tolerance  # NaN differs
-        return Row(step, *self.shapes, self.largest, relative, cosine, differs)
+        return StepDifference(step, *self.shapes, self.largest, relative, cosine, differs)
 
 
 def _most(so_far: float, values: Tensor) -> float:
     """A maximum that keeps NaN, which Python's max does not."""
-    found = float(values.max()) if values.numel() else 0.0
-    return found if math.isnan(found) else max(so_far, found)
+    largest = float(values.max()) if values.numel() else 0.0
+    return largest if math.isnan(largest) else max(so_far, largest)
 
 
-def run_steps(model: Any, images: Tensor) -> Steps:
-    """Every step that one of our models marks on the way, in order; `images` as the model needs them."""
+def run_steps(model: Network, images: Tensor) -> Steps:
+    """Every traced step of one of our models, in order, for normalised `images`."""
     trace = Trace(*(kind for kind in model.traceable if kind not in FROM_HEADS))
     like = next(model.parameters())
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         model(images.to(like.device, like.dtype), trace=trace)
     return dict(trace.items())
 
 
-def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, Row]]:
-    """What both have, in B's order; lazily, so that a search can stop at the first difference."""
+def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, StepDifference]]:
+    """Steps that both have, in B's order. Lazy, so that a search can stop at the first difference."""
     for key, value in b.items():
         if key in a:
             tally = Tally()
@@ -92,7 +92,7 @@ def rows(a: Steps, b: Steps, tolerance: float) -> Iterator[tuple[Key, Row]]:
             yield key, tally.row(step_name(*key), tolerance)
 
 
-def first_difference(a: Steps, b: Steps, tolerance: float) -> tuple[int, Row] | None:
-    """Its place in B's order, and its numbers; None where all agree."""
+def first_difference(a: Steps, b: Steps, tolerance: float) -> tuple[int, StepDifference] | None:
+    """Its index in B's order, and its numbers; None where all agree."""
     places = {key: place for place, key in enumerate(b)}
     return next(((places[key], row) for key, row in rows(a, b, tolerance) if row.differs), None)

@@ -1,4 +1,4 @@
-"""Pictures that a search has found, best first, with their scores: a sheet, or one HTML file that needs no other."""
+"""Search results with their scores, best first: a figure, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from vitlab.explain.draw.sheet import Cell, Heading, Row, cut, grid_of_pictures
+from vitlab.explain.draw.sheet import Heading, ImageCell, ImageRow, cut, grid_of_pictures
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 COLUMNS = 5
 SIDE = 320  # of a thumbnail
-SMALL = 96  # pictures up to this size are shown with their pixels
-GREY = (222, 225, 228)  # in place of a picture that cannot be shown
+SMALL = 96  # images up to this size are stored as PNG and enlarged by whole pixels
+GREY = (222, 225, 228)  # placeholder of a missing image
 
 
 @dataclass
-class Found:
-    """A picture, or None where it is gone; its name; its score; where it can be opened."""
+class SearchHit:
+    """An image, or None where its file is missing; its name and score; a link to open it."""
 
     picture: Image.Image | None
     name: str
@@ -36,31 +36,31 @@ class Found:
 
 
 def contact_sheet(
-    found: Sequence[Found], *, title: str, lines: Sequence[str] = (), asked: Image.Image | None = None
+    hits: Sequence[SearchHit], *, title: str, lines: Sequence[str] = (), query: Image.Image | None = None
 ) -> Figure:
-    """`asked` is the picture that was searched with."""
-    cells = [Cell(_pixels(one.picture), caption=_caption(one)) for one in found]
-    rows = [Row(cells[i : i + COLUMNS]) for i in range(0, len(cells), COLUMNS)] or [Row([None])]
-    heading = Heading(title, lines, cell=None if asked is None else Cell(_pixels(asked)))
+    """`query` is the image that was searched with."""
+    cells = [ImageCell(_pixels(one.picture), caption=_caption(one)) for one in hits]
+    rows = [ImageRow(cells[i : i + COLUMNS]) for i in range(0, len(cells), COLUMNS)] or [ImageRow([None])]
+    heading = Heading(title, lines, cell=None if query is None else ImageCell(_pixels(query)))
     return grid_of_pictures(rows, [], heading, cell=200)
 
 
 def contact_page(
-    found: Sequence[Found], *, title: str, lines: Sequence[str] = (), asked: Image.Image | None = None
+    hits: Sequence[SearchHit], *, title: str, lines: Sequence[str] = (), query: Image.Image | None = None
 ) -> str:
     text = files("vitlab.explain.draw").joinpath("contact.html").read_text(encoding="utf-8")
     parts = {
         "title": _escaped(title),
         "lines": "".join(f"<p>{_escaped(line)}</p>" for line in lines),
-        "asked": "" if asked is None else _image(asked, "the picture that was searched with"),
-        "found": "\n".join(_item(one) for one in found),
+        "asked": "" if query is None else _image(query, "the picture that was searched with"),
+        "found": "\n".join(_item(one) for one in hits),
         "footer": f"vitlab {__version__}",
     }
-    head, *rest = text.split("{{")  # names are put in once, so that none of them is taken for a place
+    head, *rest = text.split("{{")  # split first, so that a name with {{ in it is not replaced
     return head + "".join(parts[name] + after for name, _, after in (part.partition("}}") for part in rest))
 
 
-def _item(one: Found) -> str:
+def _item(one: SearchHit) -> str:
     shown = "gone" if one.picture is None else _image(one.picture, one.name)
     name = _escaped(one.name)
     name = f'<a href="{_escaped(one.link)}">{name}</a>' if one.link else name
@@ -77,11 +77,11 @@ def _image(picture: Image.Image, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Also what is no text at all: a file's name may be any bytes."""
+    """Replaces what is not valid UTF-8: a file name may be any bytes."""
     return html.escape(text.encode("utf-8", "replace").decode())
 
 
-def _caption(one: Found) -> str:
+def _caption(one: SearchHit) -> str:
     gone = " (gone)" if one.picture is None else ""
     return f"{cut(one.name, 14, end=True)} · {one.score:.3f}{gone}"
 
@@ -90,7 +90,7 @@ def _pixels(picture: Image.Image | None) -> np.ndarray:
     if picture is None:
         return np.full((3, 4, 3), GREY, dtype=np.uint8)
     small = _thumbnail(picture)
-    square = Image.new("RGB", (max(small.size), small.height), "white")  # a tall picture would make its row tall
+    square = Image.new("RGB", (max(small.size), small.height), "white")  # a tall image would make its row tall
     square.paste(small, ((square.width - small.width) // 2, 0))
     return np.asarray(square)
 

@@ -7,41 +7,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.explain.draw.maps import ROWS, short_name
-from vitlab.explain.draw.sheet import Cell, Heading, Row, grid_of_pictures
-from vitlab.explain.draw.view import View, drawn, spread
+from vitlab.explain.draw.heatmap import drawn, spread
+from vitlab.explain.draw.maps import ROWS, row_of
+from vitlab.explain.draw.sheet import Heading, ImageCell, grid_of_pictures
+from vitlab.explain.views import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitlab.explain.pruned import Pruned
 
-ALONE, UNSEEN = -2.0, -3.0  # beside the numbers of tokens
+ALONE, UNSEEN = -2.0, -3.0  # labels of patches without a merged token
 
 
-def pruned(views: Sequence[View], found: Pruned, *, title: str = "Tokens left") -> Figure:
-    """A row for each picture, a column for each layer that removes tokens.
+def pruned(views: Sequence[View], result: Pruned, *, title: str = "Tokens left") -> Figure:
+    """A row for each image, a column for each layer that removes tokens.
 
-    A patch that stands alone shows the picture; patches merged into one token have their mean colour, with a line round
-    them; dropped ones are dark.
+    A single patch shows the image; patches merged into one token have their mean colour and an outline; dropped ones
+    are dark.
     """
-    layers = found.changed or (found.depth - 1,)
+    layers = result.changed or (result.depth - 1,)
     rows = []
     for i, view in enumerate(views[:ROWS]):
-        cells: list[Cell | None] = [Cell(np.asarray(drawn(view, 320)))]
+        cells = [ImageCell(np.asarray(drawn(view, 320)))]
         for layer in layers:
-            words = f"{found.tokens[i, layer]} tokens"
-            cells.append(Cell(grouped(np.asarray(found.groups[i, layer]), view), caption=words))
-        rows.append(Row(cells, view.said or short_name(view.name), short_name(view.name) if view.said else ""))
+            caption = f"{result.tokens[i, layer]} tokens"
+            cells.append(ImageCell(grouped(np.asarray(result.groups[i, layer]), view), caption=caption))
+        rows.append(row_of(view, cells))
     lines = ["Dark: dropped. Mean colour inside a line: merged into one token."]
-    if not found.changed:
+    if not result.changed:
         lines = ["No layer removes a token."]
     columns = ["", *(f"after layer {layer}" for layer in layers)]
     return grid_of_pictures(rows, columns, Heading(title, lines), cell=190 if len(layers) <= 5 else 140, apart=1)
 
 
 def grouped(groups: np.ndarray, view: View, *, side: int = 320) -> np.ndarray:
-    """(grid_h, grid_w) of token numbers, -1 where dropped -> the picture with merged patches in one colour."""
+    """(grid_h, grid_w) of token numbers, -1 where dropped -> the image with merged patches in one colour."""
     picture = drawn(view, side)
     laid = spread(groups.astype(np.float64), view, (picture.height, picture.width), smooth=False)  # (h, w)
     pixels = np.asarray(picture, dtype=np.float64) / 255  # (h, w, 3)
@@ -52,7 +53,7 @@ def grouped(groups: np.ndarray, view: View, *, side: int = 320) -> np.ndarray:
     for token, patches in zip(*np.unique(groups[groups >= 0], return_counts=True), strict=True):
         here = laid == token
         if patches == 1:
-            lines[here] = ALONE  # no line between patches that both stand alone
+            lines[here] = ALONE  # no line between two single patches
         elif here.any():
             result[here] = pixels[here].mean(axis=0)
     result[_edges(lines)] = 1.0
@@ -60,7 +61,7 @@ def grouped(groups: np.ndarray, view: View, *, side: int = 320) -> np.ndarray:
 
 
 def _edges(labels: np.ndarray) -> np.ndarray:
-    """True at the last pixel before other patches begin."""
+    """True at the last pixel before another label begins."""
     edge = np.zeros(labels.shape, dtype=bool)
     edge[:, :-1] |= labels[:, :-1] != labels[:, 1:]
     edge[:-1] |= labels[:-1] != labels[1:]

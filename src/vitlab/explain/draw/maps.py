@@ -1,4 +1,4 @@
-"""Heat maps on pictures: a layer x head grid of one picture, or a row for each of several."""
+"""Heat maps over images: a layer x head grid for one image, a row each for several."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.draw.sheet import Cell, Heading, Mark, Row, cut, grid_of_pictures, mark_of
-from vitlab.explain.draw.view import View, cut_out, drawn, overlay, painted
+from vitlab.errors import UsageError
+from vitlab.explain.draw.heatmap import cut_out, drawn, overlay, painted
+from vitlab.explain.draw.sheet import Heading, ImageCell, ImageMarks, ImageRow, Mark, cut, grid_of_pictures, mark_of
+from vitlab.explain.views import View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from vitlab.explain.features import Neighbour
     from vitlab.explain.stages import Sight
 
-ROWS = 100  # pictures that one sheet shows
+ROWS = 100  # images that one sheet shows
 SCALE = ("each map's lowest value", "its highest")
-WRAP = 6  # columns of a row that would be too long
+WRAP = 6  # maps in a row
 
 
 def attention(
@@ -34,36 +36,39 @@ def attention(
     sights: Sequence[Sequence[Sight]] | None = None,
     note: str = "",
 ) -> Figure:
-    """`maps` as attention_maps gives them, (B, layers, heads, grid_h, grid_w).
+    """Maps of `attention_maps`, (B, layers, heads, grid_h, grid_w).
 
-    One picture: a row for each layer, a column for each head, and before them their mean. Several: a row for each
-    picture, a column for each layer, mean over heads. `layers` and `heads` are their numbers, where not 0, 1, ...;
-    `patches` are outlined, one for each picture: who looks. Of networks in stages, `sights` gives for each picture and
-    layer who looks, and the window that it is in.
+    One image: a row for each layer; a column for the mean over heads and for each head. Several: a row for each image,
+    a column for each layer, mean over heads. `layers` and `heads` are their numbers, if not 0, 1, ...; `patches` are
+    the query patch of each image, to outline. For networks in stages, `sights` has the query token and its window for
+    each image and layer.
     """
     maps = np.asarray(maps)
     _check(views, maps, 5)
     B, L, h = maps.shape[:3]
     depths = [f"layer {n}" for n in (layers if layers is not None else range(L))]
     marks = [[] if p is None else [mark_of(v, p)] for v, p in zip(views, patches or [None] * B, strict=True)]
-    own = None if sights is None else [[_marked(v, s) for s in row] for v, row in zip(views, sights, strict=True)]
+    by_map = [None] * B
+    if sights is not None:
+        by_map = [[_sight_marks(v, s) for s in row] for v, row in zip(views, sights, strict=True)]
+    outlined = [ImageMarks(m, own) for m, own in zip(marks, by_map, strict=True)]
     if B > 1 or h == 1:
         columns = {name: maps[:, i].mean(1) for i, name in enumerate(depths)}
         note = " ".join(filter(None, [note, "Mean over heads." if h > 1 else ""]))
-        return heat(views, columns, title=title, marks=marks, own_marks=own, note=note)
+        return heat(views, columns, title=title, marks=outlined, note=note)
     side = 320 if L * h <= 36 else 200
-    view, found = views[0], maps[0]
+    view = views[0]
 
-    def cells(layer: np.ndarray, number: int) -> list[Cell]:
-        at = (marks[0], ()) if own is None else own[0][number]
+    def cells(layer: np.ndarray, number: int) -> list[ImageCell]:
+        patch, window = outlined[0].of_map(number)
         pixels = (overlay(values, view, side=side) for values in (layer.mean(0), *layer))
-        return [Cell(one, at[0], frames=at[1]) for one in pixels]
+        return [ImageCell(one, patch, frames=window) for one in pixels]
 
-    rows = [Row(cells(layer, i), label=name) for i, (name, layer) in enumerate(zip(depths, found, strict=True))]
+    rows = [ImageRow(cells(layer, i), label=name) for i, (name, layer) in enumerate(zip(depths, maps[0], strict=True))]
     names = ["mean", *(f"head {n}" for n in (heads if heads is not None else range(h)))]
     size = 190 if h <= 4 else 150 if h <= 7 else 122 if h <= 12 else 104
     lines = [*_about(view), *([note] if note else [])]
-    heading = Heading(title, lines, view.said, Cell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
+    heading = Heading(title, lines, view.prediction, ImageCell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
     return grid_of_pictures(rows, names, heading, cell=size, apart=1)
 
 
@@ -73,63 +78,54 @@ def heat(
     *,
     title: str,
     note: str = "",
-    marks: Sequence[Sequence[Mark]] | None = None,
-    own_marks: Sequence[Sequence[tuple[Sequence[Mark], Sequence[Mark]]]] | None = None,
+    marks: Sequence[Sequence[Mark] | ImageMarks] | None = None,
     captions: Sequence[Sequence[str]] | None = None,
     signed: Sequence[str] = (),
     smooth: bool = True,
 ) -> Figure:
-    """Named maps of every picture: (B, grid_h, grid_w) as heat, (B, grid_h, grid_w, 3) as colours, or bool as a mask.
+    """Named maps of every image: (B, grid_h, grid_w) as heat, (B, grid_h, grid_w, 3) as colours, or bool as a mask.
 
-    One picture: it stands above, its maps side by side. Several: a row for each, the picture first. `captions` are
-    lines below the maps, for each picture and map; `signed` names maps in which 0 is neither high nor low. A value of
-    `columns` may bring its own views: (views, maps). `marks` are outlined in all maps of a picture; `own_marks` has for
-    each picture and map what to outline, and what to frame.
+    One image: it stands above its maps. Several: a row for each, the image first. `captions` are lines below the maps,
+    for each image and map; `signed` names maps with values below 0. A value of `columns` may have its own views:
+    (views, maps). `marks` are outlined in each image and its maps.
     """
     columns = with_views(views, columns)
-    few = len(views) * len(columns) <= 24
-    side = 448 if few else 240
+    side = 448 if len(views) * len(columns) <= 24 else 240
     shown = range(min(len(views), ROWS))
-    marks = marks or [()] * len(views)
-    at = own_marks or [[(m, ())] * len(columns) for m in marks]
+    outlined = [m if isinstance(m, ImageMarks) else ImageMarks(m) for m in marks or [()] * len(views)]
     cells = [
         [
-            Cell(
-                _laid(found[i], own[i], smooth, name in signed, side),
-                at[i][j][0],
+            ImageCell(
+                _pixels(maps[i], own[i], smooth, name in signed, side),
+                outlined[i].of_map(j)[0],
                 captions[i][j] if captions else "",
-                at[i][j][1],
+                outlined[i].of_map(j)[1],
             )
-            for j, (name, (own, found)) in enumerate(columns.items())
+            for j, (name, (own, maps)) in enumerate(columns.items())
         ]
         for i in shown
     ]
     lines = [note] if note else []
-    is_heat = [name for name, (_, found) in columns.items() if found.ndim == 3 and found.dtype != bool]
+    is_heat = [name for name, (_, maps) in columns.items() if maps.ndim == 3 and maps.dtype != bool]
     scale = SCALE if set(is_heat) - set(signed) else None
     lines += ["Red speaks for the class, blue against it."] if set(signed) & set(is_heat) else []
     if len(views) == 1:
-        picture, names = Cell(np.asarray(drawn(views[0], 640)), marks[0]), list(columns)
-        beside = len(names) <= 2  # the picture is as large as its maps
+        picture, names = ImageCell(np.asarray(drawn(views[0], 640)), outlined[0].marks), list(columns)
+        beside = len(names) <= 2  # the image is as large as its maps
         lines = [*_about(views[0], *(own[0] for own, _ in columns.values())), *lines]
-        heading = Heading(title, lines, views[0].said, None if beside else picture, scale)
+        heading = Heading(title, lines, views[0].prediction, None if beside else picture, scale)
         if beside:
             size = 400 if len(names) == 1 else 320
-            return grid_of_pictures([Row([picture, *cells[0]])], ["", *names], heading, cell=size)
+            return grid_of_pictures([ImageRow([picture, *cells[0]])], ["", *names], heading, cell=size)
         if len(names) <= WRAP:
-            return grid_of_pictures([Row(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
-        named = [replace(c, caption=c.caption or name) for c, name in zip(cells[0], names, strict=True)]
-        rows = [Row(list(named[i : i + WRAP])) for i in range(0, len(named), WRAP)]
+            return grid_of_pictures([ImageRow(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
+        captioned = [replace(c, caption=c.caption or name) for c, name in zip(cells[0], names, strict=True)]
+        rows = [ImageRow(list(captioned[i : i + WRAP])) for i in range(0, len(captioned), WRAP)]
         return grid_of_pictures(rows, [], heading, cell=190)
     left = len(views) - len(shown)
     lines += [f"{left} more pictures are in the numbers only."] if left else []
     rows = [
-        Row(
-            [Cell(np.asarray(drawn(views[i], side)), marks[i]), *cells[i]],
-            label=views[i].said or short_name(views[i].name),
-            remark=short_name(views[i].name) if views[i].said else "",
-        )
-        for i in shown
+        row_of(views[i], [ImageCell(np.asarray(drawn(views[i], side)), outlined[i].marks), *cells[i]]) for i in shown
     ]
     size = 240 if len(columns) <= 2 else 190 if len(columns) <= 6 else 150 if len(columns) <= 8 else 122
     heading = Heading(title, lines, scale=scale)
@@ -137,38 +133,44 @@ def heat(
 
 
 def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, Any]]], *, title: str) -> Figure:
-    """The most alike pictures of each: rows of (Neighbour, picture), best first."""
+    """The most similar images of each: rows of (Neighbour, image), best first."""
     rows = []
     for view, row in list(zip(views, found, strict=True))[:ROWS]:
-        cells: list[Cell | None] = [Cell(np.asarray(drawn(view, 320)))]
+        cells = [ImageCell(np.asarray(drawn(view, 320)))]
         for one, picture in row:
-            words = f"{one.similarity:.2f} · {cut(short_name(one.name), 9, end=True)}"
+            caption = f"{one.similarity:.2f} · {cut(short_name(one.name), 9, end=True)}"
             small = View(picture, view.geometry, view.size, view.patch_size)
-            cells.append(Cell(np.asarray(drawn(small, 320)), caption=words))
-        rows.append(Row(cells, view.said or short_name(view.name), short_name(view.name) if view.said else ""))
+            cells.append(ImageCell(np.asarray(drawn(small, 320)), caption=caption))
+        rows.append(row_of(view, cells))
     k = max(len(row) for row in found)
     heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each picture."])
     return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, cell=190, apart=1)
 
 
+def row_of(view: View, cells: Sequence[ImageCell]) -> ImageRow:
+    """A row labelled with the image's prediction and name."""
+    name = short_name(view.name)
+    return ImageRow(cells, view.prediction or name, name if view.prediction else "")
+
+
 def short_name(name: str) -> str:
-    """The file's name without its folders."""
+    """The file name without its folders."""
     return Path(name).name or name
 
 
-def _marked(view: View, sight: Sight) -> tuple[list[Mark], list[Mark]]:
+def _sight_marks(view: View, sight: Sight) -> tuple[list[Mark], list[Mark]]:
     return [mark_of(view, sight.who)], [] if sight.window is None else [mark_of(view, sight.window)]
 
 
 def _about(view: View, *others: View) -> list[str]:
-    """The picture's name and size; `others` are other models' views of it."""
+    """The image's name and size; `others` are other models' views of it."""
     height, width = view.geometry.original
     grids = dict.fromkeys(f"{v.grid[0]} x {v.grid[1]}" for v in (view, *others))
     seen = f"{width} x {height} pixels, seen as {' and as '.join(grids)} patches"
     return [line for line in (short_name(view.name), seen) if line]
 
 
-def _laid(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int) -> np.ndarray:
+def _pixels(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int) -> np.ndarray:
     if values.dtype == bool:
         return cut_out(values, view, side=side)
     if values.ndim == 3:
@@ -177,10 +179,10 @@ def _laid(values: np.ndarray, view: View, smooth: bool, signed: bool, side: int)
 
 
 def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, tuple[Sequence[View], np.ndarray]]:
-    """Every column with the views it is laid by: its own, or those of all."""
+    """Every column with its own views, or with the common ones."""
     result = {}
-    for name, found in columns.items():
-        own, values = found if isinstance(found, tuple) else (views, found)
+    for name, column in columns.items():
+        own, values = column if isinstance(column, tuple) else (views, column)
         result[name] = (own, np.asarray(values))
         _check(own, result[name][1], result[name][1].ndim)
     return result
@@ -188,4 +190,4 @@ def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, t
 
 def _check(views: Sequence[View], maps: np.ndarray, axes: int) -> None:
     if not len(views) or maps.ndim != axes or len(maps) != len(views):
-        raise ValueError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")
+        raise UsageError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")

@@ -1,17 +1,19 @@
-"""Pictures as a masked autoencoder sees them: whole, masked, painted, and painted only where they were hidden."""
+"""Images of a masked autoencoder: original, masked, reconstructed, and reconstructed only where hidden."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
+from vitlab.explain.draw.heatmap import drawn
 from vitlab.explain.draw.maps import ROWS, short_name
-from vitlab.explain.draw.sheet import Cell, Heading, Row, grid_of_pictures
-from vitlab.explain.draw.view import View, drawn
+from vitlab.explain.draw.sheet import Heading, ImageCell, ImageRow, grid_of_pictures
+from vitlab.explain.views import View
+from vitlab.images.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,20 +25,25 @@ COLUMNS = ("seen by the model", "masked", "reconstruction", "visible patches kep
 
 
 def reconstruction(
-    views: Sequence[View], found: Reconstruction, preprocess: Any, *, title: str = "Reconstruction", note: str = ""
+    views: Sequence[View],
+    result: Reconstruction,
+    preprocess: Preprocess,
+    *,
+    title: str = "Reconstruction",
+    note: str = "",
 ) -> Figure:
-    """A row for each picture. What the model's preprocess cuts off is not shown: the model never saw it."""
+    """A row for each image. What the preprocess crops is not shown."""
     shown = min(len(views), ROWS)
     side = 448 if shown <= 6 else 240
     rows = []
     for i, view in enumerate(views[:shown]):
-        whole = np.asarray(preprocess.picture(found.images[i]).convert("RGB"))
-        left = np.where(found.hidden[i, 0].numpy()[..., None], GREY, whole).astype(np.uint8)
-        painted, pasted = (preprocess.picture(x[i]).convert("RGB") for x in (found.painted, found.pasted))
-        pictures = (Image.fromarray(whole), Image.fromarray(left), painted, pasted)
-        cells = [Cell(np.asarray(drawn(replace(view, picture=picture), side))) for picture in pictures]
-        rows.append(Row(cells, short_name(view.name), f"error {found.error[i]:.3f}"))
-    hidden, all_of = int(found.mask[0].sum()), found.mask[0].numel()
+        original = np.asarray(preprocess.picture(result.images[i]).convert("RGB"))
+        masked = np.where(result.hidden[i, 0].numpy()[..., None], GREY, original).astype(np.uint8)
+        painted, pasted = (preprocess.picture(x[i]).convert("RGB") for x in (result.painted, result.pasted))
+        pictures = (Image.fromarray(original), Image.fromarray(masked), painted, pasted)
+        cells = [ImageCell(np.asarray(drawn(replace(view, picture=picture), side))) for picture in pictures]
+        rows.append(ImageRow(cells, short_name(view.name), f"error {result.error[i]:.3f}"))
+    hidden, all_of = int(result.mask[0].sum()), result.mask[0].numel()
     lines = [f"{hidden} of {all_of} patches are hidden. The error is the mean square over them."]
     lines += [note] if note else []
     lines += [f"{len(views) - shown} more pictures are in the numbers only."] if len(views) > shown else []

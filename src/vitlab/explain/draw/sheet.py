@@ -1,6 +1,6 @@
-"""A sheet measured in pixels from its top left corner, on which pictures, words and plots are put; and how it is saved.
+"""A matplotlib Figure laid out in pixels from its top left corner, for images, text and plots; and how it is saved.
 
-No window and no global state: a Figure of its own. Words are written as they are, in fonts that know them.
+No window and no global state. Text is never parsed as math, and fonts are chosen that have its characters.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitlab.errors import UsageError
 from vitlab.images.fonts import families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from vitlab.explain.draw.view import View
+    from vitlab.explain.views import View
 
 KINDS = ("png", "svg", "pdf", "jpg", "webp")
 DPI = 150
@@ -30,25 +31,25 @@ POINT = DPI / 72  # pixels of one point of font size
 
 
 class Sheet:
-    """`figure` is the matplotlib Figure. `words` are all texts to come, so that fonts for them are found."""
+    """`figure` is the matplotlib Figure. `texts` are all characters to come, to choose fonts by."""
 
-    def __init__(self, width: float, height: float, words: str = ""):
+    def __init__(self, width: float, height: float, texts: str = ""):
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            raise ValueError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
+            raise UsageError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
         self.width, self.height = round(width), round(height)
-        self.fonts = families(words)
+        self.fonts = families(texts)
         self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")
         self.canvas = self.figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
         self.canvas.set_autoscale_on(False)
         self.canvas.set_axis_off()
 
-    def text(self, x: float, y: float, words: str, size: float = 8, colour: str = INK, **options: Any) -> None:
-        """`at`: the axes to write on, where that is not the sheet."""
+    def text(self, x: float, y: float, text: str, size: float = 8, colour: str = INK, **options: Any) -> None:
+        """`at`: the axes to write on; default: the sheet."""
         at = options.pop("at", self.canvas)
         options = {"ha": "left", "va": "center", "linespacing": 1.3, **options}
-        at.text(x, y, words, fontsize=size, color=colour, fontfamily=self.fonts, parse_math=False, **options)
+        at.text(x, y, text, fontsize=size, color=colour, fontfamily=self.fonts, parse_math=False, **options)
 
     def picture(self, x: float, y: float, w: float, h: float, pixels: np.ndarray, **options: Any) -> None:
         small = max(pixels.shape[:2]) < max(w, h)
@@ -61,7 +62,7 @@ class Sheet:
         self.canvas.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=colour, linewidth=width, zorder=3))
 
     def axes(self, x: float, y: float, w: float, h: float) -> Axes:
-        """A plot on this part of the sheet, in our looks."""
+        """A plot on this part of the sheet, in our style."""
         place = (x / self.width, 1 - (y + h) / self.height, w / self.width, h / self.height)
         axes = self.figure.add_axes(place)
         axes.spines[["top", "right"]].set_visible(False)
@@ -71,22 +72,32 @@ class Sheet:
         axes.set_axisbelow(True)
         return axes
 
-    def scale(self, x: float, y: float, words: tuple[str, str], colours: str, width: float = 120) -> None:
-        """A thin bar of colours with what its ends mean."""
-        self.text(x, y, words[0], 6.5, SOFT)
-        left = x + width_of(words[0], 6.5) + 4
+    def scale(self, x: float, y: float, ends: tuple[str, str], colours: str, width: float = 120) -> None:
+        """A thin colour bar with labels at its ends."""
+        self.text(x, y, ends[0], 6.5, SOFT)
+        left = x + width_of(ends[0], 6.5) + 4
         ramp = np.linspace(0, 1, 256)[None]
         self.canvas.imshow(ramp, cmap=colours, extent=(left, left + width, y + 6, y - 6), aspect="auto")
-        self.text(left + width + 8, y, words[1], 6.5, SOFT)
+        self.text(left + width + 8, y, ends[1], 6.5, SOFT)
 
 
-Mark = tuple[float, float, float, float]
+Mark = tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image
+
+
+@dataclass(frozen=True)
+class ImageMarks:
+    """What to outline in an image and its maps; `by_map` has for each map its own marks and frames."""
+
+    marks: Sequence[Mark] = ()
+    by_map: Sequence[tuple[Sequence[Mark], Sequence[Mark]]] | None = None
+
+    def of_map(self, number: int) -> tuple[Sequence[Mark], Sequence[Mark]]:
+        return (self.marks, ()) if self.by_map is None else self.by_map[number]
 
 
 @dataclass
-class Cell:
-    """One picture of a grid: its pixels, patches of it to outline (as shares of it: left, top, right, bottom), a line
-    below it, and larger parts to frame, thinner."""
+class ImageCell:
+    """One image of a grid: pixels, patches to outline, a caption, and larger parts to frame with a thinner line."""
 
     pixels: np.ndarray | None  # (h, w, 3)
     marks: Sequence[Mark] = ()
@@ -95,29 +106,29 @@ class Cell:
 
 
 @dataclass
-class Row:
-    cells: Sequence[Cell | None]
+class ImageRow:
+    cells: Sequence[ImageCell | None]
     label: str = ""  # beside the row
     remark: str = ""  # below the label, smaller
 
 
 @dataclass
 class Heading:
-    """What stands above the pictures: a title, lines below it, and a picture at the left with what the model says."""
+    """What stands above the images: a title, lines below it, and an image at the left with its prediction."""
 
     title: str
     lines: Sequence[str] = ()
-    said: str = ""  # what the model takes the picture for
-    cell: Cell | None = None
-    scale: tuple[str, str] | None = None  # what the colours mean, from low to high
+    prediction: str = ""  # top class and probability
+    cell: ImageCell | None = None
+    scale: tuple[str, str] | None = None  # the meaning of the lowest and highest colour
     colours: str = "inferno"
 
 
 def grid_of_pictures(
-    rows: Sequence[Row], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
+    rows: Sequence[ImageRow], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
 ) -> Figure:
-    """Rows of pictures of one width, labels at their left, names above the columns. The first `apart` stand off."""
-    texts = [heading.title, heading.said, *heading.lines, *columns]
+    """Rows of images of equal width with labels; names above the columns. A gap follows the first `apart` columns."""
+    texts = [heading.title, heading.prediction, *heading.lines, *columns]
     texts += [text for row in rows for text in (row.label, row.remark, *(c.caption for c in row.cells if c))]
     wide = max(len(row.cells) for row in rows)
     labels = max(max(width_of(cut(r.label, 16), 8), width_of(cut(r.remark, 20), 6.5)) for r in rows)
@@ -125,7 +136,7 @@ def grid_of_pictures(
     heights = [_height(row.cells, cell) for row in rows]
     under = [26 if any(c and c.caption for c in row.cells) else 0 for row in rows]
     big = 0 if heading.cell is None or heading.cell.pixels is None else 190
-    written = 34 + 24 * len(heading.lines) + (30 if heading.said else 0) + (30 if heading.scale else 0)
+    written = 34 + 24 * len(heading.lines) + (30 if heading.prediction else 0) + (30 if heading.scale else 0)
     top = MARGIN + max(big, written) + (24 if big else 10)
     head = 26 if any(columns) else 0
     beside = MARGIN + (1.6 * big + 22 if big else 0)
@@ -136,8 +147,8 @@ def grid_of_pictures(
     _head(sheet, heading, big)
     at = [left + j * (cell + GAP) + (GAP if apart and j >= apart else 0) for j in range(wide)]
     for x, name in zip(at, columns, strict=False):
-        words = cut(name, cell / (7.5 * POINT))
-        sheet.text(x + cell / 2, top + head - 10, words, 7.5, SOFT, ha="center", va="baseline")
+        name = cut(name, cell / (7.5 * POINT))
+        sheet.text(x + cell / 2, top + head - 10, name, 7.5, SOFT, ha="center", va="baseline")
     y = top + head
     for row, tall, below in zip(rows, heights, under, strict=True):
         if row.label or row.remark:
@@ -158,8 +169,8 @@ def _head(sheet: Sheet, heading: Heading, big: int) -> None:
     room = (sheet.width - MARGIN - x) / POINT
     sheet.text(x, MARGIN + 12, cut(heading.title, room / 12), 12, INK)
     y = MARGIN + 46
-    if heading.said:
-        sheet.text(x, y + 2, cut(heading.said, room / 9.5), 9.5, INK)
+    if heading.prediction:
+        sheet.text(x, y + 2, cut(heading.prediction, room / 9.5), 9.5, INK)
         y += 30
     for line in heading.lines:
         sheet.text(x, y, cut(line, room / 7.5), 7.5, SOFT)
@@ -168,16 +179,16 @@ def _head(sheet: Sheet, heading: Heading, big: int) -> None:
         sheet.scale(x, y + 6, heading.scale, heading.colours)
 
 
-def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, centre: bool = True) -> float:
-    """A picture as large as fits into the box, in its own shape; returns the width it takes."""
+def _place(sheet: Sheet, cell: ImageCell, x: float, y: float, w: float, h: float, centre: bool = True) -> float:
+    """The image as large as fits into the box; returns its width."""
     if cell.pixels is None:
         return 0.0
     tall, wide = cell.pixels.shape[:2]
     factor = min(w / wide, h / tall)
     pw, ph = wide * factor, tall * factor
     if cell.caption:
-        words = cut(cell.caption, w / (6.5 * POINT), end=True)
-        sheet.text(x + w / 2, y + h + 13, words, 6.5, SOFT, ha="center")
+        caption = cut(cell.caption, w / (6.5 * POINT), end=True)
+        sheet.text(x + w / 2, y + h + 13, caption, 6.5, SOFT, ha="center")
     if centre:
         x, y = x + (w - pw) / 2, y + (h - ph) / 2
     sheet.picture(x, y, pw, ph, cell.pixels)
@@ -190,33 +201,33 @@ def _place(sheet: Sheet, cell: Cell, x: float, y: float, w: float, h: float, cen
     return pw
 
 
-def _height(cells: Sequence[Cell | None], width: int) -> float:
+def _height(cells: Sequence[ImageCell | None], width: int) -> float:
     shapes = [c.pixels.shape for c in cells if c is not None and c.pixels is not None]
     return width * min(max((tall / wide for tall, wide, *_ in shapes), default=1.0), 1.5)
 
 
 def mark_of(view: View, patch: int | Sequence[int]) -> Mark:
-    """Where a patch, or all from left, top to right, bottom, lie: as shares of the picture."""
+    """A patch by number, or a rectangle of patches (left, top, right, bottom), as shares of the image."""
     (H, W), box = view.geometry.original, view.box(patch) if isinstance(patch, int) else view.box_of(patch)
     left, top, right, bottom = box
     return left / W, top / H, right / W, bottom / H
 
 
-# ------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------- text
 
 
 def ems(text: str) -> float:
-    """About how wide a text is, in font sizes."""
+    """Approximate width of a text, in font sizes."""
     return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.6 for c in text)
 
 
 def width_of(text: str, size: float) -> float:
-    """In pixels, about."""
+    """Approximate width in pixels."""
     return ems(text) * size * POINT
 
 
 def cut(text: str, most: float, *, end: bool = False) -> str:
-    """At most so wide; what is not printable is a ?. `end` keeps the end of it, which tells files apart."""
+    """Truncated to a width in font sizes, unprintable characters as ?. `end` keeps the end, which tells files apart."""
     text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     if ems(text) <= most:
         return text
@@ -229,13 +240,13 @@ def cut(text: str, most: float, *, end: bool = False) -> str:
 
 
 def check_kind(path: str | Path) -> str:
-    """The format that a file's ending asks for."""
+    """The format by the file's suffix."""
     path = Path(path)
     kind = path.suffix.lstrip(".").lower()
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder. Name a .png, .svg or .pdf file in it.")
+        raise UsageError(f"{path}: is a folder. Name a .png, .svg or .pdf file in it.")
     if kind not in KINDS:
-        raise ValueError(f"{path}: cannot draw {'.' + kind if kind else 'that'}. Name a .png, .svg or .pdf file.")
+        raise UsageError(f"{path}: cannot draw {'.' + kind if kind else 'that'}. Name a .png, .svg or .pdf file.")
     return kind
 
 
@@ -246,9 +257,9 @@ def save(
     numbers: Mapping[str, Any] | None = None,
     page: str | None = None,
 ) -> list[Path]:
-    """Write a figure by its suffix; numbers beside it as .npz, and a page as .html. All appear together, when whole.
+    """Write a figure by its suffix, numbers as .npz and a page as .html beside it. All files appear together.
 
-    Without a figure, only what stands beside it.
+    Without a figure, only the others are written.
     """
     from vitlab.checkpoints.native import write_together
 
@@ -271,7 +282,7 @@ def write_figure(figure: Figure, path: Any, kind: str) -> None:
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "vitlab"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that no font here knows
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # no installed font has the character
         figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 

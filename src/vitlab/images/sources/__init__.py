@@ -1,3 +1,9 @@
-"""Where pictures come from: one file per kind of source, each giving `Splits`; `vitlab.images.datasets` opens them."""
+"""Data sources: one file per kind, each giving `Splits`; `vitlab.images.datasets` opens them."""
 
-SOURCES = ("digits", "fashion-mnist", "mnist", "cifar10", "cifar100")  # by name
+SOURCES = {  # name -> file and function of this package, called with (name, path, download)
+    "digits": "digits.open_digits",
+    "fashion-mnist": "idx.open_idx",
+    "mnist": "idx.open_idx",
+    "cifar10": "cifar.open_cifar",
+    "cifar100": "cifar.open_cifar",
+}

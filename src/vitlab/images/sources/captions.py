@@ -1,16 +1,14 @@
-"""Pictures with captions: a table of them beside the pictures or inside one tar, or a text beside each picture.
+"""Images with captions: a table of them beside the images or inside one tar, or a text beside each image.
 
-    photos/captions.csv      image,split,caption     one caption a line; a picture may stand on several
+    photos/captions.csv      image,split,caption     one caption a line; an image may stand on several
     photos/captions.jsonl    {"image": "1.jpg", "split": "train", "captions": ["a dog", "a brown dog"]}
     photos/1.jpg, 1.txt      one caption a line; with or without train/, val/ and test/ above them
 
-Pictures are named relative to the table, or to a folder images/ beside it. Without a split, all are of train.
+Images are named relative to the table, or to a folder images/ beside it. Without a split, all are of train.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import tarfile
@@ -21,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     Allow,
     Captioned,
     Captions,
-    DataError,
     Dataset,
     FileDataset,
     Splits,
@@ -34,21 +32,20 @@ from vitlab.images.sources.dataset import (
     refuse_special,
 )
 from vitlab.images.sources.folder import is_picture, split_folders
-from vitlab.images.sources.shards import Index, ShardDataset, cut_off, whole_members
-from vitlab.images.sources.table import check_inside
+from vitlab.images.sources.shards import ShardDataset, ShardIndex, cut_off, whole_members
+from vitlab.images.sources.table import check_inside, csv_rows, decode_text, read_bytes, shown_lines, split_name
 from vitlab.parsing import parse_json
 
 TABLES = ("captions.csv", "captions.tsv", "captions.jsonl")
-WORDS = {  # what people call the columns
+COLUMNS = {  # what people call the columns
     "image": ("image", "path", "file", "file_name", "filename"),
     "caption": ("caption", "captions", "text", "sentence"),
     "split": ("split",),
 }
-HEADER = "Begin with a header line: image,split,caption"
-SHOWN = 5  # missing files that a message lists
+HEADER = "image,split,caption"
 
 
-class Row(NamedTuple):
+class CaptionRow(NamedTuple):
     line: int
     image: str
     split: str
@@ -65,7 +62,7 @@ def table_in(folder: Path) -> Path | None:
 
 
 def holds_captions(path: Path) -> bool:
-    """Whether a path is one of what this file opens; shards are not."""
+    """Whether this module opens a path; shards are opened elsewhere."""
     if path.is_dir():
         return table_in(path) is not None or has_texts(path)
     if path.suffix.lower() in (".csv", ".tsv", ".jsonl"):
@@ -87,18 +84,15 @@ def is_table(path: Path, preferred: bool = False) -> bool:
         return False
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
-            words = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
+            columns = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
     except OSError:
         return False  # whoever opens it next says what is wrong
-    return not words.isdisjoint(WORDS["caption"]) and (preferred or words.isdisjoint(("label", "class")))
+    return not columns.isdisjoint(COLUMNS["caption"]) and (preferred or columns.isdisjoint(("label", "class")))
 
 
 def open_table(path: Path, allow: Allow) -> Splits:
     """A caption table on disk."""
-    try:
-        rows = list(_rows(str(path), path.read_bytes()))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    rows = list(_rows(str(path), read_bytes(path)))
 
     def find(image: str) -> str | None:
         for place in (path.parent / image, path.parent / "images" / image):
@@ -117,7 +111,7 @@ def open_table(path: Path, allow: Allow) -> Splits:
 
 
 def open_tar(path: Path, allow: Allow) -> Splits | None:
-    """One tar with pictures and a table of captions, read where it lies; None where there is no such table in it."""
+    """One tar with images and a table of captions, read without unpacking; None where it has no such table."""
     try:
         with tarfile.open(path, "r:") as tar:
             members, cut = whole_members(tar)
@@ -141,7 +135,7 @@ def open_tar(path: Path, allow: Allow) -> Splits | None:
 
     def dataset(places: list[str]) -> Dataset:
         held = [inside[place] for place in places]
-        index = Index(
+        index = ShardIndex(
             status.st_size,
             status.st_mtime_ns,
             names=places,
@@ -160,7 +154,7 @@ def open_tar(path: Path, allow: Allow) -> Splits | None:
 
 
 def has_texts(folder: Path) -> bool:
-    """Whether pictures lie directly in the folder, or in its train/, with texts of the same name beside them."""
+    """Whether images lie directly in the folder, or in its train/, with texts of the same name beside them."""
     for place in (folder, *(folder / name for name in os.listdir(folder) if SPLIT_NAMES.get(name.lower()) == "train")):  # noqa: PTH208
         if place.is_dir() and any(is_picture(p.name) and p.with_suffix(".txt").is_file() for p in place.iterdir()):
             return True
@@ -168,83 +162,59 @@ def has_texts(folder: Path) -> bool:
 
 
 def open_texts(folder: Path) -> Splits:
-    """A .txt beside each picture, which holds its captions, one a line."""
-    found: dict[str, Dataset] = {}
+    """A .txt beside each image, which holds its captions, one a line."""
+    splits: dict[str, Dataset] = {}
     for split, place in split_folders(folder).items():
         pictures = sorted(path for path in place.iterdir() if is_picture(path.name))
         if not pictures and split == "train":
-            raise DataError(f"{place}: no pictures in it. Expected 1.jpg and 1.txt beside it.")
+            raise DataError(f"{place}: no images in it. Expected 1.jpg and 1.txt beside it.")
         without = [path for path in pictures if not path.with_suffix(".txt").is_file()]
         if without:
             raise DataError(
-                f"{place}: {len(without)} of {len(pictures)} pictures have no text beside them, e.g. "
-                f"{without[0].name}. Write {without[0].with_suffix('.txt').name}, or take the picture out."
+                f"{place}: {len(without)} of {len(pictures)} images have no text beside them, e.g. "
+                f"{without[0].name}. Write {without[0].with_suffix('.txt').name}, or take the image out."
             )
         texts = [_text(path.with_suffix(".txt")) for path in pictures]
         if pictures:
-            found[split] = Captioned(FileDataset(pictures, np.zeros(len(pictures), np.int64), []), Captions(texts))
-    return Splits([], found["train"], found.get("val"), found.get("test"))
+            splits[split] = Captioned(FileDataset(pictures, np.zeros(len(pictures), np.int64), []), Captions(texts))
+    return Splits([], splits["train"], splits.get("val"), splits.get("test"))
 
 
 def _text(path: Path) -> list[str]:
     try:
-        lines = [plain(line) for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = [single_spaced(line) for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8 text. Save it as UTF-8.") from None
     if not any(lines):
-        raise DataError(f"{path}: is empty. Write a caption into it, or take the picture out.")
+        raise DataError(f"{path}: is empty. Write a caption into it, or take the image out.")
     return [line for line in lines if line]
 
 
-def plain(caption: str) -> str:
+def single_spaced(caption: str) -> str:
     """White space, line ends included, as single spaces."""
     return " ".join(caption.split())
 
 
-def _rows(name: str, data: bytes) -> Iterator[Row]:
-    """The table, line by line; what cannot be understood is told with its line."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{name}: is not UTF-8 text. Save it in UTF-8.") from None
-    for line, values in _of_json(name, text) if name.lower().endswith(".jsonl") else _of_csv(name, text):
+def _rows(name: str, data: bytes) -> Iterator[CaptionRow]:
+    """The table, line by line; an error names its line."""
+    json = name.lower().endswith(".jsonl")
+    for line, values in _json_rows(name, data) if json else csv_rows(name, data, COLUMNS, HEADER):
         captions = values["caption"] if isinstance(values["caption"], list) else [values["caption"]]
         image, split = values["image"], values.get("split", "train")
         if not isinstance(image, str) or not all(isinstance(caption, str) for caption in captions):
             raise DataError(f"{name}, line {line}: image and caption must be texts, found {image!r} and {captions!r}.")
         if not image.strip():
             raise DataError(f"{name}, line {line}: the image is empty. Fill it in, or remove the line.")
-        captions = [plain(caption) for caption in captions]
+        captions = [single_spaced(caption) for caption in captions]
         if not captions or not all(captions):
             raise DataError(f"{name}, line {line}: the caption is empty. Write one, or remove the line.")
         if not all(map(is_text, captions)):
             raise DataError(f"{name}, line {line}: the caption holds half a character (a lone surrogate). Correct it.")
-        known = SPLIT_NAMES.get(str(split).strip().lower())
-        if known is None:
-            raise DataError(f"{name}, line {line}: split is {split!r}; write train, val or test.")
-        yield Row(line, image.strip(), known, captions)
+        yield CaptionRow(line, image.strip(), split_name(split, name, line), captions)
 
 
-def _of_csv(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        header = next(reader, [])
-        names = [word.strip().lower() for word in header]
-        columns = {key: names.index(word) for key, words in WORDS.items() for word in reversed(words) if word in names}
-        for key in ("image", "caption"):
-            if key not in columns:
-                seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
-                raise DataError(f"{name}: no column {key} ({seen}). {HEADER}")
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                yield reader.line_num, {key: row[at] if at < len(row) else "" for key, at in columns.items()}
-    except csv.Error as error:
-        raise DataError(f"{name}, line {reader.line_num}: cannot be read as CSV ({error}).") from None
-
-
-def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, written in enumerate(text.splitlines(), 1):
+def _json_rows(name: str, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, written in enumerate(decode_text(name, data).splitlines(), 1):
         if not written.strip():
             continue
         values, why = None, ""
@@ -255,45 +225,44 @@ def _of_json(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(values, dict):
             expected = '{"image": ..., "caption": ...}'
             raise DataError(f"{name}, line {line}: expected {expected}, found {written[:60]!r}{why}.")
-        found = {key: values[word] for key, words in WORDS.items() for word in reversed(words) if word in values}
+        fields = {key: values[word] for key, words in COLUMNS.items() for word in reversed(words) if word in values}
         for key in ("image", "caption"):
-            if key not in found:
+            if key not in fields:
                 raise DataError(f"{name}, line {line}: no {key!r} in it, only {', '.join(values)}.")
-        yield line, found
+        yield line, fields
 
 
 def _splits(
     name: str,
     folder: str,
-    rows: list[Row],
+    rows: list[CaptionRow],
     find: Callable[[str], str | None],
     dataset: Callable[[list[str]], Dataset],
 ) -> Splits:
-    """Lines of one picture come together; `find` says where a picture lies, `dataset` makes a split of such places."""
+    """Groups lines by image; `find` gives the place of an image, `dataset` makes a split of such places."""
     if not rows:
-        raise DataError(f"{name}: has no lines. {HEADER}; then 1.jpg,train,a dog on a beach")
+        raise DataError(f"{name}: has no lines. Begin with a header line: {HEADER}; then 1.jpg,train,a dog on a beach")
     texts: dict[str, dict[str, list[str]]] = {}
-    of: dict[str, Row] = {}
+    of: dict[str, CaptionRow] = {}
     for row in rows:
         first = of.setdefault(row.image, row)
         if first.split != row.split:
             raise DataError(
                 f"{name}, line {row.line}: {row.image} is of {row.split} here and of {first.split} in line "
-                f"{first.line}. A picture belongs to one split: correct one of them."
+                f"{first.line}. An image belongs to one split: correct one of them."
             )
         texts.setdefault(row.split, {}).setdefault(row.image, []).extend(row.captions)
     places = {image: find(image) for image in of}
     if missing := [row for image, row in of.items() if places[image] is None]:
-        shown = "\n".join(f"  line {row.line}: {row.image}" for row in missing[:SHOWN])
-        more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        lines = shown_lines((row.line, row.image) for row in missing)
         raise DataError(
-            f"{name}: {len(missing)} of its {len(of)} pictures do not exist:\n{shown}{more}\nThey are looked for in "
+            f"{name}: {len(missing)} of its {len(of)} images do not exist:\n{lines}\nThey are looked for in "
             f"{folder} and {folder}/images. Correct the names, or remove the lines."
         )
     if "train" not in texts:
         raise DataError(f"{name}: its column split never says train, only {', '.join(texts)}.")
-    found = {
+    splits = {
         split: Captioned(dataset([str(places[image]) for image in by_image]), Captions(by_image.values()))
         for split, by_image in texts.items()
     }
-    return Splits([], found["train"], found.get("val"), found.get("test"))
+    return Splits([], splits["train"], splits.get("val"), splits.get("test"))

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
-from vitlab.images.sources.download import again, fetch, not_found, places
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import ArrayDataset, Splits
+from vitlab.images.sources.download import REMOTES, Remote, again, fetch, not_found, places
 from vitlab.images.sources.folder import open_folder
 
 SIDE = 32
@@ -31,7 +32,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Layout:
     archive: str
     folder: str  # in the archive
     label_bytes: int
@@ -39,11 +40,11 @@ class Kind:
     classes: list[str]
 
 
-def _words(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     return text.split()
 
 
-CIFAR10 = Kind(
+CIFAR10 = Layout(
     archive="cifar-10-binary.tar.gz",
     folder="cifar-10-batches-bin",
     label_bytes=1,
@@ -57,12 +58,12 @@ CIFAR10 = Kind(
     },
     classes=["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
 )
-CIFAR100 = Kind(
+CIFAR100 = Layout(
     archive="cifar-100-binary.tar.gz",
     folder="cifar-100-binary",
     label_bytes=2,
     members={"train.bin": Member("train", 50_000), "test.bin": Member("test", 10_000)},
-    classes=_words("""
+    classes=_names("""
         apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
         castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
         elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
@@ -70,6 +71,16 @@ CIFAR100 = Kind(
         pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk
         skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
         tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""),
+)
+REMOTES.update(
+    {
+        "cifar10": Remote(
+            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
+        ),
+        "cifar100": Remote(
+            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
+        ),
+    }
 )
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
@@ -103,7 +114,7 @@ def locate(source: str, path: Path) -> Path | None:
     return next((archive for archive in archives if archive.is_file()), None)
 
 
-def _class_folders(source: str, kind: Kind, path: Path) -> Splits:
+def _class_folders(source: str, kind: Layout, path: Path) -> Splits:
     if any((path / name).exists() for name in PICKLED):
         raise _pickled(kind, path)
     splits = open_folder(path)
@@ -115,7 +126,7 @@ def _class_folders(source: str, kind: Kind, path: Path) -> Splits:
     return splits
 
 
-def _read(source: str, kind: Kind, place: Path) -> Splits:
+def _read(source: str, kind: Layout, place: Path) -> Splits:
     """All records of the tar or folder, in the official order."""
     starts, counts = {}, {"train": 0, "test": 0}
     for name, member in kind.members.items():
@@ -146,13 +157,13 @@ def _read(source: str, kind: Kind, place: Path) -> Splits:
     return Splits(kind.classes, train, test=test)
 
 
-def _from_folder(kind: Kind, folder: Path) -> Iterator[tuple[str, bytes]]:
+def _from_folder(kind: Layout, folder: Path) -> Iterator[tuple[str, bytes]]:
     for name in kind.members:
         if (folder / name).is_file():
             yield name, (folder / name).read_bytes()
 
 
-def _from_tar(source: str, kind: Kind, path: Path) -> Iterator[tuple[str, bytes]]:
+def _from_tar(source: str, kind: Layout, path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of the members expected, as they come; stops after the last, since the stream costs time."""
     wanted = {f"{kind.folder}/{name}": name for name in kind.members} | {name: name for name in kind.members}
     left = set(kind.members)
@@ -182,18 +193,18 @@ def _from_tar(source: str, kind: Kind, path: Path) -> Iterator[tuple[str, bytes]
         ) from None
 
 
-def _check(source: str, kind: Kind, place: Path, name: str, data: bytes) -> None:
+def _check(source: str, kind: Layout, place: Path, name: str, data: bytes) -> None:
     _check_size(source, kind, place, name, len(data))
     expected = kind.members[name].sha1
-    found = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-    if expected and found != expected:
+    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+    if expected and digest != expected:
         raise DataError(
-            f"{place}: wrong checksum of {name}: SHA-1 is {found}, expected {expected}. The file is damaged, or is not "
-            f"{source}. {again(source, place, kind.archive)}"
+            f"{place}: wrong checksum of {name}: SHA-1 is {digest}, expected {expected}. The file is damaged, or is "
+            f"not {source}. {again(source, place, kind.archive)}"
         )
 
 
-def _check_size(source: str, kind: Kind, place: Path, name: str, size: int) -> None:
+def _check_size(source: str, kind: Layout, place: Path, name: str, size: int) -> None:
     expected = kind.members[name].records * (kind.label_bytes + 3 * SIDE * SIDE)
     if size != expected:
         raise DataError(
@@ -201,7 +212,7 @@ def _check_size(source: str, kind: Kind, place: Path, name: str, size: int) -> N
         )
 
 
-def _pickled(kind: Kind, path: Path) -> DataError:
+def _pickled(kind: Layout, path: Path) -> DataError:
     return DataError(
         f"{path}: this is the Python version, made of pickles, which can run programs and are not opened here. "
         f"Fetch the binary version, {kind.archive}."

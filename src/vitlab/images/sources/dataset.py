@@ -13,11 +13,12 @@ from typing import Protocol
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
 from vitlab.special_files import special_kind
 
-CAPTION = 3  # coordinate of the draw that picks one of a picture's captions
+CAPTION = 3  # coordinate of the draw that picks one of an image's captions
 SPLIT_NAMES = {  # what people call the splits
     "train": "train",
     "training": "train",
@@ -29,12 +30,8 @@ SPLIT_NAMES = {  # what people call the splits
 }
 
 
-class DataError(ValueError):
-    """Data that cannot be trained on as it is; the message says why, and what to do."""
-
-
 class Dataset(Protocol):
-    """One split. `read` raises ImageError, naming the file, where a picture cannot be read."""
+    """One split. `read` raises ImageError, naming the file, where an image cannot be read."""
 
     @property
     def classes(self) -> list[str]: ...
@@ -51,14 +48,14 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Allow:
-    """What is refused unless a user asks for it: each could make a smaller or another data set without a word."""
+    """What is refused unless allowed, because it could silently change the dataset."""
 
     cut: bool = False  # tar files without their end
     outside: bool = False  # tables that name files outside their own folder
 
 
 def how_to_allow(what: str) -> str:
-    """What to type, for the commands that can read such data."""
+    """The options that allow it, for a message."""
     return f"data.allow_{what}=true (vitlab train and data), --allow-{what} (vitlab eval and embed)"
 
 
@@ -79,7 +76,7 @@ def is_text(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a source holds, before a missing val is split off train."""
+    """The splits of a source, before a missing val is split off train."""
 
     classes: list[str]
     train: Dataset
@@ -106,7 +103,7 @@ class Strings(Sequence[str]):
 
 
 class ArrayDataset:
-    """A split that lives in memory."""
+    """A split in memory."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, classes: list[str], name: str, ids: np.ndarray | None = None
@@ -117,7 +114,7 @@ class ArrayDataset:
         self.classes = classes
         self.channels = images.shape[3]
         self.name = name
-        self.ids = np.arange(len(images)) if ids is None else ids  # where each picture stands in the original files
+        self.ids = np.arange(len(images)) if ids is None else ids  # where each image stands in the original files
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -131,7 +128,7 @@ class ArrayDataset:
 
 
 class FileDataset:
-    """A split of picture files, read when asked for; always RGB."""
+    """A split of image files, read on access; always RGB."""
 
     channels = 3
     images = None
@@ -153,7 +150,7 @@ class FileDataset:
 
 
 class Captions:
-    """What is written about each picture, once or several times: captions[3] is a list."""
+    """One or several captions per image: captions[3] is a list."""
 
     def __init__(self, written: Iterable[Sequence[str]]) -> None:
         lists = list(written)
@@ -169,21 +166,21 @@ class Captions:
 
     @property
     def counts(self) -> np.ndarray:
-        """(N,): how many each picture has."""
+        """(N,): captions per image."""
         return np.diff(self._starts)
 
     def everything(self) -> list[str]:
         return list(self._texts)
 
     def draw(self, indices: np.ndarray, *, seed: int, epoch: int) -> list[str]:
-        """One caption of each picture, another in another epoch."""
+        """One caption of each image, another in another epoch."""
         chance = uniform(seed, CAPTION, epoch, indices, count=1)[:, 0]
         picked = self._starts[indices] + (chance * self.counts[indices]).astype(np.int64)
         return [self._texts[i] for i in picked]
 
 
 class Captioned:
-    """A split of pictures with captions and without classes."""
+    """A split of images with captions and without classes."""
 
     def __init__(self, pictures: Dataset, captions: Captions) -> None:
         assert len(pictures) == len(captions)

@@ -1,4 +1,4 @@
-"""Where the named sets are published, and a download that leaves a whole, checked file or none.
+"""Downloads of the named datasets; a file is complete and checked, or absent.
 
 with watching(lambda url, done, total: ...):    # bytes so far, bytes in all (None: the server does not say)
     open_data("cifar10")
@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlab.images.sources.dataset import DataError
+from vitlab.errors import DataError
 
 log = logging.getLogger(__name__)
 TIMEOUT = 30  # seconds without a byte
@@ -36,41 +36,16 @@ class Remote:
     files: dict[str, str]  # name -> MD5, as the publishers state it
 
 
-REMOTES = {
-    "mnist": Remote(
-        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        {
-            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-        },
-    ),
-    "fashion-mnist": Remote(
-        ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
-        {
-            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        },
-    ),
-    "cifar10": Remote(
-        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
-    ),
-    "cifar100": Remote(
-        ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
-    ),
-}
+REMOTES: dict[str, Remote] = {}  # named datasets that can be downloaded; the file of each source adds its own
 
 
 class _MirrorError(Exception):
-    """This mirror did not deliver; another may."""
+    """This mirror failed; another may work."""
 
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """While inside, every download says how far it is."""
+    """While entered, every download reports its progress."""
     before = _watch.set(watch)
     try:
         yield
@@ -109,7 +84,7 @@ def fetch(source: str, file: str) -> Path:
 
 
 def again(source: str, path: Path, file: str | None = None) -> str:
-    """What to do about a damaged file of a named set."""
+    """How to replace a damaged file, for a message."""
     if path.is_relative_to(cache_dir()):
         return f"Delete {path} and run again: it will be downloaded anew."
     mirrors = REMOTES[source].mirrors
@@ -148,7 +123,7 @@ def _download(url: str, target: Path, md5: str) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed processes left of this file."""
+    """Remove partial files of killed processes."""
     for partial in target.parent.glob(f".{target.name}.*.part"):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime > STALE:

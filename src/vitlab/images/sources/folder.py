@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vitlab.errors import DataError
 from vitlab.images.read import EXTENSIONS
-from vitlab.images.sources.dataset import SPLIT_NAMES, DataError, FileDataset, Splits
+from vitlab.images.sources.dataset import SPLIT_NAMES, FileDataset, Splits
 
-LAYOUT = "Put the pictures of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
+LAYOUT = "Put the images of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
 
 
 def open_folder(path: Path) -> Splits:
@@ -21,27 +22,27 @@ def open_folder(path: Path) -> Splits:
     classes, notes = list(train), []
     _check_train(folders["train"], train)
     if loose := _loose(folders["train"]):
-        notes.append(f"{folders['train']}: {len(loose)} pictures outside the class folders are not used.")
+        notes.append(f"{folders['train']}: {len(loose)} images outside the class folders are not used.")
     splits = {"train": _dataset(train, classes)}
     for split in ("val", "test"):
         if split not in folders:
             continue
-        found = {name: pictures for name, pictures in _pictures_by_class(folders[split]).items() if pictures}
-        if split == "test" and not found:
-            notes.append(f"{folders[split]}: no pictures in class folders, so there is no test split.")
+        by_class = {name: pictures for name, pictures in _pictures_by_class(folders[split]).items() if pictures}
+        if split == "test" and not by_class:
+            notes.append(f"{folders[split]}: no images in class folders, so there is no test split.")
             continue
-        if not found:
+        if not by_class:
             raise DataError(
-                f"{folders[split]}: no pictures in class folders. Fill it as train is filled, or remove it: part of "
+                f"{folders[split]}: no images in class folders. Fill it as train is filled, or remove it: part of "
                 "train will be used."
             )
-        if unknown := [name for name in found if name not in train]:
+        if unknown := [name for name in by_class if name not in train]:
             raise DataError(
                 f"{folders[split]}: class {unknown[0]!r} is not in {folders['train']}"
                 + (f" (nor are {len(unknown) - 1} others)" if len(unknown) > 1 else "")
-                + f". Add pictures of it to train, or take it out of {folders[split].name}."
+                + f". Add images of it to train, or take it out of {folders[split].name}."
             )
-        splits[split] = _dataset(found, classes)
+        splits[split] = _dataset(by_class, classes)
     return Splits(classes, splits["train"], splits.get("val"), splits.get("test"), notes)
 
 
@@ -66,17 +67,17 @@ def _scan(path: Path) -> list[os.DirEntry[str]]:
 def split_folders(path: Path) -> dict[str, Path]:
     """Split -> its folder. Without train/, all of it is train; "train" may also be a class, as in CIFAR-100."""
     inside = subfolders(path)
-    named: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for name, folder in inside.items():
         if split := SPLIT_NAMES.get(name.lower()):
-            named.setdefault(split, []).append(folder)
-    all_named = sum(map(len, named.values())) == len(inside)
-    if "train" in named and (all_named or subfolders(named["train"][0])):
-        for split, folders in named.items():
+            by_split.setdefault(split, []).append(folder)
+    all_named = sum(map(len, by_split.values())) == len(inside)
+    if "train" in by_split and (all_named or subfolders(by_split["train"][0])):
+        for split, folders in by_split.items():
             if len(folders) > 1:
                 raise DataError(f"{path}: {' and '.join(f.name for f in folders)} both mean {split}. Keep one of them.")
-        return {split: folders[0] for split, folders in named.items()}
-    if named and all_named:
+        return {split: folders[0] for split, folders in by_split.items()}
+    if by_split and all_named:
         raise DataError(
             f"{path}: has {' and '.join(f'{folder}/' for folder in inside)}, but no train/. Rename the folder that is "
             "to be trained on."
@@ -89,8 +90,8 @@ def _pictures_by_class(folder: Path) -> dict[str, list[str]]:
 
 
 def pictures_under(folder: Path) -> list[str]:
-    """All pictures at any depth, sorted. A folder is entered once, so that links in a circle end."""
-    found, entered, waiting = [], set(), [folder]
+    """All images at any depth, sorted. A folder is entered once, so that links in a circle end."""
+    files, entered, waiting = [], set(), [folder]
     while waiting:
         here = waiting.pop()
         status = here.stat()
@@ -101,8 +102,8 @@ def pictures_under(folder: Path) -> list[str]:
             if entry.is_dir():
                 waiting.append(Path(entry.path))
             elif is_picture(entry.name):  # a dangling link or a FIFO fails by name when it is read
-                found.append(entry.path)
-    return sorted(found)
+                files.append(entry.path)
+    return sorted(files)
 
 
 def _dataset(pictures: dict[str, list[str]], classes: list[str]) -> FileDataset:
@@ -116,7 +117,7 @@ def _loose(folder: Path) -> list[str]:
 
 
 def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
-    """Each way in which a folder cannot be trained on has its own message."""
+    """Refuse folders that cannot be trained on, each with its own message."""
     here = LAYOUT.format(folder)
     if not pictures:
         entries = _scan(folder)
@@ -125,14 +126,14 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
         tables = [entry.name for entry in entries if entry.name.lower().endswith((".csv", ".tsv"))]
         hint = f" Or pass the table: {folder / tables[0]}." if tables else ""
         if loose := _loose(folder):
-            raise DataError(f"{folder}: {len(loose)} pictures lie directly in it, without class folders. {here}{hint}")
-        raise DataError(f"{folder}: no class folders and no pictures in it. {here}{hint}")
+            raise DataError(f"{folder}: {len(loose)} images lie directly in it, without class folders. {here}{hint}")
+        raise DataError(f"{folder}: no class folders and no images in it. {here}{hint}")
     if not any(pictures.values()):
-        raise DataError(f"{folder}: no pictures in its {len(pictures)} folders{_other_endings(folder)}. {here}")
+        raise DataError(f"{folder}: no images in its {len(pictures)} folders{_other_endings(folder)}. {here}")
     if empty := [name for name, paths in pictures.items() if not paths]:
-        named = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        names = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise DataError(
-            f"{folder}: no pictures in class {named}{_other_endings(folder / empty[0])}. "
+            f"{folder}: no images in class {names}{_other_endings(folder / empty[0])}. "
             "Add some, or remove the empty folder."
         )
     if len(pictures) == 1:
@@ -143,7 +144,7 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
 
 
 def _other_endings(folder: Path) -> str:
-    """What the files there are instead, for the message."""
+    """The endings of the other files, for a message."""
     endings = Counter(Path(name).suffix.lower() for _, _, names in os.walk(folder) for name in names)
     endings.pop("", None)
     if not endings:

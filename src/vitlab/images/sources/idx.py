@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import ArrayDataset, DataError, Splits
-from vitlab.images.sources.download import REMOTES, again, fetch, not_found, places
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import ArrayDataset, Splits
+from vitlab.images.sources.download import REMOTES, Remote, again, fetch, not_found, places
 
 CLASSES = {
     "mnist": [str(digit) for digit in range(10)],
@@ -30,6 +31,28 @@ FIRST_TEST_LABELS = {  # the two sets' files have the same names: this tells the
     "fashion-mnist": bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7, 4, 5, 7, 3, 4, 1, 2, 4, 8, 0]),
 }
 IMAGES, LABELS = 0x0803, 0x0801  # magic numbers: 08 = unsigned bytes, then the number of dimensions
+REMOTES.update(
+    {
+        "mnist": Remote(
+            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+            {
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+        ),
+        "fashion-mnist": Remote(
+            ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+            {
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+        ),
+    }
+)
 MOST = 1 << 31  # bytes: a damaged header must not ask for all the memory there is
 
 
@@ -41,7 +64,7 @@ def open_idx(source: str, path: Path | None, download: bool) -> Splits:
     assert train.images is not None and test.images is not None
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
-            f"{source}: pictures of train are {train.images.shape[1:3]}, of test {test.images.shape[1:3]} "
+            f"{source}: images of train are {train.images.shape[1:3]}, of test {test.images.shape[1:3]} "
             "(height, width). The files come from different sets; fetch them again."
         )
     first = test.labels[:20].astype(np.uint8).tobytes()
@@ -56,14 +79,14 @@ def open_idx(source: str, path: Path | None, download: bool) -> Splits:
 
 def folder_files(source: str, folder: Path) -> dict[str, Path]:
     """Those of the four files that lie in the folder, or where torchvision would put them below it."""
-    found = {}
+    files = {}
     for place in (folder, folder / "raw", folder / TORCHVISION[source]):
         for name in (name for names in FILES.values() for name in names):
             for spelling in (name, name.replace("-idx", ".idx")):
                 for file in (place / f"{spelling}.gz", place / spelling):
-                    if name not in found and file.is_file():
-                        found[name] = file
-    return found
+                    if name not in files and file.is_file():
+                        files[name] = file
+    return files
 
 
 def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
@@ -72,29 +95,29 @@ def _find(source: str, path: Path | None, download: bool) -> dict[str, Path]:
         if not path.is_dir():
             what = "is a file" if path.exists() else "no such folder"
             raise DataError(f"{path}: {what}. Pass the folder that holds {', '.join(wanted)} (or the same with .gz).")
-        found = folder_files(source, path)
-        if missing := [name for name in wanted if name not in found]:
+        files = folder_files(source, path)
+        if missing := [name for name in wanted if name not in files]:
             raise DataError(
                 f"{path}: {', '.join(missing)} missing there, with or without .gz. Put all four files in it."
             )
-        return found
+        return files
     looked = [*places(source)[:-1], *([DEBIAN[source]] if source in DEBIAN else []), places(source)[-1]]
     for folder in looked:
-        found = folder_files(source, folder)
-        if len(found) == len(wanted):
-            return found
+        files = folder_files(source, folder)
+        if len(files) == len(wanted):
+            return files
     if not download:
         raise not_found(source, looked)
-    found = folder_files(source, looked[-1])  # what an earlier, interrupted download left whole
+    files = folder_files(source, looked[-1])  # what an earlier, interrupted download left whole
     assert set(REMOTES[source].files) == {f"{name}.gz" for name in wanted}
-    return {name: found.get(name) or fetch(source, f"{name}.gz") for name in wanted}
+    return {name: files.get(name) or fetch(source, f"{name}.gz") for name in wanted}
 
 
 def _open_split(source: str, split: str, images_file: Path, labels_file: Path) -> ArrayDataset:
     images, labels = (read_idx(source, file, magic) for file, magic in ((images_file, IMAGES), (labels_file, LABELS)))
     if len(images) != len(labels):
         raise DataError(
-            f"{images_file} holds {len(images)} pictures, {labels_file} {len(labels)} labels. The two files do not "
+            f"{images_file} holds {len(images)} images, {labels_file} {len(labels)} labels. The two files do not "
             "belong together; fetch both again."
         )
     classes = CLASSES[source]
@@ -115,11 +138,11 @@ def read_idx(source: str, path: Path, magic: int) -> np.ndarray:
             header = file.read(4 + 4 * dims)
             if len(header) < 4 + 4 * dims:
                 raise DataError(f"{path}: only {len(header)} bytes, too short for an IDX file. {remedy}")
-            found, *shape = struct.unpack(f">{1 + dims}I", header)
-            if found != magic:
+            actual, *shape = struct.unpack(f">{1 + dims}I", header)
+            if actual != magic:
                 raise DataError(
                     f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'pictures'} should: "
-                    f"magic number {found:#010x}, expected {magic:#010x}. {remedy}"
+                    f"magic number {actual:#010x}, expected {magic:#010x}. {remedy}"
                 )
             size = math.prod(shape)
             if not 0 < size <= MOST:

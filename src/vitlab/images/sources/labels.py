@@ -1,4 +1,4 @@
-"""Labels as written in a CSV or beside a shard's pictures -> class names and numbers, or an error that names the place.
+"""Labels as written in a CSV or beside a shard's images -> class names and numbers, or an error that names the place.
 
 Labels that are all whole numbers are the class numbers; others are class names. A file classes.txt, one name a line,
 fixes the names and their order.
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.images.sources.dataset import DataError, refuse_special
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import refuse_special
 
 Place = Callable[[str, int], str]  # (split, index) -> where that label is written
 
@@ -29,8 +30,8 @@ def read_classes(path: Path) -> list[str] | None:
     if not names:
         raise DataError(f"{path}: is empty. Write one class name a line, or remove the file.")
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path}: names {twice!r} twice. Each class stands on one line.")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{path}: names {repeated!r} twice. Each class stands on one line.")
     return names
 
 
@@ -39,24 +40,26 @@ def number_labels(
 ) -> tuple[list[str], dict[str, np.ndarray]]:
     """Labels by split -> the classes, and each split's class numbers (int64)."""
     classes = read_classes(classes_file)
-    found = {label for labels in written.values() for label in labels}
-    numeric = all(label.isascii() and label.isdigit() for label in found)
+    present = {label for labels in written.values() for label in labels}
+    numeric = all(label.isascii() and label.isdigit() for label in present)
     if classes is None:
         _check_none_below_zero(written, place)
         classes = _counted(written["train"], place, classes_file) if numeric else sorted(set(written["train"]))
-        known, source = {name: i for i, name in enumerate(classes)}, "train"
+        number_of, source = {name: i for i, name in enumerate(classes)}, "train"
     else:
-        by_number = numeric and not found <= set(classes)
-        known = {str(i) if by_number else name: i for i, name in enumerate(classes)}
+        by_number = numeric and not present <= set(classes)
+        number_of = {str(i) if by_number else name: i for i, name in enumerate(classes)}
         source = str(classes_file)
     if numeric:
-        known |= {label: known[str(int(label))] for label in found if str(int(label)) in known}  # "007" is 7
+        number_of |= {
+            label: number_of[str(int(label))] for label in present if str(int(label)) in number_of
+        }  # "007" is 7
     numbers = {}
     for split, labels in written.items():
         for i, label in enumerate(labels):
-            if label not in known:
-                raise DataError(f"{place(split, i)}: {_outside(label, split, source, list(known), numeric)}")
-        numbers[split] = np.fromiter((known[label] for label in labels), dtype=np.int64, count=len(labels))
+            if label not in number_of:
+                raise DataError(f"{place(split, i)}: {_outside(label, split, source, list(number_of), numeric)}")
+        numbers[split] = np.fromiter((number_of[label] for label in labels), dtype=np.int64, count=len(labels))
     return classes, numbers
 
 
@@ -74,26 +77,25 @@ def _counted(labels: Sequence[str], place: Place, classes_file: Path) -> list[st
 
 def _check_none_below_zero(written: Mapping[str, Sequence[str]], place: Place) -> None:
     """-1 among class numbers is a mark for "no label", not the name of a class."""
-    whole = re.compile(r"-?\d+")
-    if not all(whole.fullmatch(label) for label in set().union(*map(set, written.values()))):
+    integer = re.compile(r"-?\d+")
+    if not all(integer.fullmatch(label) for label in set().union(*map(set, written.values()))):
         return
     for split, labels in written.items():
         for i, label in enumerate(labels):
             if label.startswith("-"):
                 raise DataError(
-                    f"{place(split, i)}: label {label} is below 0; class numbers count from 0. Give the picture its "
+                    f"{place(split, i)}: label {label} is below 0; class numbers count from 0. Give the image its "
                     "class, or take it out."
                 )
 
 
-def _outside(label: str, split: str, source: str, known: list[str], numeric: bool) -> str:
+def _outside(label: str, split: str, source: str, classes: list[str], numeric: bool) -> str:
     if source == "train":
         return (
-            f"{split} has class {label!r}, which train has not. Add pictures of it to train, or take it out of {split}."
+            f"{split} has class {label!r}, which train has not. Add images of it to train, or take it out of {split}."
         )
     if numeric:
-        return (
-            f"label {label} is outside the {len(known)} classes of {source} (0..{len(known) - 1}). Correct one of them."
-        )
-    listed = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-    return f"label {label!r} is not among the {len(known)} classes of {source} ({listed}). Correct one of them."
+        last = len(classes) - 1
+        return f"label {label} is outside the {last + 1} classes of {source} (0..{last}). Correct one of them."
+    listed = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+    return f"label {label!r} is not among the {len(classes)} classes of {source} ({listed}). Correct one of them."

@@ -30,13 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.images.read import EXTENSIONS, ImageError, read_image
+from vitlab.errors import DataError, ImageError
+from vitlab.images.read import EXTENSIONS, read_image
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
     Allow,
     Captioned,
     Captions,
-    DataError,
     Splits,
     Strings,
     how_to_allow,
@@ -57,13 +57,13 @@ SPLIT = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLIT_NAMES)})(?:[^a-z]|$)")
 
 
 @dataclass
-class Index:
-    """Where each picture of a shard lies; column by column."""
+class ShardIndex:
+    """Positions of the images in a shard, by column."""
 
     size: int  # of the shard, bytes
     mtime_ns: int
     version: int = VERSION
-    names: list[str] = field(default_factory=list)  # of the picture in the tar
+    names: list[str] = field(default_factory=list)  # of the image in the tar
     labels: list[str] = field(default_factory=list)  # as written; or the captions, one a line
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class ShardDataset:
     images = None
 
     def __init__(
-        self, shards: Sequence[Path], indexes: Sequence[Index], labels: np.ndarray, classes: list[str]
+        self, shards: Sequence[Path], indexes: Sequence[ShardIndex], labels: np.ndarray, classes: list[str]
     ) -> None:
         self.shards = [str(shard) for shard in shards]
         self.firsts = np.array([0, *accumulate(len(index.names) for index in indexes)])  # of each shard's samples
@@ -113,7 +113,7 @@ class ShardDataset:
 def open_shards(source: str, captions: bool, allow: Allow) -> Splits:
     """A pattern ({000000..000009}, *, several joined by ::), one .tar, or a folder of them; splits go by file names.
 
-    `captions`: a .txt without a .cls is taken as what it says of the picture, not as the name of its class.
+    `captions`: a .txt without a .cls is a caption, not a class name.
     """
     shards = _by_split(source, find_shards(source))
     captions = captions and holds_captions(shards["train"][0])
@@ -144,12 +144,12 @@ def open_shards(source: str, captions: bool, allow: Allow) -> Splits:
     return Splits(classes, datasets["train"], datasets.get("val"), datasets.get("test"), notes)
 
 
-def _captioned(shards: dict[str, list[Path]], indexes: dict[str, list[Index]], notes: list[str]) -> Splits:
-    found = {}
+def _captioned(shards: dict[str, list[Path]], indexes: dict[str, list[ShardIndex]], notes: list[str]) -> Splits:
+    splits = {}
     for split, held in indexes.items():
         texts = Captions(label.split("\n") for index in held for label in index.labels)
-        found[split] = Captioned(ShardDataset(shards[split], held, np.zeros(len(texts), np.int64), []), texts)
-    return Splits([], found["train"], found.get("val"), found.get("test"), notes)
+        splits[split] = Captioned(ShardDataset(shards[split], held, np.zeros(len(texts), np.int64), []), texts)
+    return Splits([], splits["train"], splits.get("val"), splits.get("test"), notes)
 
 
 def holds_captions(shard: Path) -> bool:
@@ -157,34 +157,35 @@ def holds_captions(shard: Path) -> bool:
     endings: dict[str, tarfile.TarInfo] = {}
     with contextlib.suppress(tarfile.TarError, OSError, ValueError), tarfile.open(shard, "r:") as tar:
         for _, info in zip(range(PEEKED), tar, strict=False):
-            endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
+            if info.isreg():
+                endings.setdefault(info.name.rpartition("/")[2].partition(".")[2].lower(), info)
         if "json" in endings and "cls" not in endings:
-            values = parse_json(tar.extractfile(endings["json"]).read(1 << 20))  # type: ignore[union-attr]
+            values = parse_json(_text(tar, endings["json"]))
             return "caption" in values or "captions" in values or ("txt" in endings and "label" not in values)
     return "txt" in endings and "cls" not in endings
 
 
 def find_shards(source: str) -> list[Path]:
-    """The files that a source means, in order."""
-    found: list[Path] = []
+    """The files of a source, in order."""
+    shards: list[Path] = []
     for pattern in (p for part in source.split("::") for p in expand(part)):
         path = Path(pattern).expanduser()
         if path.is_dir():
             inside = [*path.glob("*.tar"), *(tar for name in SPLIT_NAMES for tar in path.glob(f"{name}/*.tar"))]
-            found += sorted(inside)
+            shards += sorted(inside)
             if not inside:
                 raise DataError(f"{path}: no .tar files in this folder.")
         elif path.is_file():
-            found.append(path)
+            shards.append(path)
         elif matches := sorted(glob.glob(str(path))):  # noqa: PTH207 - Path.glob takes no absolute pattern
-            found += map(Path, matches)
+            shards += map(Path, matches)
         else:
             raise DataError(f"{pattern}: no such shard (from {source!r}). Check the pattern and the numbers in it.")
-    for path in found:
+    for path in shards:
         refuse_special(path)
         if path.suffix != ".tar":
             raise DataError(f"{path}: shards are plain .tar files. A compressed one must be unpacked first (gunzip).")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(shards))
 
 
 def expand(pattern: str) -> list[str]:
@@ -208,8 +209,8 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
     several = len({shard.parent for shard in shards}) > 1
     splits: dict[str, list[Path]] = {}
     for shard in shards:
-        words = SPLIT.search(shard.stem.lower()) or (SPLIT.search(shard.parent.name.lower()) if several else None)
-        splits.setdefault(SPLIT_NAMES[words[1]] if words else "train", []).append(shard)
+        match = SPLIT.search(shard.stem.lower()) or (SPLIT.search(shard.parent.name.lower()) if several else None)
+        splits.setdefault(SPLIT_NAMES[match[1]] if match else "train", []).append(shard)
     if "train" not in splits:
         if len(splits) > 1:
             raise DataError(
@@ -219,12 +220,12 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
     return splits
 
 
-def index_of(shard: Path, captions: bool = False, allow_cut: bool = False) -> Index:
+def index_of(shard: Path, captions: bool = False, allow_cut: bool = False) -> ShardIndex:
     """The shard's index, of classes or captions: the stored one if it fits, else made and stored."""
     if index := stored_index(shard, captions):
         return index
     status = _status(shard)
-    index = _scan(shard, Index(status.st_size, status.st_mtime_ns), _captions if captions else _label, allow_cut)
+    index = _scan(shard, ShardIndex(status.st_size, status.st_mtime_ns), _captions if captions else _label, allow_cut)
     if index.cut:
         return index
     for store in _stores(shard, captions):
@@ -240,21 +241,21 @@ def index_of(shard: Path, captions: bool = False, allow_cut: bool = False) -> In
     return index
 
 
-def stored_index(shard: Path, captions: bool = False) -> Index | None:
-    """The index that was made of the shard as it is now, if there is one."""
+def stored_index(shard: Path, captions: bool = False) -> ShardIndex | None:
+    """The stored index of the shard, if it is up to date."""
     status = _status(shard)
     for store in _stores(shard, captions):
         with contextlib.suppress(OSError, ValueError, TypeError):  # absent, or not what it should be: made anew
             if not store.is_file():  # a FIFO would be waited for
                 continue
-            index = Index(**parse_json(store.read_text(encoding="utf-8")))
+            index = ShardIndex(**parse_json(store.read_text(encoding="utf-8")))
             fits = (index.version, index.size, index.mtime_ns) == (VERSION, status.st_size, status.st_mtime_ns)
             if fits and _is_sound(index):
                 return index
     return None
 
 
-def _is_sound(index: Index) -> bool:
+def _is_sound(index: ShardIndex) -> bool:
     """Whether a stored index holds as many texts and places as samples, all of them inside the shard."""
     columns = (index.names, index.labels, index.offsets, index.sizes)
     if not all(isinstance(column, list) and len(column) == len(index.names) for column in columns):
@@ -287,12 +288,12 @@ def whole_members(tar: tarfile.TarFile) -> tuple[list[tarfile.TarInfo], str]:
 
     tarfile itself stops without a word at a header that is cut or damaged, unless it is the first.
     """
-    found: list[tarfile.TarInfo] = []
+    members: list[tarfile.TarInfo] = []
     stream: Any = tar.fileobj
     size = stream.seek(0, os.SEEK_END)
     try:
         for info in tar:
-            found.append(info)  # one by one: those before an error count
+            members.append(info)  # one by one: those before an error count
         stream.seek(tar.offset)
         end, cut = stream.read(MOST_PADDING), ""
         if len(end) < BLOCK or end[:BLOCK].strip(b"\0"):
@@ -301,7 +302,7 @@ def whole_members(tar: tarfile.TarFile) -> tuple[list[tarfile.TarInfo], str]:
             cut = f"{size - tar.offset:,} bytes follow its end at byte {tar.offset:,}"
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # also sizes that no file can have
         cut = str(error)
-    return [info for info in found if info.offset_data + info.size <= size], cut
+    return [info for info in members if info.offset_data + info.size <= size], cut
 
 
 def cut_off(shard: Path, why: str) -> DataError:
@@ -311,7 +312,7 @@ def cut_off(shard: Path, why: str) -> DataError:
     )
 
 
-def _scan(shard: Path, index: Index, read: Reads, allow_cut: bool) -> Index:
+def _scan(shard: Path, index: ShardIndex, read: Reads, allow_cut: bool) -> ShardIndex:
     """Fill the index from the tar's headers; of the contents, only the labels are read."""
     pictures: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, dict[str, tarfile.TarInfo]] = {}
@@ -347,8 +348,14 @@ def _scan(shard: Path, index: Index, read: Reads, allow_cut: bool) -> Index:
         raise DataError(f"{shard}: not a plain tar file, damaged, or cut off ({error}). Fetch it again.") from None
     for files in labels.values():
         name = next(iter(files.values())).name
-        raise DataError(f"{shard}: {name} has no picture beside it. Pictures end in {', '.join(EXTENSIONS)}.")
+        raise DataError(f"{shard}: {name} has no image beside it. Images end in {', '.join(EXTENSIONS)}.")
     return index
+
+
+def _text(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    stream = tar.extractfile(member)
+    assert stream is not None  # a regular file
+    return stream.read(1 << 20).decode("utf-8-sig")
 
 
 def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
@@ -356,10 +363,9 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
     ending = next((ending for ending in ("cls", "json", "txt") if ending in files), None)
     if ending is None:
         raise DataError(f'{shard}: {picture} has no label. Put a .cls, a .json with "label", or a .txt beside it.')
-    name, stream = files[ending].name, tar.extractfile(files[ending])
-    assert stream is not None
+    name = files[ending].name
     try:
-        label = stream.read(1 << 20).decode("utf-8").strip()
+        label = _text(tar, files[ending]).strip()
         if ending == "json":
             label = parse_json(label).get("label")
     except (ValueError, AttributeError) as error:
@@ -383,10 +389,8 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
     for ending in ("json", "txt"):
         if ending not in files or captions is not None:
             continue
-        stream = tar.extractfile(files[ending])
-        assert stream is not None
         try:
-            text = stream.read(1 << 20).decode("utf-8-sig")
+            text = _text(tar, files[ending])
             values = parse_json(text) if ending == "json" else {"captions": text.splitlines()}
             captions = values.get("captions", values.get("caption"))
         except (ValueError, AttributeError) as error:
@@ -401,5 +405,5 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
         raise DataError(f"{shard}: the caption of {picture} holds half a character (a lone surrogate). Correct it.")
     lines = [line for caption in captions if (line := " ".join(caption.split()))]
     if not lines:
-        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the picture out.")
+        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the image out.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Which samples: a stratified split, and few-label subsets. Each choice is a function of (seed, class, sample)."""
+"""Stratified splits and few-label subsets. Each choice is a function of (seed, class, sample)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from vitlab.errors import DataError, UsageError
 from vitlab.images.randomness import permutation
-from vitlab.images.sources.dataset import DataError
 
 SPLIT, FEW = 1, 2  # coordinates that keep the two choices apart under one seed
 
@@ -19,7 +19,7 @@ def stratified_split(labels: np.ndarray, fractions: Sequence[float], seed: int) 
     """
     shares = np.asarray(fractions, dtype=np.float64)
     if len(shares) == 0 or shares.min() <= 0 or abs(shares.sum() - 1) > 1e-6:
-        raise ValueError(f"fractions={list(fractions)} must each be above 0 and add up to 1.")
+        raise UsageError(f"fractions={list(fractions)} must each be above 0 and add up to 1.")
     parts: list[list[np.ndarray]] = [[] for _ in shares]
     for label, members in _by_class(labels):
         shuffled = members[permutation(len(members), seed, SPLIT, label)]
@@ -42,7 +42,7 @@ def few_labels(
             poorest = int(held.argmin())
             raise DataError(
                 f"per_class={per_class}, but train holds only {held[poorest]} of class {classes[poorest]!r}. "
-                + (f"Pass per_class={held[poorest]} or less." if held[poorest] else "Add pictures of it.")
+                + (f"Pass per_class={held[poorest]} or less." if held[poorest] else "Add images of it.")
             )
     chosen = []
     for label, members in _by_class(labels):

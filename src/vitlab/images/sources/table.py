@@ -1,14 +1,16 @@
-"""A CSV of paths and labels: a header, then one picture a line; an optional column `split` says train, val or test."""
+"""A CSV of paths and labels: a header, then one image a line; an optional column `split` says train, val or test."""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, DataError, FileDataset, Splits, how_to_allow
+from vitlab.errors import DataError
+from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, FileDataset, Splits, how_to_allow
 from vitlab.images.sources.labels import number_labels
 from vitlab.special_files import special_kind
 
@@ -44,49 +46,65 @@ def open_table(path: Path, allow: Allow) -> Splits:
 
 def _read_rows(path: Path) -> dict[str, _Rows]:
     splits: dict[str, _Rows] = {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            delimiter = max(",;\t", key=file.readline().count)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter)
-            columns = _columns(path, next(reader, []))
-            for row in reader:
-                if not any(cell.strip() for cell in row):
-                    continue
-                line = reader.line_num
-                cells = {key: row[at].strip() if at < len(row) else "" for key, at in columns.items()}
-                for key, cell in cells.items():
-                    if not cell:
-                        raise DataError(f"{path}, line {line}: the {key} is empty. Fill it in, or remove the line.")
-                split = SPLIT_NAMES.get(cells.get("split", "train").lower())
-                if split is None:
-                    raise DataError(f"{path}, line {line}: split is {cells['split']!r}; write train, val or test.")
-                rows = splits.setdefault(split, _Rows([], [], []))
-                rows.lines.append(line)
-                rows.paths.append(str(path.parent / cells["path"]))
-                rows.labels.append(cells["label"])
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: is not UTF-8 text. Save it as CSV in UTF-8.") from None
-    except csv.Error as error:
-        raise DataError(f"{path}: cannot be read as CSV ({error}).") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+    for line, cells in csv_rows(str(path), read_bytes(path), COLUMNS, "path,label"):
+        for key, cell in cells.items():
+            if not cell:
+                raise DataError(f"{path}, line {line}: the {key} is empty. Fill it in, or remove the line.")
+        rows = splits.setdefault(split_name(cells.get("split", "train"), str(path), line), _Rows([], [], []))
+        rows.lines.append(line)
+        rows.paths.append(str(path.parent / cells["path"]))
+        rows.labels.append(cells["label"])
     if not splits:
-        raise DataError(f"{path}: has a header, but no lines below it. Write one picture a line: cats/1.jpg,cat")
+        raise DataError(f"{path}: has a header, but no lines below it. Write one image a line: cats/1.jpg,cat")
     return splits
 
 
-def _columns(path: Path, header: list[str]) -> dict[str, int]:
-    """Column -> where it stands."""
-    names = [name.strip().lower() for name in header]
-    found = {key: names.index(word) for key, words in COLUMNS.items() for word in reversed(words) if word in names}
-    for key in ("path", "label"):
-        if key not in found:
-            seen = f"found {', '.join(header)}" if any(names) else "the file is empty"
-            raise DataError(
-                f"{path}: no column {' or '.join(COLUMNS[key])} ({seen}). Begin with a header line: path,label"
-            )
-    return found
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def decode_text(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: is not UTF-8 text. Save it in UTF-8.") from None
+
+
+def csv_rows(
+    name: str, data: bytes, columns: dict[str, tuple[str, ...]], header: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line numbers and cells by column, of lines that are not empty; `columns`: what people call each of them.
+
+    `header` is an example, for messages: its columns are needed, but for split.
+    """
+    text = decode_text(name, data)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=text.partition("\n")[0].count))
+    try:
+        first = next(reader, [])
+        titles = [title.strip().lower() for title in first]
+        places = {key: titles.index(word) for key, words in columns.items() for word in words[::-1] if word in titles}
+        for key in header.split(","):
+            if key not in places and key != "split":
+                seen = f"found {', '.join(first)}" if any(titles) else "the file is empty"
+                raise DataError(
+                    f"{name}: no column {' or '.join(columns[key])} ({seen}). Begin with a header line: {header}"
+                )
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, {k: row[at].strip() if at < len(row) else "" for k, at in places.items()}
+    except csv.Error as error:
+        raise DataError(f"{name}, line {reader.line_num}: cannot be read as CSV ({error}).") from None
+
+
+def split_name(split: object, table: str, line: int) -> str:
+    """train, val or test for what people write."""
+    name = SPLIT_NAMES.get(str(split).strip().lower())
+    if name is None:
+        raise DataError(f"{table}, line {line}: split is {split!r}; write train, val or test.")
+    return name
 
 
 def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
@@ -98,10 +116,10 @@ def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
     ]
     for line, picture in missing:
         if kind := special_kind(picture):
-            raise DataError(f"{path}, line {line}: {picture} is {kind}, not a picture file. Remove the line.")
+            raise DataError(f"{path}, line {line}: {picture} is {kind}, not an image file. Remove the line.")
     if missing:
         raise DataError(
-            f"{path}: {len(missing)} of its files do not exist:\n{_shown(missing)}\n"
+            f"{path}: {len(missing)} of its files do not exist:\n{shown_lines(missing)}\n"
             f"Paths are relative to {path.parent}. Correct them, or remove the lines."
         )
 
@@ -125,13 +143,13 @@ def check_inside(table: Path, pictures: Iterable[tuple[int, str]]) -> None:
     outside = [(line, picture) for line, picture in pictures if not resolved(picture).startswith(root)]
     if outside:
         raise DataError(
-            f"{table}: {len(outside)} of its files lie outside its folder:\n{_shown(outside)}\nA table that came from "
-            f"elsewhere could name any file of yours. If these are meant: {how_to_allow('outside')}."
+            f"{table}: {len(outside)} of its files lie outside its folder:\n{shown_lines(outside)}\nA table that came "
+            f"from elsewhere could name any file of yours. If these are meant: {how_to_allow('outside')}."
         )
 
 
-def _shown(lines: Iterable[tuple[int, str]]) -> str:
-    """The first of some lines of a table, for a message."""
+def shown_lines(lines: Iterable[tuple[int, str]]) -> str:
+    """The first few lines, for a message."""
     lines = sorted(lines)
     shown = "\n".join(f"  line {line}: {text}" for line, text in lines[:SHOWN])
     return shown + (f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")

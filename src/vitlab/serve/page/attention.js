@@ -1,15 +1,15 @@
-// 3. Where each patch looks, by layer and head; rollout; relevance; how far the heads look.
+// 3. Where each patch looks, by layer and head; the maps of other methods, as the server lists them; how far the heads look.
 import { array } from "./net.js";
 import { board, chart, el, frame, heat, heatColour, highest } from "./draw.js";
-import { t } from "./text.js";
+import { orElse, t } from "./text.js";
 import { follow, rowOf } from "./looking.js";
 
 export async function show(panel, page, current) {
   const name = page.focus, about = page.about(name), view = await page.view(name), grid = about.grid;
   if (!current()) return;
   const layers = Array(about.depth).fill(null), state = { mode: "attention", layer: about.depth - 1, head: null, patch: null, map: null };
-  const modes = ["attention", "rollout", ...(about.offers.includes("relevance") ? ["relevance"] : [])];
-  const mode = el("select", { id: "mode" }, ...modes.map((m) => el("option", { value: m, text: t(`m_${m}`) })));
+  const method = () => about.methods.find((m) => m.name === state.mode), byClass = () => Boolean(method()?.by_class);
+  const mode = el("select", { id: "mode" }, el("option", { value: "attention", text: t("m_attention") }), ...about.methods.map((m) => el("option", { value: m.name, text: orElse(`m_${m.name}`, m.title) })));
   const layer = el("input", { type: "range", id: "layer", min: 1, max: about.depth, value: about.depth });
   const layerText = el("span"), heads = el("select", { id: "head" }, el("option", { value: "", text: t("mean") }), ...Array.from({ length: about.heads }, (_, i) => el("option", { value: i, text: String(i + 1) })));
   const classes = el("select", { id: "class" }), classRow = el("label", { hidden: true }, t("theclass"), classes);
@@ -35,16 +35,17 @@ export async function show(panel, page, current) {
         : t("looktoken", { ...place, token: t(about.reads < about.prefix.length ? "t_class" : "t_mean") });
     } else told.textContent = "";
     if (!values) return;
-    heat(canvas, view, grid, values, { least: state.mode === "attention" ? 0 : Math.min(...values) });
+    const least = state.mode === "attention" ? 0 : method().signed ? -highest(values.map(Math.abs)) : Math.min(...values);
+    heat(canvas, view, grid, values, { least, most: method()?.signed ? -least : null });
     if (state.mode === "attention" && state.patch !== null) frame(canvas, grid, state.patch);
     window.vitlab.timings.push(performance.now() - began);
   };
   const load = async (n) => { layers[n] ||= await page.part(name, "attention", { layer: n }, array); };
   const change = () => page.guard(async () => {
     for (const control of [layer, heads]) control.disabled = state.mode !== "attention";
-    classRow.hidden = state.mode !== "relevance";
+    classRow.hidden = !byClass();
     if (state.mode === "attention") await load(state.layer);
-    else state.map = (await page.part(name, state.mode, state.mode === "relevance" ? { class: classes.value } : null, array)).data;
+    else state.map = (await page.part(name, state.mode, byClass() ? { class: classes.value } : null, array)).data;
     if (current()) draw();
   });
   follow(canvas, grid, (patch) => { state.patch = patch; draw(); }, () => { state.patch = null; draw(); });
@@ -52,7 +53,7 @@ export async function show(panel, page, current) {
   layer.addEventListener("input", () => { state.layer = Number(layer.value) - 1; change(); });
   heads.addEventListener("change", () => { state.head = heads.value === "" ? null : Number(heads.value); draw(); });
   classes.addEventListener("change", change);
-  if (about.offers.includes("relevance")) {
+  if (about.methods.some((m) => m.by_class)) {
     const { labels } = await page.part(name, "walk"), first = (await page.part(name, "predict")).scores[0].label;
     labels.forEach((label, i) => classes.append(el("option", { value: i, text: label, selected: label === first })));
   }

@@ -95,3 +95,5 @@ export function t(key, values = {}) {
   if (!words) throw new Error(`no words for ${key}`);
   return words[at].replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
+// The words of a key, or this text where it has none: a new method shows its title.
+export const orElse = (key, text) => (key in WORDS ? t(key) : text);

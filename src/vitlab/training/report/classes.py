@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from vitlab.training.report.pictures import data_url
-from vitlab.training.report.text import cut, ems, escaped, named, percent, section
+from vitlab.training.report.html import cut, data_url, ems, escaped, name_html, percent, section
 
 
 def class_tables(counts: np.ndarray, classes: list[str]) -> str:
@@ -50,9 +49,9 @@ def _matrix(counts: np.ndarray, shares: np.ndarray, classes: list[str]) -> str:
         f'font-size="{font:g}" role="img" aria-label="Confusion matrix">',
         f'<rect class="frame" x="{left:.1f}" y="{top:.1f}" width="{K * cell}" height="{K * cell}" />',
     ]
-    for k, (name, whole) in enumerate(zip(names, classes, strict=True)):
+    for k, (name, full_name) in enumerate(zip(names, classes, strict=True)):
         middle = (k + 0.5) * cell
-        inner = f"{escaped(name)}<title>{escaped(whole)}</title>"
+        inner = f"{escaped(name)}<title>{escaped(full_name)}</title>"
         svg.append(f'<text class="row" x="{left - 6:.1f}" y="{top + middle:.1f}" dy=".35em">{inner}</text>')
         kind = "column" if flat_names else "upright"
         svg.append(f'<text class="{kind}" x="{left + middle:.1f}" y="{top - 6:.1f}">{inner}</text>')
@@ -62,10 +61,10 @@ def _matrix(counts: np.ndarray, shares: np.ndarray, classes: list[str]) -> str:
     for i, j in np.argwhere(counts > 0):
         x, y, n, share = left + j * cell, top + i * cell, int(counts[i, j]), float(shares[i, j])
         kind, strength = ("right", 0.08 + 0.52 * share) if i == j else ("wrong", 0.15 + 0.6 * math.sqrt(share))
-        told = f"{classes[i]} → {classes[j]}: {n} ({percent(share)})"
+        tooltip = f"{classes[i]} → {classes[j]}: {n} ({percent(share)})"
         svg.append(
             f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{cell}" height="{cell}" '
-            f'fill-opacity="{strength:.2f}" data-at="{i},{j}" data-n="{n}"><title>{escaped(told)}</title></rect>'
+            f'fill-opacity="{strength:.2f}" data-at="{i},{j}" data-n="{n}"><title>{escaped(tooltip)}</title></rect>'
         )
         if cell >= 28 and len(str(n)) * 7 < cell:
             svg.append(f'<text class="count" x="{x + cell / 2:.1f}" y="{y + cell / 2:.1f}" dy=".35em">{n}</text>')
@@ -92,7 +91,7 @@ def _confused_pairs(counts: np.ndarray, classes: list[str], most: int = 12) -> s
         if wrong[i, j]:
             share = wrong[i, j] / counts[i].sum()
             rows.append(
-                f"<tr><td>{named(classes[i])}</td><td>{named(classes[j])}</td>"
+                f"<tr><td>{name_html(classes[i])}</td><td>{name_html(classes[j])}</td>"
                 f'<td class="n">{wrong[i, j]}</td><td class="n">{percent(share)}</td></tr>'
             )
     head = '<tr><th>truth</th><th>taken for</th><th class="n">times</th><th class="n">of the class</th></tr>'
@@ -103,19 +102,19 @@ def _confused_pairs(counts: np.ndarray, classes: list[str], most: int = 12) -> s
 
 
 def _per_class(counts: np.ndarray, classes: list[str]) -> str:
-    """Worst first; classes without pictures last."""
+    """Worst first; classes without images last."""
     totals = counts.sum(axis=1)
     share = [counts[k, k] / totals[k] if totals[k] else math.inf for k in range(len(classes))]
     rows = []
     for k in sorted(range(len(classes)), key=lambda k: share[k]):
         others = counts[k].copy()
         others[k] = 0
-        other = f"{named(classes[int(others.argmax())])} ({others.max()})" if others.any() else ""
-        known = bool(totals[k])
-        bar = f'<span class="bar" style="--share:{share[k]:.4f}"></span>' if known else ""
-        shown = f'<data value="{float(share[k])!r}">{percent(share[k])}</data>' if known else "no pictures"
+        other = f"{name_html(classes[int(others.argmax())])} ({others.max()})" if others.any() else ""
+        present = bool(totals[k])
+        bar = f'<span class="bar" style="--share:{share[k]:.4f}"></span>' if present else ""
+        shown = f'<data value="{float(share[k])!r}">{percent(share[k])}</data>' if present else "no images"
         rows.append(
-            f"<tr><td>{named(classes[k])}</td><td>{shown}{bar}</td>"
+            f"<tr><td>{name_html(classes[k])}</td><td>{shown}{bar}</td>"
             f'<td class="n">{counts[k, k]} / {totals[k]}</td><td>{other}</td></tr>'
         )
     head = '<tr><th>class</th><th>accuracy</th><th class="n">right / all</th><th>taken for</th></tr>'

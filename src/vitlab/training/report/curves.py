@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from vitlab.training.objectives import OBJECTIVES, objective_class
 
 Points = list[tuple[float, float]]  # (step, value)
 W, H, LEFT, RIGHT, TOP, BOTTOM = 560, 270, 66, 16, 14, 34  # of a chart, in SVG units
@@ -30,21 +32,16 @@ CHARTS = (
     Chart("Learning rate", "学习率", "lr", from_zero=True, smooth=False),
     Chart("Images per second", "每秒图像数", "images_per_second", from_zero=True),
     Chart("Gradient norm", "梯度范数", "grad_norm", from_zero=True),
-    # signs of health of a run without labels, see ssl_doctor.py
-    Chart("Entropy of the teacher", "教师输出的熵", "teacher_entropy", from_zero=True),
-    Chart("Directions that features use", "特征的有效秩", "rank", from_zero=True),
-    Chart("Spread of features", "特征的离散程度", "teacher_std", from_zero=True),
-    Chart("Norm of the centre", "中心的范数", "centre_norm", from_zero=True),
-    Chart("Pairs found in the batch", "批内配对正确率", "matched", percent=True),
 )
 
 
 def charts(log: list[dict[str, Any]], labels: bool = True) -> str:
-    """`labels`: they were learned. Otherwise the validation's loss is that of the judges, and no part of the curve."""
+    """`labels`: they were learned. Otherwise the validation loss is that of k-NN, and is not drawn."""
     if not labels:  # MAE measures its own loss there
         log = [{**e, "loss": e.get("reconstruction")} if e["kind"] in ("val", "test") else e for e in log]
     last = max((event["step"] for event in log), default=0) or 1  # one scale for all, to compare them by eye
-    drawn = [_chart(chart, series, last) for chart in CHARTS if (series := _series(log, chart.key))]
+    own = [chart for name in OBJECTIVES for chart in objective_class(name).charts]
+    drawn = [_chart(chart, series, last) for chart in (*CHARTS, *own) if (series := _series(log, chart.key))]
     return f'<div class="charts">{"".join(drawn)}</div>' if drawn else ""
 
 
@@ -100,8 +97,8 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
             svg.append(f'<path class="{kind} mean" d="{_path(_thin(_running_mean(finite)), at)}" />')
         for x, y in finite if len(finite) <= 60 else []:
             cx, cy = at(x, y).split(",")
-            told = f"{kind}, step {_short(x)}: {label(y)}"
-            svg.append(f'<circle class="{kind}" cx="{cx}" cy="{cy}" r="3"><title>{told}</title></circle>')
+            tooltip = f"{kind}, step {_short(x)}: {label(y)}"
+            svg.append(f'<circle class="{kind}" cx="{cx}" cy="{cy}" r="3"><title>{tooltip}</title></circle>')
         broken = [(x, y) for x, y in points if not math.isfinite(y)]
         for x, y in broken[:20]:
             across = at(x, y_ticks[0]).split(",")[0]
@@ -113,16 +110,16 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
     return f"<figure>{title}{''.join(svg)}<figcaption>{' '.join(legend)}</figcaption></figure>"
 
 
-def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Any) -> str:
-    words = []
+def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Callable[[float], str]) -> str:
+    parts = []
     if finite:
-        words.append(f"last {label(finite[-1][1])}")
+        parts.append(f"last {label(finite[-1][1])}")
     if finite and kind != "train" and chart.key in ("loss", "top1"):
         step, best = (min if chart.key == "loss" else max)(finite, key=lambda point: point[1])
-        words.append(f"best {label(best)} at step {step:g}")
+        parts.append(f"best {label(best)} at step {step:g}")
     if broken:
-        words.append(f"{broken} not finite (×)")
-    return f'<span class="key {kind}"><b>{kind}</b> {", ".join(words)}</span>'
+        parts.append(f"{broken} not finite (×)")
+    return f'<span class="key {kind}"><b>{kind}</b> {", ".join(parts)}</span>'
 
 
 def _low(values: Sequence[float], from_zero: bool) -> float:
@@ -156,7 +153,7 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _path(points: Points, at: Any) -> str:
+def _path(points: Points, at: Callable[[float, float], str]) -> str:
     """SVG path; a value that is not finite breaks the line."""
     pieces, pen = [], "M"
     for x, y in points:

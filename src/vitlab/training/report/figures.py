@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib: the curves of many runs, and what augmentation makes of pictures."""
+"""Figures drawn with matplotlib: the curves of many runs, and what augmentation makes of images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitlab.errors import UsageError
 from vitlab.images.fonts import families
-from vitlab.training.report.text import cut, ems, printable
+from vitlab.training.report.html import cut, ems, printable
 from vitlab.training.runs import Run
 
 if TYPE_CHECKING:  # it imports torch, which `vitlab runs` can do without
@@ -24,19 +25,19 @@ def picture_kind(path: Path, option: str) -> str:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
+        raise UsageError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in ("png", "svg", "pdf", "jpg", "webp"):
-        raise ValueError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
+        raise UsageError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
     if path.is_dir():
-        raise ValueError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
+        raise UsageError(f"{option} {path}: is a folder; name a .png, .svg or .pdf file in it.")
     return kind
 
 
-def _able_to_draw(words: str) -> Any:
+def _able_to_draw(texts: str) -> Any:
     from matplotlib import rc_context
 
-    return rc_context({"font.family": families(words), "text.usetex": False, "svg.fonttype": "none"})
+    return rc_context({"font.family": families(texts), "text.usetex": False, "svg.fonttype": "none"})
 
 
 def _save(figure: Any, path: Path, kind: str) -> None:
@@ -50,10 +51,10 @@ def _save(figure: Any, path: Path, kind: str) -> None:
 
 
 def plot(runs: list[Run], path: Path) -> list[str]:
-    """Draw the validation accuracy of all runs into one picture; returns the names of runs that have none."""
+    """Draw the validation accuracy of all runs into one image; returns the names of runs that have none."""
     drawn = [run for run in runs if run.val_curve]
     if not drawn:
-        raise ValueError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
+        raise UsageError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
     kind = picture_kind(path, "--plot")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -86,11 +87,11 @@ def plot(runs: list[Run], path: Path) -> list[str]:
 
 
 def draw_preview(preview: Preview, path: Path) -> None:
-    """A row for each picture: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
+    """A row for each image: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
     kind = picture_kind(path, "--preview")
     from matplotlib.figure import Figure
 
-    rows: list[tuple[str, str, list[np.ndarray], list[str]]] = []  # label, remark, pictures, captions
+    rows: list[tuple[str, str, list[np.ndarray], list[str]]] = []  # label, remark, images, captions
     for row in preview.rows:
         rows.append((_cut(row.label, 16), _cut(row.name[::-1], 20)[::-1], row.images, []))
     for batch in preview.mixed:
@@ -103,8 +104,8 @@ def draw_preview(preview: Preview, path: Path) -> None:
     about = [preview.about, *textwrap.wrap("  ".join(preview.settings), (width - 2 * MARGIN) // 10)]
     top = MARGIN + 76 + 24 * len(about)
     height = top + sum(h + GAP + 26 * _lines(texts) for *_, texts in rows) + (44 if preview.mixed else 0) + MARGIN - GAP
-    words = [title, *about, *(text for label, remark, _, texts in rows for text in (label, remark, *texts))]
-    with _able_to_draw("".join(words)):
+    all_texts = [title, *about, *(text for label, remark, _, texts in rows for text in (label, remark, *texts))]
+    with _able_to_draw("".join(all_texts)):
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0), autoscale_on=False)  # in pixels
         axes.set_axis_off()
@@ -136,7 +137,7 @@ def draw_preview(preview: Preview, path: Path) -> None:
 
 
 def _fit(image: np.ndarray) -> np.ndarray:
-    """(H, W, 1 or 3) -> RGB with its longer side near SIDE: whole multiples of small pictures, so that pixels show."""
+    """(H, W, 1 or 3) -> RGB with its longer side near SIDE: whole multiples of small images, so that pixels show."""
     from PIL import Image
 
     if image.shape[2] == 1:
@@ -153,11 +154,11 @@ def _cut(text: str, most: float) -> str:
 
 
 def _captions(labels: list[Parts]) -> list[str]:
-    """cat 0.70 + dog 0.30; on two lines for all if one is too long for its picture."""
-    most = 15  # what fits below a picture
-    whole = [" + ".join(_share(part, parts) for part in parts) for parts in labels]
-    if all(ems(text) <= most for text in whole):
-        return whole
+    """cat 0.70 + dog 0.30; on two lines for all if one is too long for its image."""
+    most = 15  # what fits below an image
+    captions = [" + ".join(_share(part, parts) for part in parts) for parts in labels]
+    if all(ems(text) <= most for text in captions):
+        return captions
     return ["\n+ ".join(_share(part, parts, most - 4) for part in parts) for parts in labels]
 
 

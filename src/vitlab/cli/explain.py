@@ -1,0 +1,402 @@
+"""vitlab explain: each command is one function of vitlab.explain.figures, whose files are written and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
+from vitlab.cli.options import BatchSize, Checkpoint, Images, OptionalImages, choice, expand
+from vitlab.errors import UsageError
+from vitlab.explain.methods import BY_CLASS, SHOWN
+from vitlab.printable import one_line
+
+if TYPE_CHECKING:
+    from vitlab.explain.subject import Explanation, Subject
+    from vitlab.images.read import Source
+
+app = typer.Typer(
+    help="Draw what a model sees, on the images themselves.\n\nThe numbers go beside each drawing as .npz.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each image's top class.")
+]
+Text = Annotated[
+    list[str] | None,
+    typer.Option("--text", metavar="SENTENCE", help="Sentence to explain with a CLIP (repeatable)."),
+]
+Methods = Annotated[
+    str | None, typer.Option("--methods", metavar=",".join(SHOWN), help="Methods, separated by commas.")
+]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of all commands but figure7."""
+
+    checkpoint: Checkpoint
+    images: Images
+
+
+@dataclass(frozen=True)
+class OptionalInputs:
+    checkpoint: Checkpoint
+    images: OptionalImages = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Options of all commands."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="File to draw: .png, .svg, .pdf, or .html. Default: explain-VERB.png."
+        ),
+    ] = None
+    html: Annotated[
+        bool, typer.Option("--html", help="Also write one self-contained page to explore in a browser.")
+    ] = False
+    image_size: Annotated[
+        str | None,
+        typer.Option("--image-size", metavar="HxW", help="Another input size than the model's own, for finer maps."),
+    ] = None
+    batch_size: BatchSize = 8
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: top classes, files written, scores.")] = False
+
+
+@dataclass(frozen=True)
+class FaithfulnessOutput(Output):
+    batch_size: BatchSize = 32
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    app.command()(expand(function))
+    return function
+
+
+@command
+def attention(
+    inputs: Inputs,
+    layers: Annotated[str | None, typer.Option(metavar="0,5,-1|all", help="Which layers; -1 is the last.")] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,3|mean|all", help="Which heads. Default: all, or mean where their number differs by layer."
+        ),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(metavar="cls|mean|X,Y", help="Query: a token, or the patch under pixel X,Y of the image."),
+    ] = None,
+    *,
+    output: Output,
+) -> None:
+    """Where a token looks, layer by layer and head by head.
+
+    One image: a grid of layers and heads. Several: a row for each, mean over heads.
+    """
+    layer_numbers = None if layers is None else _parse_numbers(layers, "--layers", "all")
+    head_numbers = None if heads is None else _parse_numbers(heads, "--heads", "all", "mean")
+    _run("attention", inputs, output, layers=layer_numbers, heads=head_numbers, query=_parse_query(query))
+
+
+@command
+def rollout(
+    inputs: Inputs,
+    discard: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the lowest weights of each layer to drop, e.g. 0.9.")
+    ] = 0.0,
+    *,
+    output: Output,
+) -> None:
+    """Attention multiplied through all layers.
+
+    Figure 6 of the ViT paper.
+    """
+    _run("rollout", inputs, output, discard=discard)
+
+
+@command
+def relevance(
+    inputs: Inputs,
+    method: Annotated[str, choice(*BY_CLASS, help="Method.")] = "relevance",
+    target: Target = None,
+    text: Text = None,
+    *,
+    output: Output,
+) -> None:
+    """Which patches speak for a class, or for a sentence."""
+    if text and target is not None:
+        raise UsageError("--target names one of a model's classes; with --text the sentences are what is asked for.")
+    _run("relevance", inputs, output, texts=text, method=method, target=target)
+
+
+@command
+def compare(
+    inputs: Inputs,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="CHECKPOINT",
+            help="A second model, on the same images.",
+            autocompletion=complete.checkpoints,
+        ),
+    ] = None,
+    methods: Methods = None,
+    target: Target = None,
+    text: Text = None,
+    *,
+    output: Output,
+) -> None:
+    """Two checkpoints or methods side by side, and how they agree."""
+    names = None if methods is None else _parse_list(methods, "--methods")
+    _run("compare", inputs, output, texts=text, second=other, methods=names, target=target)
+
+
+@command
+def figure7(inputs: OptionalInputs, output: Output) -> None:
+    """Figure 7 of the ViT paper: filters, positions, distances.
+
+    Position similarity, attention distance and entropy, and the lengths of the tokens. Without images, only what the
+    weights show.
+    """
+    _run("figure7", inputs, output)
+
+
+@command
+def features(
+    inputs: Inputs,
+    joint: Annotated[
+        bool, typer.Option("--joint/--each", help="Same colours for all images, or separate ones.")
+    ] = True,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y", help="Also similarity to the patch under this pixel of the first image."),
+    ] = None,
+    mask: Annotated[bool, typer.Option("--mask", help="Also the foreground; colours of the foreground only.")] = False,
+    neighbours: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Instead: the most similar images of this folder.")
+    ] = None,
+    k: Annotated[int, typer.Option("--top", "-k", help="How many neighbours.", min=1)] = 5,
+    layer: Annotated[int, typer.Option(help="Tokens after this layer.")] = -1,
+    *,
+    output: Output,
+) -> None:
+    """Compare patches: colours, similarity, neighbours.
+
+    The colours are principal components; optionally of the foreground only, or the nearest images of a folder.
+    """
+    if neighbours is not None:
+        _run("neighbours", inputs, output, default="explain-features.png", folder=neighbours, k=k)
+    else:
+        point = None if at is None else _parse_point(at, "--at")
+        _run("features", inputs, output, joint=joint, at=point, mask=mask, layer=layer)
+
+
+@command
+def faithfulness(
+    inputs: Inputs,
+    methods: Methods = None,
+    kinds: Annotated[
+        str, typer.Option(metavar="deletion,insertion,road", help="Which tests.")
+    ] = "deletion,insertion,road",
+    steps: Annotated[int, typer.Option(help="Steps of the curves.", min=1)] = 16,
+    target: Target = None,
+    text: Text = None,
+    *,
+    output: FaithfulnessOutput,
+) -> None:
+    """How faithful each method is: a table, and curves.
+
+    Measures the class probability while the patches with the highest scores are removed.
+    """
+    names = None if methods is None else _parse_list(methods, "--methods")
+    tests = _parse_list(kinds, "--kinds")
+    _run("faithfulness", inputs, output, texts=text, methods=names, kinds=tests, steps=steps, target=target)
+
+
+@command
+def reconstruct(
+    inputs: Inputs,
+    mask_ratio: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of the patches to hide. Default: the model's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed hides other patches.")] = 0,
+    *,
+    output: Output,
+) -> None:
+    """Reconstruct hidden patches with a masked autoencoder.
+
+    Figure 2 of the MAE paper.
+    """
+    _run("reconstruct", inputs, output, encoder=False, mask_ratio=mask_ratio, seed=seed)
+
+
+@command
+def pruned(
+    inputs: Inputs,
+    reducer: Annotated[
+        str, typer.Option(metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="Token reducer.")
+    ] = "tome:r=8",
+    *,
+    output: Output,
+) -> None:
+    """Which patches a reducer kept, merged or dropped, by layer."""
+    _run("pruned", inputs, output, reducer=reducer)
+
+
+def _run(
+    figure: str,
+    inputs: Inputs | OptionalInputs,
+    output: Output,
+    *,
+    texts: Sequence[str] | None = None,
+    encoder: bool = True,
+    second: str | None = None,
+    default: str | None = None,
+    **arguments: Any,
+) -> None:
+    """Draw vitlab.explain.figures.FIGURE(subject, **arguments). second: another checkpoint for the same images."""
+    from vitlab.explain import figures
+    from vitlab.explain.subject import check_output, open_subject
+
+    def open_model(checkpoint: str, images: Sequence[Source], encoder: bool = True) -> Subject:
+        options: dict[str, Any] = dict(texts=texts or (), encoder=encoder, batch_size=output.batch_size)
+        options |= size_option(output.image_size)
+        return open_subject(checkpoint, images, skip_unreadable=True, **options)
+
+    names = inputs.images or []
+    path = check_output(output.out or default or f"explain-{figure}.png", [inputs.checkpoint, *names])
+    subject = open_model(inputs.checkpoint, names, encoder)
+    if names and not subject.views:
+        if output.json:
+            print_json(_report(inputs, subject, []))
+        _fail(subject, len(names))
+    if second is not None:
+        arguments["other"] = open_model(second, subject.sources)
+    explanation = getattr(figures, figure)(subject, **arguments)
+    files = explanation.save(path, html=output.html)
+    say_notes(map(one_line, explanation.notes))
+    if output.json:
+        print_json({**_report(inputs, subject, files), **explanation.results})
+    else:
+        for view in subject.views:
+            _print(f"{view.name}: {view.prediction}" if view.prediction else view.name)
+        if figure in PRINTERS:
+            PRINTERS[figure](explanation)
+        for file in files:
+            _print(f"written: {file}")
+    if subject.failed:
+        _fail(subject, len(names))
+
+
+def _report(inputs: Inputs | OptionalInputs, subject: Subject, files: Sequence[Path]) -> dict[str, Any]:
+    views = iter(subject.views)
+    images: list[dict[str, Any]] = []
+    for name in inputs.images or []:
+        if name in subject.failed:
+            images.append({"image": name, "error": subject.failed[name]})
+        else:
+            view = next(views)
+            images.append({"image": name, "label": view.label, "probability": view.probability})
+    return {"checkpoint": inputs.checkpoint, "images": images, "files": [str(file) for file in files]}
+
+
+def _fail(subject: Subject, images: int) -> None:
+    for message in subject.failed.values():
+        say(f"vitlab: {one_line(message)}")
+    say(f"{len(subject.failed)} of {images} images could not be read.")
+    raise SystemExit(1)
+
+
+def _print(line: str) -> None:
+    console().print(one_line(line), soft_wrap=True)
+
+
+def _print_agreements(explanation: Explanation) -> None:
+    grid = table("map", "and map", "rank correlation", right=("rank correlation",))
+    for row in explanation.results["agreement"]:
+        values = [value for value in row["agreement"] if value is not None]
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        grid.add_row(row["first"], row["second"], f"{mean(values):.2f}{spread}" if values else "a map is flat")
+    console().print(grid)
+
+
+def _print_scores(explanation: Explanation) -> None:
+    from vitlab.explain.methods import METHODS
+
+    numbers = ("area", "better than random by", "better in")
+    grid = table("test", "method", *numbers, right=numbers)
+    for score in explanation.results["scores"]:
+        many = score["images"] > 1
+        cells = [f"{score['area']:.3f}" + (f" ± {score['spread']:.3f}" if many else "")]
+        if not METHODS[score["method"]].baseline:
+            gain = f"{score['gain']:+.3f}" + (f" ± {score['gain_spread']:.3f}" if many else "")
+            cells += [gain, f"{score['wins']:.0%}"]
+        grid.add_row(score["kind"], score["method"], *cells)
+    console().print(grid)
+    console().print("Area: deletion and road lower is better, insertion higher.")
+
+
+def _print_neighbours(explanation: Explanation) -> None:
+    for view, row in zip(explanation.subject.views, explanation.results["neighbours"], strict=True):
+        for neighbour in row:
+            _print(f"{view.name}  {neighbour['similarity']:.3f}  {neighbour['image']}")
+
+
+def _print_errors(explanation: Explanation) -> None:
+    hidden = explanation.results["hidden_patches"]
+    for view, error in zip(explanation.subject.views, explanation.results["error"], strict=True):
+        _print(f"{view.name}: error {error:.4f} over {hidden} hidden patches")
+
+
+PRINTERS = {
+    "compare": _print_agreements,
+    "faithfulness": _print_scores,
+    "neighbours": _print_neighbours,
+    "reconstruct": _print_errors,
+}
+
+
+def _parse_query(text: str | None) -> str | tuple[float, float] | None:
+    """A token's name, or the pixel X,Y."""
+    if text in (None, "class", "distillation", "mean"):
+        return text
+    return "class" if text == "cls" else _parse_point(text, "--query")
+
+
+def _parse_point(text: str, option: str) -> tuple[float, float]:
+    try:
+        x, y = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is no place in the image: write X,Y in its pixels, e.g. 100,60.") from None
+    return x, y
+
+
+def _parse_list(text: str, option: str) -> list[str]:
+    names = parse_names(text)
+    if not names:
+        raise UsageError(f"{option} {text!r} names nothing.")
+    return names
+
+
+def _parse_numbers(text: str, option: str, *words: str) -> str | list[int]:
+    """A list of whole numbers, or one of `words`."""
+    if text in words:
+        return text
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        either = " or ".join(words)
+        raise UsageError(f"{option} {text!r} is no list of numbers: write 0,3,-1, or {either}.") from None

@@ -1,1 +1,0 @@
-"""vitlab explain VERB CHECKPOINT IMAGE...: pictures of what a model sees, and their numbers."""

@@ -1,0 +1,365 @@
+"""The figures of `vitlab explain`, one function for each verb: subject -> Explanation.
+
+subject = open_subject("bundled:cifar10", ["cat.jpg"])
+figures.attention(subject, layers=[-1], query=(100, 60)).save("attention.png")
+figures.relevance(subject, "grad_cam", target="cat").numbers["maps"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.errors import UsageError
+from vitlab.explain import draw
+from vitlab.explain.agreement import agreement
+from vitlab.explain.attention_maps import attention_maps, default_query
+from vitlab.explain.attention_page import attention_page
+from vitlab.explain.clip_prompts import PromptClassifier
+from vitlab.explain.faithfulness import Kind, compare_methods
+from vitlab.explain.features import foreground_mask, nearest, patch_similarity, patch_tokens, pca_rgb
+from vitlab.explain.figure7 import figure7_numbers
+from vitlab.explain.inputs import TokenModel, check_layer
+from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, find_methods
+from vitlab.explain.pruned import pruned_patches
+from vitlab.explain.reconstruct import masked_autoencoder
+from vitlab.explain.reconstruct import reconstruct as reconstruct_images
+from vitlab.explain.relevance import Target, target_classes
+from vitlab.explain.rollout import rollout as attention_rollout
+from vitlab.explain.stages import head_counts, sights
+from vitlab.explain.subject import Explanation, Subject
+from vitlab.explain.views import View
+from vitlab.images.read import read_image
+from vitlab.layers.reducer import Reducer
+from vitlab.models.hierarchy import Hierarchy
+from vitlab.reduce import reducer_of
+
+COLUMNS = 12  # layers in a figure of several images
+NORMALISED = "Mean and contrast of each patch are the true ones: the model paints normalised pixels."
+
+
+def attention(
+    subject: Subject,
+    layers: str | Sequence[int] | None = None,
+    heads: str | Sequence[int] | None = None,
+    query: str | tuple[float, float] | None = None,
+) -> Explanation:
+    """Where a token looks. One image: a grid of layers and heads. Several: a row for each, mean over heads.
+
+    layers   "all", or layer numbers. None: all, or COLUMNS of them where several images have more
+    heads    "all", "mean" or head numbers. None: all, or the mean where the layers have different numbers
+    query    as in attention_maps, but a pixel (x, y) is one of the original image
+    """
+    model, views = subject.model, subject.views
+    notes, depth = [], len(model.blocks)
+    if layers is None and len(views) > 1 and depth > COLUMNS:
+        layers = sorted({round(i) for i in np.linspace(0, depth - 1, COLUMNS)})
+        notes.append(f"{COLUMNS} of {depth} layers are drawn: ask for all to see every one.")
+    layers = "all" if layers is None else layers
+    if heads is None:
+        heads = "mean" if len(head_counts(model, layers)) > 1 else "all"
+    pixel = None if query is None or isinstance(query, str) else query
+    patches = [None if pixel is None else view.patch_under(*pixel) for view in views]
+    maps, before = _attention_of(subject, layers, heads, query if isinstance(query, str) else None, patches)
+    layer_numbers = list(range(depth)) if isinstance(layers, str) else [n % depth for n in layers]
+    if isinstance(heads, str):
+        head_numbers = [] if heads == "mean" else list(range(maps.shape[2]))
+    else:
+        head_numbers = list(heads) if isinstance(model, Hierarchy) else [n % model.config.heads for n in heads]
+    who = _query_name(model, query)
+    numbers: dict[str, Any] = {"maps": maps, "prefix": before, "layers": layer_numbers, "query": who}
+    numbers["heads"] = head_numbers or ["mean"]
+    sights_by_image, note = None, ""
+    if isinstance(model, Hierarchy):
+        numbers |= {"padding": before[..., -1], "prefix": before[..., :-1]}
+        numbers["stage"] = [model.config.stage_of(n) for n in layer_numbers]
+        if pixel is not None:
+            sights_by_image = [
+                sights(model, view.size, patch or 0, layer_numbers) for view, patch in zip(views, patches, strict=True)
+            ]
+            rows, columns = views[0].grid
+            numbers["query_box"] = [[sight.who for sight in row] for row in sights_by_image]
+            numbers["query_window"] = [[s.window or (0, 0, columns, rows) for s in row] for row in sights_by_image]
+            windows = any(sight.window for row in sights_by_image for sight in row)
+            note = "Blue: the token that looks, of each layer's own grid." + (" White: its window." if windows else "")
+    if pixel is not None:
+        numbers["query_patch"] = patches
+    one_head = len(head_numbers) == 1 and np.max(model.config.heads) > 1
+    title = f"Attention of {who}" + (f", head {head_numbers[0]}" if one_head else "")
+    figure = lambda: draw.attention(
+        views,
+        maps,
+        layers=layer_numbers,
+        heads=head_numbers or None,
+        title=title,
+        patches=patches,
+        sights=sights_by_image,
+        note=note,
+    )
+
+    def page() -> str:
+        text, left_out = attention_page(
+            model, subject.images, views, layers=layers, heads=heads, title=f"Attention in {subject.name}"
+        )
+        notes.extend([left_out] if left_out else [])
+        return text
+
+    return Explanation(subject, title, figure, numbers, {"query": who, "layers": layer_numbers}, page, notes)
+
+
+def rollout(subject: Subject, discard: float = 0.0) -> Explanation:
+    """Attention multiplied through all layers; `discard` as in explain.rollout."""
+    maps = attention_rollout(subject.model, subject.images, discard, batch_size=subject.batch_size)
+    note = "Attention multiplied through all layers." + (f" Lowest {discard:.0%} discarded." if discard else "")
+    columns, results = {METHODS["rollout"].title: maps.numpy()}, {"discard": discard}
+    return _maps(subject, "Attention rollout", columns, {"maps": maps, **results}, results, note=note)
+
+
+def relevance(subject: Subject, method: str = "relevance", target: Target = None) -> Explanation:
+    """Which patches speak for a class, by a method that explains classes; or for each of a CLIP's sentences."""
+    (name,) = find_methods([method], BY_CLASS)
+    row, model = METHODS[name], subject.model
+    if isinstance(model, PromptClassifier):
+        if target is not None:
+            raise UsageError("target is for a model's classes; a CLIP explains each of its texts.")
+        return _sentences(subject, model, name)
+    classes = target_classes(model, subject.images, target)
+    labels = [model.label_of(number) for number in classes]
+    title = f"{row.title} for " + (labels[0] if len(set(labels)) == 1 else "each picture's top class")
+    maps = row(model, subject.images, classes).numpy()
+    results = {"class": classes, "explained": labels}
+    signed = [row.title] if row.signed else []
+    return _maps(subject, title, {row.title: maps}, {"maps": maps, **results}, results, signed=signed)
+
+
+def compare(
+    subject: Subject, methods: Sequence[str] | None = None, target: Target = None, other: Subject | None = None
+) -> Explanation:
+    """Methods side by side, or two models with the same images, and the rank correlation of their maps.
+
+    methods   default: all without a sign, or with a second model rollout
+    """
+    names = find_methods(methods or (COMPARED if other is None else ["rollout"]))
+    if other is None and len(names) < 2:
+        raise UsageError(f"compare needs two methods, e.g. {names[0]},relevance, or a second model to compare with.")
+    if other is not None and other.failed:
+        raise UsageError(f"{other.name} cannot read {', '.join(other.failed)}. Leave it out.")
+    columns, numbers, signed = {}, {}, []
+    for letter, each in zip("AB", [subject] if other is None else [subject, other], strict=False):
+        by_class = any(METHODS[name].by_class for name in names)
+        classes = target_classes(each.model, each.images, target) if by_class else None
+        for name in names:
+            maps = METHODS[name](each.model, each.images, classes).numpy()
+            column, key = (name, name) if other is None else (f"{letter}: {name}", f"{name}_{letter.lower()}")
+            columns[column], numbers[key] = (each.views, maps), maps
+            signed += [column] if METHODS[name].signed else []
+    pairs = [(a, b) for i, a in enumerate(columns) for b in list(columns)[i + 1 :]]
+    if other is not None:  # each method with itself
+        pairs = [(a, b) for a, b in pairs if a[3:] == b[3:]]
+    agreements = [agreement(*columns[a], *columns[b]) for a, b in pairs]
+    numbers |= {"agreement_of": [f"{a} | {b}" for a, b in pairs], "agreement": np.array(agreements)}
+    rows = [
+        {"first": a, "second": b, "agreement": [float(v) if np.isfinite(v) else None for v in values]}
+        for (a, b), values in zip(pairs, agreements, strict=True)
+    ]
+    title, note, captions = "Methods compared", "", None
+    if other is not None:
+        title, note = "Models compared", f"A is {subject.name}, B is {other.name}."
+        captions = [[views[i].prediction for views, _ in columns.values()] for i in range(len(subject.views))]
+    results = {"agreement": rows}
+    return _maps(subject, title, columns, numbers, results, note=note, captions=captions, signed=signed)
+
+
+def figure7(subject: Subject) -> Explanation:
+    """Figure 7 of ViT: filters, positions, distances; without images, only what the weights show."""
+    images = subject.images if subject.views else None
+    numbers = figure7_numbers(subject.model, images, batch_size=subject.batch_size)
+    missing = numbers["missing"]
+    notes = [
+        f"{', '.join(name for name, why in missing.items() if why == reason)}: {reason}"
+        for reason in dict.fromkeys(missing.values())
+    ]
+    title = f"Inside {subject.name}"
+    figure = lambda: draw.figure7(numbers, view=subject.views[0] if subject.views else None, title=title)
+    results: dict[str, Any] = {"missing": missing}
+    if "distance" in numbers:
+        results |= {"distance": numbers["distance"].tolist(), "entropy": numbers["entropy"].tolist()}
+    if "high_norm_found" in numbers:
+        results["high_norm_tokens"] = numbers["high_norm_found"]
+    arrays = {name: value for name, value in numbers.items() if name != "missing"}
+    return Explanation(subject, title, figure, arrays, results, notes=notes)
+
+
+def features(
+    subject: Subject,
+    *,
+    joint: bool = True,
+    at: tuple[float, float] | None = None,
+    mask: bool = False,
+    layer: int = -1,
+) -> Explanation:
+    """Patch tokens as colours; the foreground by `mask`; similarity to the patch `at` pixel (x, y) of image 0."""
+    model, views, images = subject.model, subject.views, subject.images
+    layer = check_layer(model, layer)
+    options: dict[str, Any] = dict(layer=layer, batch_size=subject.batch_size)
+    foreground = foreground_mask(model, images, **options) if mask else None
+    columns = {"components": pca_rgb(model, images, joint, foreground=foreground, **options).numpy()}
+    if foreground is not None:
+        columns["foreground"] = foreground.numpy()
+    note = "Like parts have like colours" + (", in all pictures alike." if joint and len(views) > 1 else ".")
+    marks = None
+    if at is not None:
+        patch = views[0].patch_under(*at)
+        columns["likeness"] = patch_similarity(model, images, patch, of=0, **options).numpy()
+        marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
+        note += " Likeness is to the framed patch" + (" of the first picture." if len(views) > 1 else ".")
+    title = f"Features of layer {layer}"
+    figure = lambda: draw.heat(views, columns, title=title, note=note, marks=marks)
+
+    def page() -> str:
+        tokens = F.normalize(patch_tokens(model, images, **options).flatten(1, 2), dim=-1)  # (B, N, D)
+        return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer}")
+
+    return Explanation(subject, title, figure, {**columns, "layer": layer}, interactive=page)
+
+
+def neighbours(subject: Subject, folder: str | Path, k: int = 5) -> Explanation:
+    """The k most similar images of a folder, for each image."""
+    folder, notes = Path(folder).expanduser(), []
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is no folder. Name one with pictures in it.")
+    rows = nearest(subject.model, subject.images, folder, k, batch_size=subject.batch_size, skip=notes.append)
+    pictures = {one.name: read_image(one.name) for row in rows for one in row}
+    with_pictures = [[(one, pictures[one.name]) for one in row] for row in rows]
+    title = f"Most alike in {folder.resolve().name}"
+    figure = lambda: draw.neighbours(subject.views, with_pictures, title=title)
+    numbers = {
+        "neighbours": [[one.name for one in row] for row in rows],
+        "similarity": [[one.similarity for one in row] for row in rows],
+    }
+    results = [[{"image": one.name, "similarity": one.similarity} for one in row] for row in rows]
+    return Explanation(subject, title, figure, numbers, {"neighbours": results}, notes=notes)
+
+
+def faithfulness(
+    subject: Subject,
+    methods: Sequence[str] | None = None,
+    kinds: Sequence[Kind] = ("deletion", "insertion", "road"),
+    steps: int = 16,
+    target: Target = None,
+) -> Explanation:
+    """Curves of `compare_methods`, and their areas."""
+    model = subject.model
+    if isinstance(model, PromptClassifier) and model.config.classes == 1:
+        raise UsageError("one text alone always has the probability 1. Give a second one to tell it from.")
+    names = None if methods is None else find_methods(methods)
+    scores = compare_methods(model, subject.images, names, kinds, target, steps, batch_size=subject.batch_size)
+    title = f"Faithfulness, {subject.name}"
+    numbers = {f"{score.kind}_{score.method}": score.curves.numpy() for score in scores}
+    results = {"scores": [score.to_dict() for score in scores]}
+    return Explanation(subject, title, lambda: draw.faithfulness(scores, title=title), numbers, results)
+
+
+def reconstruct(subject: Subject, mask_ratio: float | None = None, seed: int = 0) -> Explanation:
+    """Hidden patches painted by a masked autoencoder; open the subject with encoder=False."""
+    model, views = masked_autoencoder(subject.network), subject.views
+    preprocess, share = model.preprocess, model.config.mask_ratio if mask_ratio is None else mask_ratio
+    assert preprocess is not None
+    result = reconstruct_images(model, subject.images, mask_ratio=share, seed=seed, batch_size=subject.batch_size)
+    title = f"Painted by {subject.name}"
+    note = NORMALISED if model.config.norm_pix else ""
+    figure = lambda: draw.reconstruction(views, result, preprocess, title=title, note=note)
+
+    def colours(images: Tensor) -> np.ndarray:
+        """(B, C, H, W) -> (B, H, W, C), 0 to 1 as in the file."""
+        mean, std = (torch.tensor(v)[:, None, None] for v in (preprocess.mean, preprocess.std))
+        return (images * std + mean).permute(0, 2, 3, 1).numpy()
+
+    numbers = {
+        "picture": colours(result.images),
+        "reconstruction": colours(result.painted),
+        "mask": result.mask.numpy(),
+        "prediction": result.prediction.numpy(),
+        "error": result.error.numpy(),
+        "mask_ratio": share,
+        "seed": seed,
+    }
+    hidden = int(result.mask[0].sum())
+    results = {"error": result.error.tolist(), "hidden_patches": hidden, "mask_ratio": share, "seed": seed}
+    return Explanation(subject, title, figure, numbers, results)
+
+
+def pruned(subject: Subject, reducer: str | Reducer = "tome:r=8") -> Explanation:
+    """Which patches a reducer kept, merged or dropped, by layer."""
+    reducer, name = (reducer_of(reducer), reducer) if isinstance(reducer, str) else (reducer, type(reducer).__name__)
+    result = pruned_patches(subject.model, subject.images, reducer, batch_size=subject.batch_size)
+    title = f"Tokens left by {name}"
+    numbers = {"groups": result.groups, "tokens": result.tokens, "changed": np.array(result.changed, dtype=int)}
+    figure = lambda: draw.pruned(subject.views, result, title=title)
+    return Explanation(subject, title, figure, numbers, {"tokens": result.tokens.tolist()})
+
+
+def _attention_of(
+    subject: Subject,
+    layers: str | Sequence[int],
+    heads: str | Sequence[int],
+    token: str | None,
+    patches: list[int | None],
+) -> tuple[Tensor, Tensor]:
+    """Maps and prefix shares. Where the query is a pixel, images with the same patch under it share a batch."""
+    options: dict[str, Any] = dict(layers=layers, heads=heads, prefix=True, batch_size=subject.batch_size)
+    if patches[0] is None:
+        return attention_maps(subject.model, subject.images, query=token, **options)
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    for patch in dict.fromkeys(patches):
+        indices = [i for i, p in enumerate(patches) if p == patch]
+        result = attention_maps(subject.model, subject.images[indices], query=patch, **options)
+        parts |= {i: (maps, before) for i, maps, before in zip(indices, *result, strict=True)}
+    maps, before = zip(*(parts[i] for i in range(len(patches))), strict=True)
+    return torch.stack(maps), torch.stack(before)
+
+
+def _query_name(model: TokenModel, query: str | tuple[float, float] | None) -> str:
+    if query is not None and not isinstance(query, str):
+        return f"the patch at {query[0]:g}, {query[1]:g}"
+    token = query or default_query(model)
+    if token == "mean":
+        return "all patches (mean)"
+    earlier = ", before its stage all patches (mean)" if query is None and isinstance(model, Hierarchy) else ""
+    return f"the {token} token{earlier}"
+
+
+def _sentences(subject: Subject, model: PromptClassifier, name: str) -> Explanation:
+    """A map for every image and sentence, with their cosine below it."""
+    method, texts = METHODS[name], model.labels or []
+    columns = {text: method(model, subject.images, number).numpy() for number, text in enumerate(texts)}
+    cosines = model.cosines(subject.images, batch_size=subject.batch_size).cpu()  # (B, T)
+    captions = [[f"cosine {value:.3f}" for value in row] for row in cosines.tolist()]
+    title = f"{method.title} for {'a sentence' if len(texts) == 1 else f'{len(texts)} sentences'}"
+    numbers = {"maps": np.stack(list(columns.values()), axis=1), "sentences": texts, "cosine": cosines.numpy()}
+    results = {"sentences": texts, "cosine": cosines.tolist()}
+    signed = texts if method.signed else []
+    return _maps(subject, title, columns, numbers, results, captions=captions, signed=signed)
+
+
+def _maps(
+    subject: Subject,
+    title: str,
+    columns: Mapping[str, np.ndarray | tuple[Sequence[View], np.ndarray]],
+    numbers: dict[str, Any],
+    results: dict[str, Any],
+    *,
+    note: str = "",
+    captions: Sequence[Sequence[str]] | None = None,
+    signed: Sequence[str] = (),
+) -> Explanation:
+    """Named maps of every image, as `draw.heat` takes them."""
+    figure = lambda: draw.heat(subject.views, columns, title=title, note=note, captions=captions, signed=signed)
+    page = lambda: draw.maps_page(subject.views, columns, title=title, signed=signed)
+    return Explanation(subject, title, figure, numbers, results, page)

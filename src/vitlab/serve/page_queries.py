@@ -1,0 +1,264 @@
+"""Numbers that the page shows about one image in one model, computed by the library.
+
+Each query is a function (served model, image, options) -> a dict, sent as JSON, or an array, sent as bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.errors import VitlabError
+from vitlab.explain.attention_maps import query_rows
+from vitlab.explain.clip_prompts import ask
+from vitlab.explain.distance import attention_statistics
+from vitlab.explain.features import patch_tokens, pca_rgb
+from vitlab.explain.inputs import wide
+from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
+from vitlab.explain.pruned import pruned_patches
+from vitlab.explain.reconstruct import reconstruct
+from vitlab.explain.walk import as_numbers, walk_through
+from vitlab.explain.weights import position_similarity
+from vitlab.inference import class_labels, class_probabilities, ranked
+from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluating
+from vitlab.models.mae import MaskedAutoencoder
+from vitlab.models.vit import VisionTransformer
+from vitlab.reduce.parse import reducer_of
+from vitlab.serve.errors import RequestError
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.settings import MAX_TEXT_LENGTH, MAX_TEXTS
+
+Options = Mapping[str, str]
+TOP = 5
+REPETITIONS = 3  # timed passes with and without a reducer; the median is shown
+EXAMPLE_LABELS = 4
+
+
+@dataclass(frozen=True)
+class PageImage:
+    """An image as the model takes it."""
+
+    model: str  # name
+    images: Tensor  # (1, C, H, W), normalised
+
+
+def predict(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    began = time.perf_counter()
+    probabilities = class_probabilities(served.model, [image.images[0]])[0]
+    milliseconds = 1e3 * (time.perf_counter() - began)
+    return {"scores": _scores(served, probabilities), "milliseconds": round(milliseconds, 2)}
+
+
+def walk(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    numbers = as_numbers(walk_through(served.encoder, image.images))
+    labels = class_labels(served.model) if numbers["by_depth"] is not None else None
+    return {**numbers, "labels": labels}
+
+
+def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor:
+    """(grid_h, grid_w, grid_h, grid_w)"""
+    encoder = _vit(served)
+    return position_similarity(encoder, encoder.layout(*served.preprocess.size).grid)
+
+
+def attention(served: ServedModel, image: PageImage, options: Options) -> np.ndarray:
+    """(h, N, N) of one layer, in half precision: the page keeps all layers."""
+    encoder = _vit(served)
+    trace = Trace("attention", layers=[_integer(options, "layer", 0, len(encoder.blocks) - 1)])
+    with evaluating(encoder):
+        encoder(image.images, trace=trace)
+    return trace.stack("attention")[0, 0].numpy().astype(np.float16)
+
+
+def method_map(method: ScoringMethod, served: ServedModel, image: PageImage, options: Options) -> Tensor:
+    """(grid_h, grid_w), where the method needs one for class number `class`."""
+    if not method.by_class:
+        return method(served.encoder, image.images)[0]
+    number = _integer(options, "class", 0, served.model.config.classes - 1)
+    return method(served.model, image.images, number)[0]
+
+
+def distance(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    statistics = attention_statistics(served.encoder, image.images)
+    return {
+        "distance": statistics.distance.tolist(),
+        "entropy": statistics.entropy.tolist(),
+        "uniform": statistics.uniform_distance,
+    }
+
+
+def fewer_tokens(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    """With `reducer` (tome:r=8, evit:keep=0.7): the patches of each token after each layer, the scores, the time."""
+    model, images = served.model, image.images
+    if len(name := options.get("reducer", "")) > MAX_TEXT_LENGTH:  # long ones nest or overflow
+        error = f"the reducer is longer than {MAX_TEXT_LENGTH} characters."
+        raise RequestError(422, error, "Write it like tome:r=8.")
+    try:
+        reducer = reducer_of(name)
+        pruned = pruned_patches(model, images, reducer)
+    except VitlabError as error:
+        raise RequestError(422, str(error), "Choose another method, or remove fewer tokens.") from None
+    with evaluating(model):
+        probabilities = wide(model(images, reducer=reducer))[0].softmax(-1)
+        full_probabilities = wide(model(images))[0].softmax(-1)
+        times: list[list[float]] = [[], []]
+        for _ in range(REPETITIONS):
+            for measured, arguments in zip(times, ({}, {"reducer": reducer}), strict=True):
+                began = time.perf_counter()
+                model(images, **arguments)
+                measured.append(1e3 * (time.perf_counter() - began))
+    return {
+        "groups": pruned.groups[0].tolist(),
+        "tokens": pruned.tokens[0].tolist(),
+        "scores": _scores(served, probabilities),
+        "plain": _scores(served, full_probabilities),
+        "milliseconds": {"plain": round(median(times[0]), 3), "fewer": round(median(times[1]), 3)},
+    }
+
+
+def similarity(served: ServedModel, image: PageImage, options: Options) -> np.ndarray:
+    """(N, N): cosine similarity of the patch tokens."""
+    tokens = patch_tokens(served.encoder, image.images)[0].flatten(0, 1)  # (N, D)
+    unit = torch.nn.functional.normalize(tokens, dim=-1)
+    return (unit @ unit.T).numpy().astype(np.float16)
+
+
+def colours(served: ServedModel, image: PageImage, options: Options) -> np.ndarray:
+    """(grid_h, grid_w, 3), uint8"""
+    return (wide(pca_rgb(served.encoder, image.images)[0]).clamp(0, 1) * 255).round().byte().cpu().numpy()
+
+
+def reconstruction(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    """The image, its visible patches, and its reconstruction: (3, H, W, 3), uint8. Hides the patches that are 1 in
+    `mask`, row by row, or a random `percent` of them by `seed`.
+    """
+    rows, columns = _vit(served).layout(*image.images.shape[-2:]).grid
+    bits = options.get("mask")
+    if bits is not None:
+        if len(bits) != rows * columns or set(bits) - {"0", "1"}:
+            raise RequestError(422, f"mask must be {rows * columns} times 0 or 1.", "Send one for each patch.")
+        mask = torch.tensor([bit == "1" for bit in bits]).unflatten(0, (rows, columns))
+        arguments: dict[str, Any] = {"mask": mask}
+    else:
+        ratio = _integer(options, "percent", 1, 99) / 100
+        arguments = {"mask_ratio": ratio, "seed": _integer(options, "seed", 0, 10**6)}
+    assert isinstance(served.model, MaskedAutoencoder)
+    try:
+        result = reconstruct(served.model, image.images, **arguments)
+    except VitlabError as error:
+        raise RequestError(422, str(error), "Hide at least one patch, and leave at least one.") from None
+    visible = torch.where(result.hidden, torch.zeros_like(result.images), result.images)
+    images = torch.cat([result.images, visible, result.pasted])  # (3, C, H, W)
+    pixels = np.stack([_pixels(served, one) for one in images])
+    return {
+        "shape": list(pixels.shape),
+        "pixels": b64encode(pixels.tobytes()).decode(),
+        "mask": "".join("01"[int(hidden)] for hidden in result.mask[0].flatten()),
+        "error": float(result.error[0]),
+    }
+
+
+def sentences(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    """For each line of `texts`: its cosine, its probability among them, and its relevance map."""
+    texts = [text.strip() for text in options.get("texts", "").splitlines() if text.strip()]
+    texts = list(dict.fromkeys(texts))
+    if not 1 <= len(texts) <= MAX_TEXTS or any(len(text) > MAX_TEXT_LENGTH for text in texts):
+        remedy = f"Send 1 to {MAX_TEXTS}, {MAX_TEXT_LENGTH} letters at most."
+        raise RequestError(422, f"{len(texts)} sentences were given.", remedy)
+    classifier = ask(served.model, texts)
+    with evaluating(classifier):
+        logits = wide(classifier(image.images))[0]
+    maps = [METHODS["relevance"](classifier, image.images, number)[0].tolist() for number in range(len(texts))]
+    cosines = classifier.cosines(image.images)[0].tolist()
+    return {"texts": texts, "cosine": cosines, "probability": logits.softmax(-1).tolist(), "maps": maps}
+
+
+METHOD_MAPS = tuple(name for name in SHOWN if name != "attention")  # the page draws attention from all its rows
+Query = Callable[[ServedModel, PageImage, Options], dict[str, Any] | Tensor | np.ndarray]
+QUERIES: dict[str, Query] = {
+    "predict": predict,
+    "walk": walk,
+    "positions": positions,
+    "attention": attention,
+    **{name: partial(method_map, METHODS[name]) for name in METHOD_MAPS},
+    "distance": distance,
+    "fewer": fewer_tokens,
+    "similarity": similarity,
+    "colours": colours,
+    "painted": reconstruction,
+    "sentences": sentences,
+}
+
+
+def supported_queries(served: ServedModel) -> list[str]:
+    encoder, classifies = served.encoder, "predict" in served.verbs
+    is_vit = isinstance(encoder, VisionTransformer)
+    supported = {
+        "predict": classifies,
+        **dict.fromkeys(("walk", "attention", "distance", "similarity", "colours"), is_vit),
+        "positions": is_vit and encoder.positions is not None,
+        **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
+        "fewer": classifies and is_vit and encoder.config.positions.kind not in ("rotary", "relative"),
+        "painted": isinstance(served.model, MaskedAutoencoder),
+        "sentences": "zeroshot" in served.verbs,
+    }
+    return [name for name in QUERIES if supported[name]]
+
+
+def model_info(served: ServedModel) -> dict[str, Any]:
+    """What the page needs before its first query."""
+    encoder, size = served.encoder, served.preprocess.size
+    info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size)}
+    info["methods"] = [
+        {"name": name, "title": METHODS[name].title, "by_class": METHODS[name].by_class, "signed": METHODS[name].signed}
+        for name in METHOD_MAPS
+        if name in info["offers"]
+    ]
+    if "predict" in info["offers"]:
+        info["knows"] = class_labels(served.model)[:EXAMPLE_LABELS]
+    if isinstance(encoder, VisionTransformer):
+        c = encoder.config
+        grid = encoder.layout(*size).grid
+        zeros = torch.zeros(1, c.channels, *size)
+        head_token = query_rows(encoder, zeros, None).start  # the token that the head reads
+        info |= {"patch": c.patch_size, "depth": c.depth, "heads": c.heads, "grid": list(grid)}
+        info |= {"prefix": list(c.prefix), "reads": head_token}
+    return info
+
+
+def model_view(served: ServedModel, image: PageImage) -> np.ndarray:
+    """(H, W, 3), uint8: the image as the model sees it."""
+    return _pixels(served, image.images[0])
+
+
+def _vit(served: ServedModel) -> VisionTransformer:
+    """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
+    assert isinstance(served.encoder, VisionTransformer)
+    return served.encoder
+
+
+def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:
+    best = ranked(probabilities, class_labels(served.model), TOP)
+    return [{"label": label, "probability": p} for label, p in best]
+
+
+def _pixels(served: ServedModel, normalised: Tensor) -> np.ndarray:
+    return np.asarray(served.preprocess.picture(normalised).convert("RGB"))
+
+
+def _integer(options: Options, name: str, minimum: int, maximum: int) -> int:
+    text = options.get(name, "")
+    if not text.isdecimal() or len(text) > 9 or not minimum <= int(text) <= maximum:
+        error = f"{name}={text[:20]!r} must be a whole number."
+        raise RequestError(422, error, f"Send {name}={minimum} to {maximum}.")
+    return int(text)

@@ -1,0 +1,290 @@
+"""What all training objectives share.
+
+method = objective_class(recipe.objective.name)
+method.check(recipe)
+objective = method(recipe, model, data, plan, who, run)
+
+inputs = objective.inputs(batch, at)              # on the device
+loss, numbers = objective.loss(forward, inputs)   # then backward, optimiser
+objective.end_step(step)                          # e.g. the teacher's moving average
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor, nn
+
+from vitlab.errors import TrainingError, VitlabError
+from vitlab.images.augment import MODES, Augment, AugmentOptions
+from vitlab.images.datasets import Data, subset
+from vitlab.images.mix import Mix
+from vitlab.images.multicrop import MultiCrop
+from vitlab.images.preprocess import Preprocess
+from vitlab.images.randomness import permutation
+from vitlab.models.base import Network
+from vitlab.models.config import Config
+from vitlab.models.vit import VisionTransformer
+from vitlab.reduce import for_training, reducer_of
+from vitlab.text.tokenizer import Tokenizer
+from vitlab.training.batches import ImageSet, Plan, TrainingBatch
+from vitlab.training.evaluate import Scores, evaluate_knn
+from vitlab.training.objectives import OBJECTIVES, objective_class
+from vitlab.training.objectives.diagnosis import Finding, Line
+from vitlab.training.optim import Optimisers
+from vitlab.training.processes import Processes
+from vitlab.training.recipe import Recipe, to_tables
+from vitlab.training.report.curves import Chart
+from vitlab.training.retrieval import Retrieval
+
+BANK = 10_000  # labelled images for k-NN during a run; the final evaluation uses all
+BANK_DRAW = 3  # coordinate of the draw that picks them
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Coordinates of a micro-step: everything random in it is a function of these."""
+
+    seed: int
+    step: int
+    rank: int = 0
+    micro: int = 0
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions(Config):
+    """Settings of [objective] that one objective declares; this one has none."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """What the recipe sets, the rest at its defaults."""
+        options = recipe.objective.options
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
+
+
+class Objective:
+    """Base class. The class methods work on a recipe before there is a model; the rest runs within the loop."""
+
+    metric = "top-1"  # name of what `evaluate` measures
+    uses_labels = True
+    uses_captions = False
+    chooses_patches = False  # the objective decides which patches or crops its model sees
+    shardable = False  # runs with run.sharding=fsdp
+    options_class: type[ObjectiveOptions] = ObjectiveOptions
+    own_settings: tuple[str, ...] = ()  # refused with every other objective
+    charts: tuple[Chart, ...] = ()  # of its numbers in the log
+
+    def __init__(self, recipe: Recipe, model: Network, data: Data, plan: Plan, who: Processes, run: Path):
+        self.check(recipe)
+        self.check_model(recipe, model)
+        self.recipe, self.model, self.data, self.plan, self.who, self.run = recipe, model, data, plan, who, run
+        self.notes: list[str] = []
+        text = recipe.model.reducer
+        self.reducer = None if text is None else reducer_of(text)  # in evaluation
+        self.train_reducer = None if self.reducer is None else for_training(self.reducer)
+        self.logged = False  # whether the log gets a line for this step
+        self.setup()
+
+    def setup(self) -> None:
+        """What a subclass prepares once."""
+
+    # ------------------------------------------------------------------------------------------------- before a run
+
+    @classmethod
+    def check(cls, recipe: Recipe) -> None:
+        """Refuse settings that contradict each other."""
+        check_own_settings(recipe)
+        name, a = recipe.objective.name, recipe.augment
+        mix_of(recipe)
+        if recipe.run.sharding == "fsdp" and not cls.shardable:
+            raise TrainingError(f"run.sharding=fsdp is not yet for {name}: leave it out.")
+        if not cls.uses_labels and (a.mixup or a.cutmix):
+            raise TrainingError(f"augment.mixup and augment.cutmix mix labels, which {name} does not learn.")
+
+    @classmethod
+    def check_model(cls, recipe: Recipe, model: Network) -> None:
+        """Refuse settings that the model cannot follow."""
+        check_patch_dropout(cls, recipe, model)
+        check_reducer(cls, recipe, model)
+
+    @classmethod
+    def build_model(
+        cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
+    ) -> tuple[Network, list[str]]:
+        """The model, and notes on how it was made."""
+        raise NotImplementedError
+
+    @classmethod
+    def tokenizer(
+        cls, recipe: Recipe, data: Data, run: Path, who: Processes, saved: Path | None = None
+    ) -> Tokenizer | None:
+        """The tokenizer for `build_model`; None where no text is read, or the checkpoint brings its own."""
+        return None
+
+    @classmethod
+    def image_model(cls, model: Network) -> Network:
+        """The part of the model that reads images."""
+        return model
+
+    @classmethod
+    def augmentation(cls, recipe: Recipe, pre: Preprocess) -> Augment | MultiCrop:
+        names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
+        options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
+        kernel = pre.interpolation if pre.interpolation in MODES else "bicubic"
+        return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale)
+
+    @classmethod
+    def preview_settings(cls, recipe: Recipe) -> list[str]:
+        """Settings outside [augment] that a preview of the data shows, as key=value."""
+        return []
+
+    @classmethod
+    def preview_notes(cls, model: Network) -> list[str]:
+        """What the model does to its images that a preview does not draw."""
+        return []
+
+    # --------------------------------------------------------------------------------------------------- in the loop
+
+    def forward_module(self) -> nn.Module:
+        """The module that is compiled or wrapped for many processes, and then passed to `loss`."""
+        return self.model
+
+    def begin_run(self, saved: Path | None) -> None:
+        """All is built and checked; `saved`: the save that the run continues from."""
+
+    def begin_step(self, step: int, optimisers: Optimisers) -> None:
+        """Set what changes with the step, besides the learning rate."""
+        self.logged = (step + 1) % self.plan.log_every == 0
+
+    def inputs(self, batch: TrainingBatch, at: MicroStep) -> Inputs:
+        """What the loss needs, on the device."""
+        raise NotImplementedError
+
+    def loss(self, forward: Callable[..., Any], inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
+        """The loss, and numbers for the log."""
+        raise NotImplementedError
+
+    def before_update(self, step: int) -> None:
+        """After the backward pass, before the optimiser's step."""
+
+    def end_step(self, step: int) -> None:
+        """After the optimiser's step."""
+
+    # ---------------------------------------------------------------------------------------------------- evaluation
+
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
+        """`final`: at the end of a run, where it may take longer."""
+        raise NotImplementedError
+
+    def images_evaluated(self, n: int, *, final: bool = False) -> int:
+        """How many images `evaluate` runs through the model to score n."""
+        return n
+
+    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
+        """The model of the highest rank is kept as the best; and numbers for the log."""
+        return scores.top(1), {}
+
+    def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
+        """The scores as result.json holds them."""
+        assert isinstance(scores, Scores)
+        numbers = {"top1": scores.top(1), "top5": scores.top(5), "loss": scores.loss()}
+        return {**numbers, "ece": scores.calibration_error()}
+
+    # ----------------------------------------------------------------------------------------------------- diagnosis
+
+    def diagnose(self, lines: Sequence[Line]) -> list[Finding]:
+        """What is wrong with the run so far; lines: the "train" events of its log, oldest first."""
+        return []
+
+    @classmethod
+    def describe_loss(cls, lines: Sequence[Line]) -> tuple[bool | None, str]:
+        """Whether the loss is fine (None: it does not tell), and a sentence on it. `lines` as in `diagnose`."""
+        first, last = lines[0]["loss"], lines[-1]["loss"]
+        if len(lines) >= 4 and last > 0.98 * first:
+            return False, f"the training loss has not fallen: {first:.3f} -> {last:.3f}. Try another optim.lr."
+        return True, f"training loss {first:.3f} -> {last:.3f}"
+
+
+class SelfSupervised(Objective):
+    """Learns without labels. They only score the features, by k-NN against the training images."""
+
+    metric = "k-NN top-1"
+    uses_labels = False
+    chooses_patches = True
+
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores:
+        train = self.data.train
+        if not final:
+            train = subset(train, np.sort(permutation(len(train), self.recipe.run.seed, BANK_DRAW)[:BANK]))
+        bank = ImageSet(train, image_set.preprocess)
+        return evaluate_knn(model.encoder, bank, image_set, len(self.data.classes), processes=self.who)
+
+    def images_evaluated(self, n: int, *, final: bool = False) -> int:
+        return n + (len(self.data.train) if final else min(BANK, len(self.data.train)))
+
+
+def check_own_settings(recipe: Recipe) -> None:
+    """Refuse settings that belong to another objective."""
+    tables = to_tables(recipe)
+    for name in OBJECTIVES:
+        for key in objective_class(name).own_settings if name != recipe.objective.name else ():
+            group, _, option = key.partition(".")
+            if value := tables[group][option]:
+                raise TrainingError(
+                    f"{key}={value} is for objective.name={name}, not for objective.name={recipe.objective.name}."
+                )
+
+
+def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Network) -> None:
+    """augment.drop_patches needs a model that can leave patches out."""
+    if not recipe.augment.drop_patches:
+        return
+    network, why = method.image_model(model), ""
+    if method.chooses_patches:
+        why = f"objective.name={recipe.objective.name} decides itself which patches its model sees"
+    elif not isinstance(network, VisionTransformer):
+        why = f"a {model.family} needs all patches of an image"
+    elif network.config.positions.kind == "relative":
+        why = "positions=relative needs the whole grid"
+    if why:
+        raise TrainingError(
+            f"augment.drop_patches={recipe.augment.drop_patches:g} is not possible: {why}. Set it to 0."
+        )
+
+
+def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> None:
+    """model.reducer needs a model that works with fewer tokens, and gives what the reducer ranks them by."""
+    text = recipe.model.reducer
+    if text is None:
+        return
+    network = method.image_model(model)
+    try:
+        if method.chooses_patches:
+            raise TrainingError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
+        if not isinstance(network, VisionTransformer):
+            raise TrainingError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
+        reducer, c = reducer_of(text), network.config
+        network.reducing(reducer)
+        rows, columns = network.layout(*network.input_size).grid
+        reducer.removes(0, c.depth, rows * columns + len(c.prefix), len(c.prefix))
+    except VitlabError as error:
+        raise TrainingError(f"model.reducer={text} is not possible: {error}") from None
+
+
+def set_patch_dropout(network: Network, recipe: Recipe, step: int, total: int) -> None:
+    """augment.drop_patches in the first part of a run, the model's own rate after it."""
+    a = recipe.augment
+    if a.drop_patches and isinstance(network, VisionTransformer):  # check_patch_dropout refused any other
+        early = step < a.drop_patches_until * total
+        network.patch_dropout = a.drop_patches if early else network.config.drop.patch_dropout
+
+
+def mix_of(recipe: Recipe) -> Mix:
+    a = recipe.augment
+    return Mix(a.mixup, a.cutmix, probability=a.mix_probability)

@@ -1,0 +1,132 @@
+"""vitlab.train: train by a recipe, on a data source or on a folder of images. The command `vitlab train` calls it.
+
+result = vitlab.train("digits", {"run.epochs": 3})
+model = vitlab.load(result.model)
+vitlab.train("photos/", minutes=10)                        # picks what is not given, to end in time
+vitlab.train(resume="runs/photos")
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UsageError
+from vitlab.images.datasets import SOURCES
+from vitlab.training import processes, run_lock
+from vitlab.training.autopick import pick
+from vitlab.training.loop import Show, Silent, check_is_run, fit
+from vitlab.training.presets import find_recipe, recipes
+from vitlab.training.recipe import Recipe, read_recipe, setting, with_settings, with_value
+from vitlab.training.state import check_place
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run."""
+
+    folder: Path
+    result: dict[str, Any]  # what result.json holds
+
+    @property
+    def model(self) -> Path:
+        """The best checkpoint, for vitlab.load."""
+        return self.folder / "best"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `vitlab train --json` prints it."""
+        return {"model": str(self.model), "report": str(self.report), **self.result}
+
+
+def train(
+    what: str | None = None,
+    settings: Sequence[str] | Mapping[str, object] = (),
+    *,
+    resume: str | Path | None = None,
+    changed: bool = False,
+    minutes: float | None = None,
+    show: Show | None = None,
+    since: float | None = None,
+) -> TrainedRun:
+    """Train to the end. `what`: a recipe's name or file, a data source, or a folder of images; default: digits.
+
+    `settings` change values of the recipe: {"optim.lr": 3e-4} or ["optim.lr=3e-4"]. `resume` continues a run that was
+    stopped; `changed`: with another recipe than it began with. `minutes` picks all that is not given, so that the run
+    ends so long after `since` (time.perf_counter(); default: now). SIGTERM and Ctrl-C save the run and raise Stopped.
+    """
+    texts = [setting(*pair) for pair in settings.items()] if isinstance(settings, Mapping) else list(settings)
+    show, since = show or Silent(), time.perf_counter() if since is None else since
+    if changed and resume is None:
+        raise UsageError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
+    source = _source(what, minutes, resume) if minutes is not None else None
+    name, recipe, run = "", Recipe(), None
+    if source is not None:
+        recipe = with_settings(with_value(recipe, "data.source", source), texts)
+        name = run_name(recipe.data.source)
+    elif resume is not None:
+        run = Path(resume)
+        check_is_run(run)
+    else:
+        name, recipe = find_recipe(what)
+        recipe = with_settings(recipe, texts)
+    run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
+    with ExitStack() as locks:
+        if run is None:  # the first process of torchrun chooses a name for all
+            claim = partial(_claim, Path("runs") / name, locks, show.note)
+            run = processes.start(recipe.run.device).from_first(claim)
+        else:
+            check_place(run)
+            locks.enter_context(run_lock.hold(run, show.note))
+        if source is not None and minutes is not None:
+            picked = pick(source, minutes, texts, since=since, show=show)
+            for reason in picked.reasons:
+                show.note(reason)
+            result = fit(picked.recipe, run, show=show, data=picked.data, notes=picked.reasons, since=since)
+        else:
+            if resume is not None:
+                recipe = with_settings(read_recipe(run / "recipe.toml"), texts)
+            result = fit(recipe, run, resume=resume is not None, changed=changed, show=show, since=since)
+    return TrainedRun(run, result)
+
+
+def _source(what: str | None, minutes: float, resume: str | Path | None) -> str:
+    """The data that `minutes` plans a run for; a recipe is refused, because it has made the choice itself."""
+    if resume is not None:
+        raise UsageError(f"--minutes {minutes:g} plans a new run, but --resume goes on with the plan of {resume}.")
+    source = what or "digits"
+    is_recipe = source in recipes() and source not in SOURCES and not Path(source).is_dir()
+    if is_recipe or Path(source).suffix == ".toml":
+        data = find_recipe(source)[1].data.source
+        data = data if data != Recipe().data.source else "FOLDER"
+        raise UsageError(
+            f"{source} is a recipe, which fixes the model and the schedule that --minutes would pick. Leave --minutes "
+            f"out, or name the data: vitlab train {data} --minutes {minutes:g}"
+        )
+    return source
+
+
+def run_name(source: str) -> str:
+    """The name of a run on this source: photos for images/photos, train-0..9 for train-{0..9}.tar."""
+    path = Path(source)
+    return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
+
+
+def _claim(folder: Path, locks: ExitStack, note: Callable[[str], object]) -> Path:
+    """runs/name, or runs/name-2, ... where that is taken; locked, so that no other process takes it."""
+    number, free = 1, folder
+    while True:
+        with suppress(FileExistsError, run_lock.RunLockedError):
+            locks.enter_context(run_lock.hold(free, note, new=True))
+            return free
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")

@@ -1,0 +1,55 @@
+"""The table of methods: every row works under one signature, and all that lists methods reads it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+
+import vitlab
+import vitlab.cli.main
+from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, SHOWN
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    shape = dict(image_size=(16, 24), patch_size=8, channels=3, classes=4, depth=2, width=32, heads=4)
+    return vitlab.create("vit_digits", **shape).eval()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_gives_a_map(model, name):
+    x = torch.randn(3, 3, 16, 24)
+    method = METHODS[name]
+    first, second = method(model, x, 1), method(model, x, 2)
+    assert method.supports(model) and first.shape == (3, 2, 3)
+    assert torch.equal(first, second) != method.by_class
+    assert bool((first < 0).any()) == method.signed
+
+
+def test_methods_by_class_need_classes():
+    model = vitlab.create("vit_digits", classes=0)
+    assert [name for name, method in METHODS.items() if not method.supports(model)] == list(BY_CLASS)
+
+
+def test_the_lists_come_from_the_table():
+    assert SHOWN == ("attention", "rollout", "relevance", "grad_cam", "gradient_x_input")
+    assert SHOWN[2:] == BY_CLASS and SHOWN[:4] == COMPARED
+    explain = typer.main.get_command(vitlab.cli.main.app).commands["explain"].commands
+    metavars = {(verb, p.name): p.metavar for verb, command in explain.items() for p in command.params}
+    assert metavars["relevance", "method"] == "|".join(BY_CLASS)
+    assert metavars["compare", "methods"] == metavars["faithfulness", "methods"] == ",".join(SHOWN)
+
+
+def test_the_table_does_not_import_torch():
+    code = "import sys, vitlab.explain.methods; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rows_are_public_under_their_names():
+    for name in BY_CLASS + ("rollout",):
+        assert callable(getattr(vitlab.explain, name)) and name in dir(vitlab.explain)
