@@ -36,6 +36,7 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
 from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object
 from vitlab.text.tokenizer import END, START, Tokenizer
 
 PREPROCESS = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
@@ -273,7 +274,7 @@ def _by_path(options: Options, encoder: bool) -> Options:
     """Options by path: image=dict(heads=4) is image.heads, and so is heads alone. `encoder`: for the image tower."""
     flat: Options = {}
     for name, value in options.items():
-        if name in ("image", "text") and schema.is_object(value):
+        if name in ("image", "text") and is_object(value):
             flat |= {f"{name}.{inner}": part for inner, part in value.items()}
         else:
             flat["image.heads" if name == "heads" else name] = value

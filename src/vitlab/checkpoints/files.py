@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # not fully typed
 from torch import Tensor
 
-from vitlab.checkpoints.schema import is_object
 from vitlab.errors import CheckpointError, VitlabError
-from vitlab.parsing import parse_json
+from vitlab.parsing import is_object, parse_json
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")

@@ -22,6 +22,7 @@ from vitlab.models.base import Network
 from vitlab.models.config import Config
 from vitlab.models.entry import OPENAI
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object, is_sequence
 
 Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json, and their default
 
@@ -29,13 +30,13 @@ Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json,
 def read_fields(config: Options, fields: Fields) -> Options:
     """config.json -> options; what it leaves out has the library's own default."""
     values = {ours: config.get(theirs, default) for ours, (theirs, default) in fields.items()}
-    return {ours: tuple(value) if schema.is_sequence(value) else value for ours, value in values.items()}
+    return {ours: tuple(value) if is_sequence(value) else value for ours, value in values.items()}
 
 
 def write_fields(c: Config, fields: Fields) -> Options:
     """A config -> what config.json says; a square image size is one number there."""
     values = {theirs: c.option(ours) for ours, (theirs, _) in fields.items()}
-    values = {name: list(value) if schema.is_sequence(value) else value for name, value in values.items()}
+    values = {name: list(value) if is_sequence(value) else value for name, value in values.items()}
     if "image_size" in values and len(set(values["image_size"])) == 1:
         values["image_size"] = values["image_size"][0]
     return values
@@ -249,7 +250,7 @@ def _with_defaults(config: Options, processor: str) -> Options:
 
 def _shorter_side(size: Any, processor: str) -> int | None:
     """What the shorter side is resized to, in old files one number; None: both sides are given."""
-    if schema.is_object(size):
+    if is_object(size):
         return size.get("shortest_edge")
     return size if processor in ("CLIP", "Bit", "ConvNext") else None
 
@@ -265,7 +266,7 @@ def _processor_name(config: Options) -> str:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    if not schema.is_object(size):
+    if not is_object(size):
         return size, size
     side = size.get("shortest_edge")
     return (size["height"], size["width"]) if side is None else (side, side)

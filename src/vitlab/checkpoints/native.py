@@ -26,7 +26,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
-from vitlab.parsing import spell_not_finite
+from vitlab.parsing import is_object, is_sequence, spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
@@ -243,9 +243,9 @@ def _stacks(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def _numbers(value: object, name: str = "") -> list[tuple[str, float]]:
     """Every number that gives a size, with its option's name. The nesting of JSON is limited, so recursion ends."""
-    if schema.is_object(value):
+    if is_object(value):
         return [pair for key, inner in value.items() for pair in _numbers(inner, key)]
-    if schema.is_sequence(value):
+    if is_sequence(value):
         if len(value) > MAX_LISTED:
             raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
         return [pair for inner in value for pair in _numbers(inner, name)]

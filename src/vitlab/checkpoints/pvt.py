@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 
-from vitlab.checkpoints import hf, keymap, schema, staged
+from vitlab.checkpoints import hf, keymap, staged
 from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
 from vitlab.checkpoints.staged import STAGES
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.pvt import PVTConfig, PVTv2Config
+from vitlab.parsing import is_object
 
 HEADS: dict[tuple[int, ...], tuple[int, ...]] = dict.fromkeys(
     [(32, 64, 160, 256), (64, 128, 320, 512)], (1, 2, 5, 8)
@@ -175,7 +176,7 @@ def _hf_options_v2(config: Options) -> Options:
             "S, 2 after the first."
         )
     options = _hf_options(config, FIELDS_V2, strides[0])
-    if schema.is_object(size := options["image_size"]):
+    if is_object(size := options["image_size"]):
         options["image_size"] = (size["height"], size["width"])
     return options
 

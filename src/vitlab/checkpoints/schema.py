@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from vitlab.errors import CheckpointError
+from vitlab.parsing import is_object, is_sequence
 
 MOST = 2**31 - 1  # of a whole number: any that is larger is a mistake
 
@@ -26,16 +27,6 @@ class Kind:
     def __or__(self, other: Kind) -> Kind:
         text = f"{self.description} or {other.description}"
         return Kind(text, lambda value: self.fits(value) or other.fits(value))
-
-
-def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """A JSON object, or a TOML table."""
-    return isinstance(value, dict)
-
-
-def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """A JSON list; a caller may write it as a tuple."""
-    return isinstance(value, list | tuple)
 
 
 def _integer(value: object, least: int = 0) -> bool:

@@ -9,6 +9,7 @@ from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Readin
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated, shape_of
 from vitlab.errors import CheckpointError
 from vitlab.models.config import Config
+from vitlab.parsing import is_sequence
 
 STAGES = 8  # as many as a file may have; the published ones have 4
 
@@ -98,7 +99,7 @@ def heads_of(widths: tuple[int, ...], stated: Options, published: dict[tuple[int
             f"the heads cannot be read from weights of widths {list(widths)}. Say them, one number for each stage: "
             f"vitlab.load(path, heads={guess})."
         )
-    return {"heads": tuple(heads) if schema.is_sequence(heads) else heads}
+    return {"heads": tuple(heads) if is_sequence(heads) else heads}
 
 
 def check_type(config: Options, kind: str) -> None:

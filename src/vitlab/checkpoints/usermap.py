@@ -30,11 +30,11 @@ from vitlab.checkpoints.families import FAMILIES
 from vitlab.checkpoints.family import Family
 from vitlab.checkpoints.files import check_regular
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Options, Renamed, Rule, expand
-from vitlab.checkpoints.schema import TEXTS, is_object, is_sequence
+from vitlab.checkpoints.schema import TEXTS
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
-from vitlab.parsing import parse_toml
+from vitlab.parsing import is_object, is_sequence, parse_toml
 
 SECTIONS = ("model", "preprocess", "keys", "ignore")
 WITH_TOKEN_AXES = (

@@ -16,12 +16,12 @@ from torch import Tensor
 from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
-from vitlab.checkpoints.schema import is_object, is_sequence
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
 from vitlab.layers.positions import sincos_2d
 from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object, is_sequence
 
 ENCODER_ALONE = (
     "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, but it "
@@ -127,7 +127,7 @@ def infer_options(state: State, facts: Options) -> Options:
     if options["distill_token"] and (("head_distill.weight" in state) != bool(classes) or options["head_hidden"]):
         raise CheckpointError(
             "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
-            "(transformers' DeiTForImageClassification, DeiTModel), is not facts."
+            "(transformers' DeiTForImageClassification, DeiTModel), is not known."
         )
     if "blocks.0.scale1.gamma" in state:
         options["layer_scale"] = facts.get("layer_scale") or 1e-5

@@ -271,7 +271,7 @@ def _entry(name: str, config: MAEConfig) -> Entry:
 
 def parse_name(name: str) -> ParsedName | None:
     """facebook's: mae_vit_base_patch16."""
-    match = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", name)
+    match = re.fullmatch(r"mae_vit_(\w+)_patch([0-9]{1,9})", name)
     config = MODELS.get(f"mae_{match[1]}") if match else None
     return (f"mae_{match[1]}", {}) if match and config and config.patch_size == int(match[2]) else None
 

@@ -208,7 +208,7 @@ def _entry(name: str, config: SwinConfig) -> Entry:
 
 def parse_name(name: str) -> ParsedName | None:
     """timm's, of other windows and sizes: swin_base_patch4_window8_256."""
-    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window(\d+)_(\d+)", name)
+    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window([0-9]{{1,9}})_([0-9]{{1,9}})", name)
     return (f"swin_{match[1]}", {"window": int(match[2]), "image_size": int(match[3])}) if match else None
 
 
