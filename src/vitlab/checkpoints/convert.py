@@ -26,7 +26,7 @@ from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Capability, Network, unwrap
 from vitlab.text.tokenizer import Tokenizer
 
-WRITERS = dict.fromkeys(target for family in reversed(FAMILIES.values()) for target in family.writers)
+WRITERS = dict.fromkeys(target for family in FAMILIES.values() for target in family.writers)
 TARGETS = ("native", *WRITERS)
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 

@@ -87,7 +87,10 @@ def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: b
 def recognise(keys: set[str], path: Path, *, encoder: bool = False) -> tuple[Family, Dialect]:
     """Whose names are these? `encoder`: prefer a family that reads the encoder alone."""
     matches = [
-        (family, dialect) for family in FAMILIES.values() for dialect in family.dialects if dialect.recognise(keys)
+        (family, dialect)
+        for family in reversed(FAMILIES.values())  # transformers' Swin and MAE look like a ViT
+        for dialect in family.dialects
+        if dialect.recognise(keys)
     ]
     if matches:
         return min(matches, key=lambda match: encoder and match[0].config().wraps_encoder)

@@ -122,6 +122,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     "dinov2_with_registers": ModelType("Bit"),
 }
 VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
+READABLE = MODEL_TYPES | VIT_MAE
 FIELDS: Fields = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
@@ -139,8 +140,8 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5
 def options_from(config: Options) -> Options:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    if kind not in (readable := MODEL_TYPES | VIT_MAE):
-        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(readable)}.")
+    if kind not in READABLE:
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(READABLE)}.")
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):
@@ -315,7 +316,7 @@ _BASE = Dialect(
     options={"resize_rule": "bicubic"},
     prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
     ignored={r"decoder\..*": NO_DECODER},
-    read_stated=reader(options_from, MODEL_TYPES | VIT_MAE),
+    read_stated=reader(options_from, READABLE),
 )
 MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=has_decoder)
 DIALECT = replace(_BASE, bare_variants=(MAE_ENCODER,))

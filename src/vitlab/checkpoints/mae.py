@@ -65,8 +65,9 @@ FIELDS: hf.Fields = {
 
 
 def _hf_options(config: Options) -> Options:
-    """config.json: the options of any ViT, and MAE-specific ones."""
-    return hf.options_from(config) | hf.read_fields(config, FIELDS)
+    """config.json: the options of any ViT, and MAE-specific ones; some files call their network a vit."""
+    masking = hf.read_fields(config, FIELDS) if config.get("model_type") == "vit_mae" else {}
+    return hf.options_from(config) | masking
 
 
 HF = replace(
@@ -75,7 +76,7 @@ HF = replace(
     recognise=hf.has_decoder,
     preprocess=IMAGENET,
     ignored={},
-    read_stated=hf.reader(_hf_options, hf.VIT_MAE),
+    read_stated=hf.reader(_hf_options, hf.READABLE),
     bare_variants=(),
 )
 FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*_encoder_rules(timm.RULES), *FACEBOOK_RULES), ignored={})

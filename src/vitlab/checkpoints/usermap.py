@@ -70,7 +70,7 @@ def read_map(path: Path) -> RenameTable:
     options = dict(sections.get("model", {}))
     family, template = next(
         (family, family.map_template)
-        for family in FAMILIES.values()
+        for family in reversed(FAMILIES.values())  # a ViT's takes any names
         if family.map_template is not None and family.map_template.recognise(set(keys))
     )
     _check_options(path, family, options)

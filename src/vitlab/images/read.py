@@ -140,6 +140,8 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
         raise ImageError("no such file.") from None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror}).") from None
+    except ValueError:
+        raise ImageError("no such file: its name holds a NUL character.") from None
 
 
 def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Image:
