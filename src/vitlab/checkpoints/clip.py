@@ -34,12 +34,11 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
-from vitlab.models.entry import OPENAI
+from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import is_object
 from vitlab.text.tokenizer import END, START, Tokenizer
 
-PREPROCESS = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
 TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be passed
@@ -221,7 +220,7 @@ OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a 
     ),
     recognise=lambda keys: bool(keys & {"token_embedding.weight", "text.token_embedding.weight"}),
     assumed={"eps": 1e-5},
-    preprocess=PREPROCESS,
+    preprocess=CLIP_CROP,
     options={"resize_rule": "bicubic_antialias"},
     prefixes=("", "text."),
     read_stated=_read_open_clip,
@@ -248,7 +247,7 @@ HF = Dialect(
         "text_model.embeddings.token_embedding.weight" in keys and "visual_projection.weight" in keys
     ),
     assumed={"eps": 1e-5},
-    preprocess=PREPROCESS,
+    preprocess=CLIP_CROP,
     options={"resize_rule": "bicubic"},
     read_stated=_read_hf,
     ignored={r".*\.position_ids": "0, 1, 2, ...: counted anew"},
@@ -495,7 +494,7 @@ FAMILY = Family(
         rules=(),
         recognise=lambda names: any(name.startswith(("image.", "text.")) or name in TOWERLESS for name in names),
         assumed={"eps": 1e-5},
-        preprocess=PREPROCESS,
+        preprocess=CLIP_CROP,
         read_stated=_read_tokenizer,
     ),
     by_path=_by_path,

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import keymap, schema
-from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
+from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.entry import OPENAI
+from vitlab.models.entry import IMAGENET_CROP, OPENAI
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import is_object, is_sequence
 
@@ -67,29 +67,18 @@ OLD_ATTENTION = (
 )
 VIT_BLOCK = (
     *OLD_ATTENTION,
-    Rule("blocks.{i}.norm1.*", LAYER + "layernorm_before.*"),
-    Rule("blocks.{i}.norm2.*", LAYER + "layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "intermediate.dense.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "output.dense.*"),
+    *layers("blocks.{i}.", LAYER, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+    *layers("blocks.{i}.mlp.", LAYER, {"fc1": "intermediate.dense", "fc2": "output.dense"}),
 )
-_DINOV2_REST = (
-    Rule("blocks.{i}.norm1.*", LAYER + "norm1.*"),
-    Rule("blocks.{i}.norm2.*", LAYER + "norm2.*"),
+_DINOV2 = (
+    *OLD_ATTENTION,
+    *layers("blocks.{i}.", LAYER, ("norm1", "norm2")),
     Rule("blocks.{i}.scale1.gamma", LAYER + "layer_scale1.lambda1"),
     Rule("blocks.{i}.scale2.gamma", LAYER + "layer_scale2.lambda1"),
 )
-DINOV2_BLOCK = (
-    *OLD_ATTENTION,
-    *_DINOV2_REST,
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "mlp.fc2.*"),
-)
-DINOV2_SWIGLU_BLOCK = (
-    *OLD_ATTENTION,
-    *_DINOV2_REST,
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "mlp.weights_in.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "mlp.weights_out.*"),
-)
+DINOV2_BLOCK = (*_DINOV2, *layers("blocks.{i}.mlp.", LAYER + "mlp.", ("fc1", "fc2")))
+SWIGLU = {"fc1": "weights_in", "fc2": "weights_out"}
+DINOV2_SWIGLU_BLOCK = (*_DINOV2, *layers("blocks.{i}.mlp.", LAYER + "mlp.", SWIGLU))
 
 
 def new_names(layer: str) -> tuple[Rule, ...]:
@@ -98,10 +87,8 @@ def new_names(layer: str) -> tuple[Rule, ...]:
     return (
         Rule("blocks.{i}.attention.qkv.*", qkv, JOIN),
         Rule("blocks.{i}.attention.proj.*", layer + "attention.o_proj.*"),
-        Rule("blocks.{i}.norm1.*", layer + "layernorm_before.*"),
-        Rule("blocks.{i}.norm2.*", layer + "layernorm_after.*"),
-        Rule("blocks.{i}.mlp.fc1.*", layer + "mlp.fc1.*"),
-        Rule("blocks.{i}.mlp.fc2.*", layer + "mlp.fc2.*"),
+        *layers("blocks.{i}.", layer, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+        *layers("blocks.{i}.mlp.", layer + "mlp.", ("fc1", "fc2")),
         Rule("blocks.{i}.mlp.fc1.*", (layer + "mlp.gate_proj.*", layer + "mlp.up_proj.*"), JOIN),
         Rule("blocks.{i}.mlp.fc2.*", layer + "mlp.down_proj.*"),
     )
@@ -318,7 +305,7 @@ _BASE = Dialect(
     ignored={r"decoder\..*": NO_DECODER},
     read_stated=reader(options_from, READABLE),
 )
-MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=has_decoder)
+MAE_ENCODER = replace(_BASE, preprocess=IMAGENET_CROP, recognise=has_decoder)
 DIALECT = replace(_BASE, bare_variants=(MAE_ENCODER,))
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import facebook, hf, keymap, timm, vit
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, Reading, Writer, Written
+from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.mae import DecoderOptions, MAEConfig
 from vitlab.models.vit_config import ViTConfig
 
@@ -74,7 +75,7 @@ HF = replace(
     hf.DIALECT,
     rules=(*_encoder_rules(hf.DIALECT.rules), *HF_RULES),
     recognise=hf.has_decoder,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     ignored={},
     read_stated=hf.reader(_hf_options, hf.READABLE),
     bare_variants=(),

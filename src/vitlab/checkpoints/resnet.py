@@ -9,11 +9,12 @@ import re
 import torch
 
 from vitlab.checkpoints import hf, keymap, schema, timm
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, Written, check_agreement
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES, depths_of
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.resnet import ResNetConfig
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -123,7 +124,7 @@ def _read_timm(source: Source) -> Stated | None:
         )
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
-    usual = {**{name: IMAGENET[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
+    usual = {**{name: IMAGENET_CROP[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
     return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
 
 
@@ -137,7 +138,7 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("embedder.embedder.convolution.weight") for key in keys),
     assumed={},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     prefixes=("", "resnet."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
 )
@@ -150,7 +151,7 @@ TIMM = Dialect(
     ),
     recognise=lambda keys: {"conv1.weight", "layer1.0.conv1.weight"} <= keys,
     assumed={},
-    preprocess={**IMAGENET, "interpolation": "bilinear"},
+    preprocess={**IMAGENET_CROP, "interpolation": "bilinear"},
     read_stated=_read_timm,
 )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vitlab.checkpoints import schema, timm
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, check_agreement
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated, shape_of
 from vitlab.errors import CheckpointError
 from vitlab.models.config import Config
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.parsing import is_sequence
 
 STAGES = 8  # as many as a file may have; the published ones have 4
@@ -48,7 +49,7 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
             return None
         preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
         size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
-        usual = {name: IMAGENET[name] for name in ("mean", "std", "how", "interpolation")}
+        usual = {name: IMAGENET_CROP[name] for name in ("mean", "std", "how", "interpolation")}
         return Stated({**size, **options(config)}, {**usual, **preprocess})
 
     return read
@@ -113,15 +114,8 @@ def check_type(config: Options, kind: str) -> None:
 def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
     """timm's model_args; what would make another network of the same tensors is refused."""
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
-    harmless = (
-        "num_classes",
-        "in_chans",
-        "drop_rate",
-        "drop_path_rate",
-        "proj_drop_rate",
-        "attn_drop_rate",
-        "img_size",
-    )
+    rates = ("drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate")
+    harmless = ("num_classes", "in_chans", "img_size", *rates)
     wrong = {key: value for key, value in args.items() if key not in (*known, *harmless) and value}
     if wrong:
         arguments = ", ".join(f"{key}={value!r}" for key, value in wrong.items())

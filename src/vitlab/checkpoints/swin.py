@@ -11,44 +11,37 @@ import math
 import torch
 
 from vitlab.checkpoints import hf, keymap, staged
-from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
-from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
+from vitlab.checkpoints.family import ModelType, Writer, Written
+from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.checkpoints.staged import STAGES
 from vitlab.errors import CheckpointError
 from vitlab.layers.positions import relative_index
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.swin import SwinConfig
 
 
 def _hf_block(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"{{p}}encoder.layers.{stage}.blocks.{{i}}."
-    table = ours + "attention.relative.table"
+    qkv, table = ours + "attention.qkv.*", ours + "attention.relative.table"
     return (
-        Rule(ours + "norm1.*", theirs + "layernorm_before.*"),
-        Rule(ours + "norm2.*", theirs + "layernorm_after.*"),
-        Rule(
-            ours + "attention.qkv.*",
-            tuple(f"{theirs}attention.self.{part}.*" for part in ("query", "key", "value")),
-            JOIN,
-        ),
+        *layers(ours, theirs, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+        Rule(qkv, tuple(f"{theirs}attention.self.{part}.*" for part in ("query", "key", "value")), JOIN),
         Rule(table, theirs + "attention.self.relative_position_bias_table"),
-        Rule(ours + "attention.proj.*", theirs + "attention.output.dense.*"),
-        Rule(ours + "mlp.fc1.*", theirs + "intermediate.dense.*"),
-        Rule(ours + "mlp.fc2.*", theirs + "output.dense.*"),
+        *layers(ours, theirs, {"attention.proj": "attention.output.dense"}),
+        *layers(ours, theirs, {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}),
         # version 5, in memory
-        Rule(ours + "attention.qkv.*", tuple(f"{theirs}attention.{part}_proj.*" for part in "qkv"), JOIN),
+        Rule(qkv, tuple(f"{theirs}attention.{part}_proj.*" for part in "qkv"), JOIN),
         Rule(table, theirs + "attention.relative_position_bias.relative_position_bias_table"),
-        Rule(ours + "attention.proj.*", theirs + "attention.o_proj.*"),
-        Rule(ours + "mlp.fc1.*", theirs + "mlp.fc1.*"),
-        Rule(ours + "mlp.fc2.*", theirs + "mlp.fc2.*"),
+        *layers(ours, theirs, {"attention.proj": "attention.o_proj", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
     )
 
 
 def _timm_block(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"layers.{stage}.blocks.{{i}}."
     return (
-        *(Rule(f"{ours}{part}.*", f"{theirs}{part}.*") for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
-        *(Rule(f"{ours}attention.{part}.*", f"{theirs}attn.{part}.*") for part in ("qkv", "proj")),
+        *layers(ours, theirs, ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+        *layers(ours + "attention.", theirs + "attn.", ("qkv", "proj")),
         Rule(ours + "attention.relative.table", theirs + "attn.relative_position_bias_table"),
     )
 
@@ -135,7 +128,7 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("encoder.layers.0.blocks.0.layernorm_before.weight") for key in keys),
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "together"},
     prefixes=("", "swin."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
@@ -159,7 +152,7 @@ TIMM = Dialect(
     rules=(*AROUND, *_merging("layers.{}.", later=0)),
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "each"},
     ignored=UNREAD,
     read_stated=staged.timm_reader(_timm_options),
@@ -169,7 +162,7 @@ AUTHORS = Dialect(
     rules=(*AROUND, *_merging("layers.{}.", later=1)),
     recognise=lambda keys: {TABLE, FIRST} <= keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "together"},
     ignored=UNREAD,
     read_stated=TIMM.read_stated,

@@ -13,7 +13,7 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.entry import OPENAI
+from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
 RULES = (
@@ -141,7 +141,7 @@ CLIP_TRUNK = replace(  # the image tower of a CLIP
     _BASE,
     recognise=_has_norm_pre,
     assumed={"eps": 1e-5, "activation": "quick_gelu"},
-    preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
+    preprocess=CLIP_CROP,
     taken_as="taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)",
 )
 DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))

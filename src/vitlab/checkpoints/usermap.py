@@ -1,6 +1,6 @@
-"""A stranger's network, loaded by the user's own rename table:
+"""A network of no known layout, loaded by the user's own rename table:
 
-[model]                                    # what weights cannot tell
+[model]                                    # what the weights do not show
 heads = 4
 eps = 1e-5
 
@@ -37,12 +37,7 @@ from vitlab.models.config import nearest, option_paths
 from vitlab.parsing import is_object, is_sequence, parse_toml
 
 SECTIONS = ("model", "preprocess", "keys", "ignore")
-WITH_TOKEN_AXES = (
-    "class_token",
-    "distill_token",
-    "register_tokens",
-    "positions.table",
-)  # (1, n, D); others save (n, D)
+TOKEN_TABLES = ("class_token", "distill_token", "register_tokens", "positions.table")  # (1, n, D); others save (n, D)
 
 
 class RenameTable(NamedTuple):
@@ -139,7 +134,7 @@ def _preprocess(path: Path, values: Options) -> Options:
 
 
 def _rule(path: Path, ours: str, theirs: object) -> Rule:
-    default = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+    default = TOKENS if ours.removeprefix("image.") in TOKEN_TABLES else SAME
     keys: tuple[str, ...]
     codec: Codec
     if isinstance(theirs, str):

@@ -225,8 +225,8 @@ def _grid(state: State, options: Options, facts: Options) -> Options:
     count = state["positions.table"].shape[1]
     special = options["class_token"] + options["distill_token"]
     prefixes = {"class": special, "none": 0, "all": special + options["registers"]}
-    if facts.get("prefix_positions") in prefixes:
-        prefixes = {facts["prefix_positions"]: prefixes[facts["prefix_positions"]]}
+    if (only := facts.get("prefix_positions")) in tuple(prefixes):  # ViTConfig refuses any other value
+        prefixes = {only: prefixes[only]}
     stored, possible = _stated_grid(facts, options["patch_size"])
     for grid in (g for g in (stored, possible) if g is not None):
         for which, n in prefixes.items():

@@ -61,7 +61,7 @@ class Network(nn.Module):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED})
+        return frozenset({Capability.EMBED, *([Capability.CLASSIFY] if self.classes else [])})
 
     @property
     def encoder(self) -> Network:

@@ -23,7 +23,7 @@ from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
-from vitlab.models.entry import CROP, Entry, Paper, ParsedName, half
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, ParsedName, half
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
 from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -265,7 +265,7 @@ def _statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entry(name: str, config: MAEConfig) -> Entry:
     if (size := name.removeprefix("mae_")) in SIZES:
-        return Entry(name, "mae", config, CROP, (f"vit_mae_{size}",))
+        return Entry(name, "mae", config, IMAGENET_CROP, (f"vit_mae_{size}",))
     return Entry(name, "mae", config, half(config.channels))
 
 
