@@ -91,3 +91,7 @@ def test_a_decoder_beside_a_config_that_says_vit_is_read_too(tmp_path):
     with pytest.warns(UserWarning, match="do not say mask_ratio=0.75, norm_pix=False"):
         again = vitlab.load(tmp_path / "hf", decoder=dict(heads=mae.config.decoder.heads))
     assert again.config == mae.config
+    assert again.preprocess.mean == mae.preprocess.mean  # a stated preprocess stays
+    (tmp_path / "hf" / "preprocessor_config.json").unlink(missing_ok=True)
+    with pytest.warns(UserWarning, match="interpolation=bilinear, how=stretch"):
+        vitlab.load(tmp_path / "hf", decoder=dict(heads=mae.config.decoder.heads))

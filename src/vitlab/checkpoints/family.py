@@ -110,12 +110,12 @@ class LoadedWeights:
 
 
 def check_agreement(stated: Options, inferred: Options) -> None:
-    """A config.json that contradicts its weights belongs to other weights."""
+    """A config that contradicts the weights beside it belongs to other weights."""
     for name in stated.keys() & inferred.keys():
         value = stated[name]
         if name.endswith("image_size"):
             value = (value, value) if isinstance(value, int) else tuple(value)
         if name != "layer_scale" and value != inferred[name]:
             raise CheckpointError(
-                f"config.json says {name}={value} but the weights have {inferred[name]}: they do not belong together."
+                f"the config says {name}={value} but the weights have {inferred[name]}: they do not belong together."
             )

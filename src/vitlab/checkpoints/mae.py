@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlab.checkpoints import facebook, hf, keymap, timm, vit
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
 from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.mae import DecoderOptions, MAEConfig
@@ -95,7 +95,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
         config = config.with_options(**{"decoder.positions": "sincos"})
     assumed = vit.assumed_options(encoder, encoder_clues)
     assumed |= {name: getattr(config, name) for name in USUAL if name not in {**own, **clues.given}}
-    return Reading(config, assumed, notes=tuple(vit.resize_notes(encoder, encoder_clues)))
+    plain = clues.stated.model_type not in ("", "vit_mae")  # by its config a ViT, whose images are read as a ViT's
+    usual = Options() if plain else None
+    return Reading(config, assumed, usual, tuple(vit.resize_notes(encoder, encoder_clues)))
 
 
 def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
@@ -147,7 +149,7 @@ def _write(model: Network, state: State) -> Written:
     """transformers' ViTMAEForPreTraining, by the names of version 4."""
     c: MAEConfig = model.config
     if c.image_size[0] != c.image_size[1]:
-        raise CheckpointError(
+        raise UsageError(
             f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "
             f"load it with image_size={max(c.image_size)} first, or use --to native."
         )

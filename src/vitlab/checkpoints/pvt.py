@@ -12,7 +12,7 @@ from vitlab.checkpoints import hf, keymap, staged
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.checkpoints.staged import STAGES
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
 from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.pvt import PVTConfig, PVTv2Config
@@ -225,13 +225,13 @@ def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
     second = isinstance(c, PVTv2Config)
     kind = "pvt_v2" if second else "pvt"
     if {c.merge_eps, c.reduction_eps} != {c.eps}:
-        raise CheckpointError(
+        raise UsageError(
             f"transformers' {kind} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
             f"reduction_eps={c.reduction_eps:g}: it has one in all norms."
         )
     square = c.image_size[0] == c.image_size[1]
     if not second and not (square and c.patch_size == 4):
-        raise CheckpointError(
+        raise UsageError(
             "transformers' pvt has positions for square images and a first patch of 4 alone: this network has "
             f"image_size={c.image_size} and patch_size={c.patch_size}."
         )

@@ -12,7 +12,7 @@ from vitlab.checkpoints import hf, keymap, schema, timm
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES, depths_of
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
 from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.resnet import ResNetConfig
@@ -162,7 +162,7 @@ TIMM = Dialect(
 def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
     """config.json for transformers."""
     if c.stem != "imagenet":
-        raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
+        raise UsageError("transformers' resnet cannot express stem=small. Use --to native.")
     config: Options = {
         **hf.write_fields(c, FIELDS),
         "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],

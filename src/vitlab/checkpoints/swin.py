@@ -14,7 +14,7 @@ from vitlab.checkpoints import hf, keymap, staged
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.checkpoints.staged import STAGES
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.layers.positions import relative_index
 from vitlab.models.base import Network
 from vitlab.models.entry import IMAGENET_CROP
@@ -175,7 +175,7 @@ AUTHORS = Dialect(
 def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
     """config.json for transformers."""
     if c.merge_eps != 1e-5:
-        raise CheckpointError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
     config: Options = {
         **hf.write_fields(c, FIELDS),
         "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
