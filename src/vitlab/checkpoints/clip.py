@@ -256,7 +256,7 @@ HF = Dialect(
 
 # ------------------------------------------------------------------------------------------------------ the network
 
-ASK = (
+UNKNOWN_ACTIVATION = (
     "the weights do not say whether they were trained with GELU or with QuickGELU, and with the wrong one every number "
     'is a little wrong. Say it: vitlab.load(path, activation="quick_gelu"), or once and for all: vitlab convert PATH '
     "FOLDER --activation quick_gelu; in a rename table it stands under [model]. OpenAI's own weights have quick_gelu; "
@@ -294,7 +294,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
     activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
-        raise CheckpointError(ASK)
+        raise CheckpointError(UNKNOWN_ACTIVATION)
     eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
     image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
     if "image.image_size" in stated:
@@ -369,7 +369,7 @@ def _hf_files(model: Network) -> Options:
         **hf.write_fields(c, TEXT_FIELDS),
         "model_type": "clip_text_model",
         "intermediate_size": round(c.text.width * c.text.mlp_ratio),
-        "hidden_act": hf.theirs_of_activation(c.text.activation),
+        "hidden_act": hf.activation_for(c.text.activation),
         "projection_dim": c.embed_dim,
         "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
         "eos_token_id": c.text.end_id,
@@ -379,7 +379,7 @@ def _hf_files(model: Network) -> Options:
         **hf.write_fields(c, IMAGE_FIELDS),
         "model_type": "clip_vision_model",
         "intermediate_size": c.image.mlp_hidden,
-        "hidden_act": hf.theirs_of_activation(c.image.mlp.activation),
+        "hidden_act": hf.activation_for(c.image.mlp.activation),
         "projection_dim": c.embed_dim,
     }
     config = {

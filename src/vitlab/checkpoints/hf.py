@@ -34,7 +34,7 @@ def read_fields(config: Options, fields: Fields) -> Options:
 
 
 def write_fields(c: Config, fields: Fields) -> Options:
-    """A config -> what config.json says; a square image size is one number there."""
+    """A config -> values of config.json, where a square image size is one number."""
     values = {theirs: c.option(ours) for ours, (theirs, _) in fields.items()}
     values = {name: list(value) if is_sequence(value) else value for name, value in values.items()}
     if "image_size" in values and len(set(values["image_size"])) == 1:
@@ -151,7 +151,7 @@ def activation_of(config: Options, usual: str = "gelu") -> str:
     return ACTIVATIONS[name]
 
 
-def theirs_of_activation(name: str) -> str:
+def activation_for(name: str) -> str:
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)
 
 
@@ -360,7 +360,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
         **write_fields(c, FIELDS),
         "architectures": [CLASSES[kind][0 if c.classes else 1]],
         "model_type": kind,
-        "hidden_act": theirs_of_activation(c.mlp.activation),
+        "hidden_act": activation_for(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
         "dtype": "float32",
     }
@@ -377,17 +377,18 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
         config["intermediate_size"] = c.mlp_hidden
         if c.head.head_hidden:
             config["pooler_output_size"] = c.head.head_hidden
-    return config | named_classes(c.classes, labels)
+    return config | class_fields(c.classes, labels)
 
 
-def named_classes(classes: int, labels: list[str] | None) -> Options:
-    """What config.json says of a classifier's classes."""
+def class_fields(classes: int, labels: list[str] | None) -> Options:
+    """A classifier's id2label and label2id in config.json."""
+    if not classes:
+        return {}
     names = labels or [f"LABEL_{i}" for i in range(classes)]
-    both = {
+    return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-    return both if classes else {}
 
 
 def _write(model: Network, state: State) -> Written:

@@ -25,12 +25,13 @@ from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.foreign import assumed_notes, read_foreign
 from vitlab.checkpoints.keymap import Options, Renamed
 from vitlab.checkpoints.report import Report, Row
-from vitlab.errors import CheckpointError, UsageError, VitlabError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
 from vitlab.models.config import Config, option_paths
+from vitlab.models.entry import Entry
 
 ModelOrName = nn.Module | str | PathLike[str]  # a model, or what `load` finds it by
 
@@ -119,7 +120,7 @@ def is_checkpoint(source: str | Path) -> bool:
     text = str(source)
     if text.startswith((hub.PREFIX, bundled.PREFIX)) or Path(text).expanduser().exists():
         return True
-    return ("/" in text or Path(text).suffix in files.SUFFIXES) and not _is_name(text)  # a path that is not there
+    return ("/" in text or Path(text).suffix in files.SUFFIXES) and _entry_of(text) is None  # a path that is not there
 
 
 def _check_input_size(model: Network, source: str) -> None:
@@ -136,11 +137,8 @@ def _check_input_size(model: Network, source: str) -> None:
 
 def _encoder_alone(weights: LoadedWeights) -> list[str]:
     """A note on a folder that holds only the encoder of the network that its card names."""
-    try:
-        entry = registry.find(weights.card.name or "")[0]
-    except VitlabError:  # no name, or a name of their own
-        return []
-    if not entry.config.wraps_encoder or weights.family == entry.family or weights.config.classes:
+    entry = _entry_of(weights.card.name or "")
+    if entry is None or not entry.config.wraps_encoder or weights.family == entry.family or weights.config.classes:
         return []
     return [
         f"holds the encoder of {entry.name} and nothing else: it gives features, can be explained and fine-tuned, "
@@ -294,16 +292,16 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(str(n) for n in tensor.shape)
 
 
-def _is_name(text: str) -> bool:
+def _entry_of(name: str) -> Entry | None:
+    """The model in the registry that has this name."""
     try:
-        return bool(registry.find(text))
-    except VitlabError:
-        return False
+        return registry.find(name)[0]
+    except UsageError:
+        return None
 
 
 def _not_there(source: str) -> str:
-    if _is_name(source):
-        entry, _ = registry.find(source)
+    if (entry := _entry_of(source)) is not None:
         return (
             f"{source}: no such file or folder. It is a model's name, which has no weights yet. Train one: "
             f"vitlab train DATA model.name={entry.name}. In Python: vitlab.create({entry.name!r}) makes a new one."

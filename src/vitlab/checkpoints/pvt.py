@@ -243,11 +243,11 @@ def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
         "num_encoder_blocks": len(c.depths),
         "patch_sizes": [merge.kernel for merge in c.merges],
         "strides": [merge.stride for merge in c.merges],
-        "hidden_act": hf.theirs_of_activation(c.activation),
+        "hidden_act": hf.activation_for(c.activation),
         "dtype": "float32",
         **({} if second else {"num_labels": c.classes}),
     }
-    return config | hf.named_classes(c.classes, labels)
+    return config | hf.class_fields(c.classes, labels)
 
 
 def _write(model: Network, state: State) -> Written:

@@ -172,7 +172,7 @@ def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
         "downsample_in_bottleneck": c.stride_in == "1x1",
         "dtype": "float32",
     }
-    return config | hf.named_classes(c.classes, labels)
+    return config | hf.class_fields(c.classes, labels)
 
 
 def _write(model: Network, state: State) -> Written:

@@ -137,7 +137,7 @@ HF = Dialect(
         r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
     },
 )
-AROUND = (
+SHARED = (
     Rule("embeds.0.proj.*", "patch_embed.proj.*"),
     Rule("embeds.0.norm.*", "patch_embed.norm.*"),
     *(rule for stage in range(STAGES) for rule in _timm_block(stage)),
@@ -146,25 +146,25 @@ AROUND = (
     Rule("head.*", "head.*"),  # before timm 0.9, and the authors
 )
 TABLE, FIRST = "layers.0.blocks.0.attn.relative_position_bias_table", "layers.0.downsample.reduction.weight"
-UNREAD = {r".*relative_position_index|.*attn_mask": "computed from the window"}
+COMPUTED = {r".*relative_position_index|.*attn_mask": "computed from the window"}
 TIMM = Dialect(
     name="timm",
-    rules=(*AROUND, *_merging("layers.{}.", later=0)),
+    rules=(*SHARED, *_merging("layers.{}.", later=0)),
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
     options={"shift_axes": "each"},
-    ignored=UNREAD,
+    ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )
 AUTHORS = Dialect(
     name="microsoft",
-    rules=(*AROUND, *_merging("layers.{}.", later=1)),
+    rules=(*SHARED, *_merging("layers.{}.", later=1)),
     recognise=lambda keys: {TABLE, FIRST} <= keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
     options={"shift_axes": "together"},
-    ignored=UNREAD,
+    ignored=COMPUTED,
     read_stated=TIMM.read_stated,
 )
 
@@ -180,11 +180,11 @@ def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
         **hf.write_fields(c, FIELDS),
         "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
         "model_type": "swin",
-        "hidden_act": hf.theirs_of_activation(c.activation),
+        "hidden_act": hf.activation_for(c.activation),
         "use_absolute_embeddings": False,
         "dtype": "float32",
     }
-    return config | hf.named_classes(c.classes, labels)
+    return config | hf.class_fields(c.classes, labels)
 
 
 def _write(model: Network, state: State) -> Written:
