@@ -413,6 +413,20 @@ def folder(tensors: State, config: Options, preprocess: Preprocess | None, proce
     return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
 
 
+def classifier(model: Network, state: State, rules: tuple[Rule, ...], name: str, config: Options) -> Written:
+    """The folder of transformers' NameForImageClassification, or NameModel where there are no classes."""
+    c = model.config
+    config = {
+        **config,
+        "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],
+        "model_type": model.family,
+        "dtype": "float32",
+        **class_fields(c.classes, model.labels),
+    }
+    prefix = f"{model.family}." if c.classes else ""
+    return folder(keymap.write("transformers", rules, state, prefix=prefix, heads=1), config, model.preprocess)
+
+
 def preprocessor_for(preprocess: Preprocess) -> Options | None:
     """preprocessor_config.json; None where transformers' image processors have no counterpart."""
     covers = preprocess.how == "crop" and preprocess.resize is None and preprocess.size[0] != preprocess.size[1]

@@ -220,13 +220,12 @@ TIMM_V2 = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
+def _write(model: Network, state: State) -> Written:
+    c: PVTConfig = model.config
     second = isinstance(c, PVTv2Config)
-    kind = "pvt_v2" if second else "pvt"
     if {c.merge_eps, c.reduction_eps} != {c.eps}:
         raise UsageError(
-            f"transformers' {kind} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
+            f"transformers' {model.family} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
             f"reduction_eps={c.reduction_eps:g}: it has one in all norms."
         )
     square = c.image_size[0] == c.image_size[1]
@@ -235,26 +234,16 @@ def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
             "transformers' pvt has positions for square images and a first patch of 4 alone: this network has "
             f"image_size={c.image_size} and patch_size={c.patch_size}."
         )
-    name = "PvtV2" if second else "Pvt"
     config: Options = {
         **hf.write_fields(c, FIELDS_V2 if second else FIELDS_V1),
-        "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],
-        "model_type": kind,
         "num_encoder_blocks": len(c.depths),
         "patch_sizes": [merge.kernel for merge in c.merges],
         "strides": [merge.stride for merge in c.merges],
         "hidden_act": hf.activation_for(c.activation),
-        "dtype": "float32",
         **({} if second else {"num_labels": c.classes}),
     }
-    return config | hf.class_fields(c.classes, labels)
-
-
-def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    rules = HF_V2.rules if isinstance(model.config, PVTv2Config) else HF.rules
-    prefix = f"{model.family}." if model.config.classes else ""
-    return hf.folder(keymap.write("transformers", rules, state, prefix=prefix, heads=1), config, model.preprocess)
+    rules, name = (HF_V2.rules, "PvtV2") if second else (HF.rules, "Pvt")
+    return hf.classifier(model, state, rules, name, config)
 
 
 BARE = ("eps", "merge_eps", "reduction_eps", "activation", "image_size", "heads")

@@ -8,7 +8,7 @@ import re
 
 import torch
 
-from vitlab.checkpoints import hf, keymap, schema, timm
+from vitlab.checkpoints import hf, schema, timm
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES, depths_of
@@ -159,26 +159,17 @@ TIMM = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
+def _write(model: Network, state: State) -> Written:
+    c: ResNetConfig = model.config
     if c.stem != "imagenet":
         raise UsageError("transformers' resnet cannot express stem=small. Use --to native.")
     config: Options = {
         **hf.write_fields(c, FIELDS),
-        "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
-        "model_type": "resnet",
         "hidden_act": "relu",
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": c.stride_in == "1x1",
-        "dtype": "float32",
     }
-    return config | hf.class_fields(c.classes, labels)
-
-
-def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    prefix = "resnet." if model.config.classes else ""
-    return hf.folder(keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1), config, model.preprocess)
+    return hf.classifier(model, state, HF.rules, "ResNet", config)
 
 
 FAMILY = Family(

@@ -7,6 +7,7 @@ timm counts merging to the stage after it, the authors and transformers to the o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -172,29 +173,16 @@ AUTHORS = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
+def _write(model: Network, state: State) -> Written:
+    c: SwinConfig = model.config
     if c.merge_eps != 1e-5:
         raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
-    config: Options = {
-        **hf.write_fields(c, FIELDS),
-        "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
-        "model_type": "swin",
-        "hidden_act": hf.activation_for(c.activation),
-        "use_absolute_embeddings": False,
-        "dtype": "float32",
-    }
-    return config | hf.class_fields(c.classes, labels)
-
-
-def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    prefix = "swin." if model.config.classes else ""
-    tensors = keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1)
-    index = relative_index((model.config.window,) * 2, prefix=0, device=torch.device("cpu"))
-    tables = [key for key in tensors if key.endswith("relative_position_bias_table")]
-    tensors |= {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
-    return hf.folder(tensors, config, model.preprocess)
+    activation = {"hidden_act": hf.activation_for(c.activation), "use_absolute_embeddings": False}
+    written = hf.classifier(model, state, HF.rules, "Swin", hf.write_fields(c, FIELDS) | activation)
+    index = relative_index((c.window, c.window), prefix=0, device=torch.device("cpu"))
+    tables = [key for key in written.tensors if key.endswith("relative_position_bias_table")]
+    indices = {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
+    return replace(written, tensors=written.tensors | indices)
 
 
 FAMILY = staged.family(
