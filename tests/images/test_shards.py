@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.errors import ImageError
+from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import open_data
 from vitlab.images.sources import shards
+from vitlab.images.sources.captions import holds_captions
 from vitlab.images.sources.shards import expand, index_of
 
 RNG = np.random.default_rng(0)
@@ -319,6 +320,20 @@ def test_shards_that_are_no_tar(tmp_path):
         message = error(str(path))
         assert "a.tar: not a plain tar file, damaged, or cut off" in message and "Fetch it again" in message
     assert not (tmp_path / "a.tar.index.json").exists()
+
+
+def test_a_header_with_a_size_that_no_file_can_have(tmp_path):
+    tar = tmp_path / "a.tar"
+    with tarfile.open(tar, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.png"))
+    header = bytearray(tar.read_bytes()[:512])
+    header[124:136] = b"\x80" + b"\x7f" * 11  # the size, in base 256
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    tar.write_bytes(header + bytes(1024))
+    assert not holds_captions(tar)
+    with pytest.raises(DataError, match="damaged, or cut off"):
+        open_data(str(tar))
 
 
 def test_links_in_a_tar_are_not_samples(tmp_path):

@@ -15,8 +15,9 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from vitlab.errors import TrainingError, VitlabError
@@ -165,14 +166,20 @@ class Recipe(Config):
                     raise TrainingError(f"{key}={value} {rule}.")
 
 
-RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
-    ("data.workers run.save_every run.keep run.minutes", lambda v: v >= 0, "must be 0 or more"),
+    (
+        "data.workers data.max_unreadable optim.momentum run.save_every run.keep run.minutes",
+        lambda v: v >= 0,
+        "must be 0 or more",
+    ),
     ("run.keep", lambda v: v <= 9, "must be 9 at most"),
     ("optim.lr optim.muon_lr", lambda v: v > 0, "must be above 0"),
     ("optim.layer_decay", lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     ("optim.final_lr augment.drop_patches_until", lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
     ("augment.smoothing augment.drop_patches optim.ema", lambda v: 0 <= v < 1, "must be at least 0 and below 1"),
+    ("optim.betas", lambda v: 0 <= min(v) <= max(v) < 1, "must both be at least 0 and below 1"),
+    ("run.seed", lambda v: -(2**63) <= v < 2**63, "does not fit into 64 bits"),
 )
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
 
@@ -299,13 +306,15 @@ def _key(name: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    if isinstance(value, str | PurePath):
+        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
         return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped) + '"'
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, Real):  # numpy's numbers too
+        return repr(int(value) if isinstance(value, Integral) else float(value))
     return repr(value)
 
 

@@ -57,6 +57,8 @@ MAX_KEPT = 9  # run.keep
 
 def check_place(run: Path) -> None:
     """Refuse a run folder that cannot be written, before anything is downloaded or trained."""
+    if "\0" in str(run):
+        raise TrainingError(f"run.dir={run}: a null byte cannot be part of a path. Name another folder: run.dir=...")
     place = next(place for place in (run, *run.absolute().parents) if place.exists())
     if not place.is_dir():
         raise TrainingError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")

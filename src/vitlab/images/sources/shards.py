@@ -193,7 +193,7 @@ def expand(pattern: str) -> list[str]:
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
-    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+    if numbers := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", match[1]):
         first, last = int(numbers[1]), int(numbers[2])
         if not first <= last < first + MOST_SHARDS:
             raise DataError(f"{pattern}: {{{match[1]}}} must count upwards, to at most {MOST_SHARDS:,} shards.")
