@@ -217,8 +217,12 @@ def _missing_classes(split: str, dataset: Dataset) -> list[str]:
 
 
 def _first_names(classes: list[str], numbers: Iterable[int]) -> str:
-    names = [classes[i] for i in sorted(numbers)]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return first_few([classes[i] for i in sorted(numbers)])
+
+
+def first_few(names: list[str], most: int = 5) -> str:
+    """Names for a message: a, b, c, d, e and 3 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:

@@ -47,7 +47,7 @@ class RunReport:
 
 def write_report(folder: Path, report: RunReport) -> Path:
     """Write folder/report.html."""
-    from vitlab.checkpoints.native import write_whole
+    from vitlab.checkpoints.native import write_text
 
     folder = Path(folder)
     log, recipe_text, result, classes = report.log, report.recipe_text, report.result, report.classes
@@ -71,7 +71,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
         title=escaped(folder.resolve().name), style=f"\n{_asset('page.css')}", body=body, version=escaped(__version__)
     )
     path = folder / REPORT
-    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    write_text(path, page)
     return path
 
 
