@@ -357,7 +357,7 @@ def test_unreadable_samples_are_named(tmp_path):
     if wrong is None:  # the split put it into val
         dataset = open_data(str(tmp_path / "a.tar")).val
         wrong = next(i for i, name in enumerate(names(dataset)) if name.endswith("0002.png"))
-    with pytest.raises(ImageError, match=r"a\.tar/0002\.png: not a picture"):
+    with pytest.raises(ImageError, match=r"a\.tar/0002\.png: not an image"):
         dataset.read(wrong)
     (tmp_path / "a.tar").write_bytes(b"shorter now")
     with pytest.raises(ImageError, match=r"a\.tar/0.*: the shard ends after"):

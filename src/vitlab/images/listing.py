@@ -1,7 +1,7 @@
 """Every image of a source in one list, whatever its splits and labels.
 
 items = open_items("photos/")            # images at any depth; or digits, cifar10, labels.csv, shards
-items.about(0)                           # path, split, label: what is known of them
+items.about(0)                           # path, split and label, where known
 items.source(0)                          # what vitlab.embed takes
 """
 

@@ -1,7 +1,7 @@
 """A run folder's checkpoints: all that a run needs to resume, written so that one intact save always exists.
 
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
-last-1/   the save before it (run.keep = 1), from which a run goes on where `last` is damaged
+last-1/   the save before it (run.keep = 1), from which a run resumes where `last` is damaged
 best/     weights.safetensors, model.json
 
 state.json holds the digest of every file beside it, and of the run's recipe.toml and result.json.

@@ -32,7 +32,7 @@ from vitlab.training.processes import Processes
 
 HEADER, LOGITS = "answers.json", "logits.npy"
 FORMAT = 1
-SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was stopped
+SAVE_EVERY = 16  # batches between saves; an interrupted computation continues from the last one
 
 
 class Teacher:

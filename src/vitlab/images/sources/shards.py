@@ -216,7 +216,7 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
             raise DataError(
                 f"{source}: shards of {' and '.join(splits)}, but none of train. Name them train-000000.tar."
             )
-        return {"train": shards}  # val-*.tar alone: what was asked for
+        return {"train": shards}  # val-*.tar alone is what the user named
     return splits
 
 

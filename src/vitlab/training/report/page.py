@@ -92,7 +92,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         about.append(f'<time datetime="{ended[:10]}T{ended[11:16]}Z">{ended}</time>')
     line = " · ".join(part for part in about if part)
     names, judged = dict(TILES), str(result.get("judged_by", "top-1"))
-    if judged != "top-1":  # neighbours, or words
+    if judged != "top-1":  # k-NN, zero-shot or recall
         names["top1"] = (escaped(judged), TILES["top1"][1])
         names["loss"] = (escaped(f"Loss ({judged.removesuffix(' top-1')})"), TILES["loss"][1])
     tiles = [
@@ -104,7 +104,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
 
 
 def _events(log: list[dict[str, Any]], most: int = 40) -> str:
-    """What is neither a curve nor a start: notes, skipped images, resumes."""
+    """Notes, skipped images and other events that no curve shows."""
     events = [e for e in log if e["kind"] not in ("train", "val", "test", "start", "result")]
     rows = []
     for event in events[:most]:
