@@ -111,7 +111,7 @@ def open_splits(
         open_source = getattr(import_module(f"vitlab.images.sources.{file}"), function)
         return name, open_source(name, None if path is None else Path(path).expanduser(), download)
     if path is not None:
-        raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
+        raise UsageError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
     return name, _open_path(source, captions, allow)
 
 
@@ -161,7 +161,7 @@ def _finish(
     classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
     captioned, single = isinstance(train, Captioned), "each class has a single image, so none is left for val"
     if captioned and per_class is not None:
-        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
+        raise UsageError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
     if not captioned:
         _check_classes(name, splits)
     if val is None:
