@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitlab.errors import UsageError
+from vitlab.errors import DataError
 from vitlab.images.datasets import Captioned, Data, open_data
 
 
@@ -32,9 +32,7 @@ def open_sample(text: str) -> Sample:
     data = _opened(source)
     split = data.val if data.test is None else data.test
     if int(number) >= len(split):
-        raise UsageError(
-            f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}."
-        )
+        raise DataError(f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}.")
     pixels = split.read(int(number))  # (H, W, C)
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     captioned = isinstance(split, Captioned)
