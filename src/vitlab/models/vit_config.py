@@ -215,7 +215,6 @@ def check_vit(c: ViTConfig) -> None:
 SIZES: dict[str, tuple[str, int, dict[str, Any]]] = {  # the paper's letter, the patch size of the short name, D, L, h
     "tiny": ("Ti", 16, dict(width=192, depth=12, heads=3)),  # Ti and S: DeiT (arXiv:2012.12877)
     "small": ("S", 16, dict(width=384, depth=12, heads=6)),
-    "medium": ("M", 16, dict(width=512, depth=12, heads=8)),  # between DeiT's S and B
     "base": ("B", 16, dict(width=768, depth=12, heads=12)),  # B, L and H: Table 1 of ViT
     "large": ("L", 16, dict(width=1024, depth=24, heads=16)),
     "huge": ("H", 14, dict(width=1280, depth=32, heads=16)),
