@@ -20,7 +20,6 @@ OBJECTIVES = {  # objective.name, which is also the name of the file -> class
     "mae": "MaskedReconstruction",
     "dino": "SelfDistillation",
     "clip": "ContrastiveLearning",
-    "bce": "BinaryCrossEntropy",
 }
 DEFAULT = next(iter(OBJECTIVES))
 
