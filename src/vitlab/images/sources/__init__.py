@@ -6,5 +6,4 @@ SOURCES = {  # name -> file and function of this package, called with (name, pat
     "mnist": "idx.open_idx",
     "cifar10": "cifar.open_cifar",
     "cifar100": "cifar.open_cifar",
-    "shapes": "shapes.open_shapes",
 }
