@@ -37,8 +37,9 @@ def test_methods_by_class_need_classes():
 
 
 def test_the_lists_come_from_the_table():
-    assert SHOWN == ("attention", "rollout", "relevance", "grad_cam", "gradient_x_input")
-    assert SHOWN[2:] == BY_CLASS and SHOWN[:4] == COMPARED
+    assert SHOWN[:5] == ("attention", "rollout", "relevance", "grad_cam", "gradient_x_input")
+    assert "random" not in SHOWN and set(BY_CLASS) | set(COMPARED) <= set(SHOWN)
+    assert BY_CLASS[:3] == SHOWN[2:5] and COMPARED[:4] == SHOWN[:4] and "gradient_x_input" not in COMPARED
     explain = typer.main.get_command(vitlab.cli.main.app).commands["explain"].commands
     metavars = {(verb, p.name): p.metavar for verb, command in explain.items() for p in command.params}
     assert metavars["relevance", "method"] == "|".join(BY_CLASS)
