@@ -51,6 +51,12 @@ def test_the_table_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_rows_are_public_under_their_names():
+def test_rows_are_public_under_their_names(monkeypatch):
+    assert set(vitlab.explain.__all__) <= set(dir(vitlab.explain))
+    with monkeypatch.context() as added:
+        added.setitem(vitlab.explain._MODULES, "new_method", "new_file")
+        assert "new_method" in dir(vitlab.explain)
+        with pytest.raises(AttributeError, match=r"it has .*new_method"):
+            _ = vitlab.explain.other
     for name in BY_CLASS + ("rollout",):
         assert callable(getattr(vitlab.explain, name)) and name in dir(vitlab.explain)
