@@ -62,7 +62,6 @@ METHODS: dict[str, ScoringMethod] = {
         ScoringMethod(
             "gradient_x_input", "Gradient x input", "relevance.gradient_x_input", ("patch_embed",), True, signed=True
         ),
-        ScoringMethod("occlusion", "Occlusion", "occlusion.occlusion", (), True, signed=True),
         ScoringMethod("random", "Random", "faithfulness.random_map", baseline=True),
     )
 }
