@@ -176,38 +176,6 @@ AUTHORS = Dialect(
 )
 
 
-def _torchvision_stage(stage: int) -> tuple[Rule, ...]:
-    """Their layers are one list: patches, stage, merging, stage, ..."""
-    ours, theirs, merging = f"stages.{stage}.{{i}}.", f"features.{2 * stage + 1}.{{i}}.", f"features.{2 * stage}."
-    parts = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.proj": "attn.proj", "norm2": "norm2"}
-    parts |= {"mlp.fc1": "mlp.0", "mlp.fc2": "mlp.3"}
-    embed = (
-        {"proj.*": "0.*", "norm.*": "2.*"}
-        if stage == 0
-        else {"norm.*": "norm.*", "reduction.weight": "reduction.weight"}
-    )
-    return (
-        *(Rule(f"embeds.{stage}.{our}", merging + their) for our, their in embed.items()),
-        *(Rule(f"{ours}{our}.*", f"{theirs}{their}.*") for our, their in parts.items()),
-        Rule(ours + "attention.relative.table", theirs + "attn.relative_position_bias_table"),
-    )
-
-
-TORCHVISION = Dialect(
-    name="torchvision",
-    rules=(
-        *(rule for stage in range(STAGES) for rule in _torchvision_stage(stage)),
-        Rule("norm.*", "norm.*"),
-        Rule("head.*", "head.*"),
-    ),
-    recognise=lambda keys: {"features.0.0.weight", "features.1.0.attn.relative_position_bias_table"} <= keys,
-    assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess={**IMAGENET, "resize": 232},
-    options={"shift_axes": "each"},
-    ignored=UNREAD,
-)
-
-
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
@@ -239,7 +207,7 @@ def _write(model: Network, state: State) -> Written:
 FAMILY = staged.family(
     "swin",
     SwinConfig,
-    (HF, TIMM, AUTHORS, TORCHVISION),
+    (HF, TIMM, AUTHORS),
     _infer_options,
     bare_options=("eps", "activation", "image_size"),
     model_types=MODEL_TYPES,
