@@ -180,32 +180,12 @@ def _write(model: Network, state: State) -> Written:
     return hf.folder(keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1), config, model.preprocess)
 
 
-DEPTHS = {(2, 2, 2, 2): {"basic": 18}, (3, 4, 6, 3): {"basic": 34, "bottleneck": 50}}
-DEPTHS |= {(3, 4, 23, 3): {"bottleneck": 101}, (3, 8, 36, 3): {"bottleneck": 152}}
-
-
-def _write_timm(model: Network, state: State) -> Written:
-    """The folder of its hub: timm knows a ResNet by its name, so only the published ones can be written."""
-    c: ResNetConfig = model.config
-    widths = (64, 128, 256, 512) if c.block == "basic" else (256, 512, 1024, 2048)
-    number = DEPTHS.get(c.depths, {}).get(c.block)
-    usual = c.widths == widths and c.stem == "imagenet" and c.stem_width == 64 and c.stride_in == "3x3"
-    if number is None or not usual:
-        raise CheckpointError("timm has no name for this ResNet: it differs from the published ones. Use --to native.")
-    config: Options = {"architecture": f"resnet{number}", "num_classes": c.classes, "num_features": c.widths[-1]}
-    if (p := model.preprocess) is not None:
-        crop = min(p.size) / p.resize if isinstance(p.resize, int) else 1.0
-        colours = {"mean": list(p.mean), "std": list(p.std), "interpolation": p.interpolation}
-        config["pretrained_cfg"] = {**colours, "input_size": [c.channels, *p.size], "crop_pct": crop}
-    return Written(keymap.write("timm", TIMM.rules, state, heads=1), {"config.json": config})
-
-
 FAMILY = Family(
     "resnet",
     ResNetConfig,
     (HF, TIMM),
     _infer,
-    {name: Writer(write, any_size=lambda config: True) for name, write in (("hf", _write), ("timm", _write_timm))},
+    {"hf": Writer(_write, any_size=lambda config: True)},
     bare_options=("image_size", "stride_in"),
     model_types=MODEL_TYPES,
 )
