@@ -131,7 +131,7 @@ def test_list_models():
 
 def test_list_models_by_alias():
     assert vitlab.list_models("ViT-B/*") == [f"vit_base_patch{p}" for p in (8, 14, 16, 32)]
-    assert vitlab.list_models("-b/32") == ["vit_base_patch32", "clip_vit_base_patch32"]
+    assert {"vit_base_patch32", "clip_vit_base_patch32"} <= set(vitlab.list_models("-b/32"))  # and other families' B
     assert vitlab.list_models("vit_base_patch16_384") == ["vit_base_patch16"]
     assert vitlab.list_models("resnext") == []
 

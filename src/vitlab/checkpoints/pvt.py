@@ -248,7 +248,7 @@ def _write(model: Network, state: State) -> Written:
 
 BARE = ("eps", "merge_eps", "reduction_eps", "activation", "image_size", "heads")
 PVT = staged.family(
-    "pvt", PVTConfig, (HF,), _infer_options, bare_options=BARE, model_types=MODEL_TYPES, write_hf=Writer(_write)
+    "pvt", PVTConfig, (HF,), _infer_options, bare_options=BARE, model_types=MODEL_TYPES, writers={"hf": Writer(_write)}
 )
 PVT_V2 = staged.family(
     "pvt_v2",
@@ -257,5 +257,5 @@ PVT_V2 = staged.family(
     _infer_options_v2,
     bare_options=BARE,
     model_types=MODEL_TYPES_V2,
-    write_hf=Writer(_write, any_size=lambda config: True),
+    writers={"hf": Writer(_write, any_size=lambda config: True)},
 )

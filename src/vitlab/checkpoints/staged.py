@@ -23,7 +23,7 @@ def family(
     *,
     bare_options: tuple[str, ...],
     model_types: Mapping[str, ModelType] | None = None,
-    write_hf: Writer | None = None,
+    writers: Mapping[str, Writer] | None = None,  # --to -> how
 ) -> Family:
     """The record of a family whose weights show all options but `bare_options`."""
 
@@ -37,8 +37,7 @@ def family(
         unstated = {*dialect.assumed, "heads"} - stated.keys() - given.keys()
         return Reading(made, {name: getattr(made, name) for name in bare_options if name in unstated})
 
-    writers = {} if write_hf is None else {"hf": write_hf}
-    return Family(name, config, dialects, infer, writers, bare_options, model_types or {})
+    return Family(name, config, dialects, infer, writers or {}, bare_options, model_types or {})
 
 
 def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Stated | None]:

@@ -192,5 +192,5 @@ FAMILY = staged.family(
     _infer_options,
     bare_options=("eps", "activation", "image_size"),
     model_types=MODEL_TYPES,
-    write_hf=Writer(_write, any_size=lambda config: True),
+    writers={"hf": Writer(_write, any_size=lambda config: True)},
 )
