@@ -23,6 +23,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
+from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
 from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
@@ -57,7 +58,7 @@ Images = Tensor | ImageBatch | Source | Iterable[Source]
 
 
 def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
-    """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
+    """A normalised tensor (B, C, H, W), or images (paths, "digits#3", PIL, arrays, bytes), preprocessed."""
     model = token_model(model)
     if isinstance(images, ImageBatch):
         return images
@@ -66,7 +67,7 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
         check_images(images, model.config.channels)
         _check_some(len(images))
         return ImageBatch(images.to(like.device, like.dtype))
-    sources = as_list(images)
+    sources = [replace_sample(source) for source in as_list(images)]
     if model.preprocess is None:
         raise UsageError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
