@@ -48,6 +48,14 @@ WRONG = {
         ["serve", "bundled:digits", "--host", "192.0.2.1"],
         ["--host must be an address of this machine"],
     ),
+    "a limit that is no number": (
+        ["serve", "bundled:digits", "--max-upload-mb", "nan"],
+        ["--max-upload-mb nan must be finite."],
+    ),
+    "a class's number of 5000 digits": (
+        ["explain", "relevance", "bundled:digits", "digits#3", "--target", "9" * 5000],
+        ["is no class of this model"],
+    ),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
 from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
+from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.vit import VisionTransformer
@@ -128,6 +130,15 @@ def logits_of(model: TokenModel, images: Tensor, batch_size: int) -> Tensor:
     """(B, classes), in float32 at least."""
     with evaluation_mode(model):
         return torch.cat([wide(model(part)) for part in images.split(batch_size)])
+
+
+@torch.no_grad()
+def run_trace(model: TokenModel, images: Tensor, *kinds: str, **options: Any) -> Trace:
+    """What the model computes for these images: Trace(*kinds, **options) of one pass, in evaluation mode."""
+    trace = Trace(*kinds, **options)
+    with evaluation_mode(model):
+        model(images, trace=trace)
+    return trace
 
 
 def wide(values: Tensor) -> Tensor:
