@@ -17,7 +17,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.sources.dataset import FileDataset
 from vitlab.serve.image_io import prepare
 from vitlab.serve.settings import Settings
-from vitlab.training.batches import BatchDataset, Pictures, Plan
+from vitlab.training.batches import BatchDataset, ImageSet, Plan
 from vitlab.training.evaluate import evaluate_classifier
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -37,7 +37,7 @@ def test_every_byte_becomes_the_same_float_in_all_places(tmp_path, mean, std, sc
     model.register_forward_pre_hook(lambda _, images: inputs.append(images[0].clone()))
 
     vitlab.predict(model, file)
-    pictures = Pictures(FileDataset([file], np.zeros(1, dtype=np.int64), ["a"]), model.preprocess)
+    pictures = ImageSet(FileDataset([file], np.zeros(1, dtype=np.int64), ["a"]), model.preprocess)
     evaluate_classifier(model, pictures)
     augment = Augment(AugmentOptions(crop="none", flip=False), (16, 16), mean, std, scale=scale)
     plan = Plan(len(pictures), 1, epochs=1, seed=0)
