@@ -39,6 +39,7 @@ WRONG = {
     ),
     "a device that is none": (["predict", "bundled:digits", "digits#3", "--device", "tpu"], ["use auto, cpu, cuda"]),
     "a table of another kind": (["embed", "digits", "-o", "x.csv"], ["Parquet: name it x.parquet"]),
+    "a table without a name": (["embed", "digits", "-o", "."], ["is a folder: name the table in it, out.parquet"]),
     "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
     "a reducer to draw that is none": (
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
@@ -49,8 +50,8 @@ WRONG = {
         ["--host must be an address of this machine"],
     ),
     "a limit that is no number": (
-        ["serve", "bundled:digits", "--max-upload-mb", "nan"],
-        ["--max-upload-mb nan must be finite."],
+        ["serve", "bundled:digits", "--max-upload-mb", "inf"],
+        ["--max-upload-mb inf must be finite."],
     ),
     "a class's number of 5000 digits": (
         ["explain", "relevance", "bundled:digits", "digits#3", "--target", "9" * 5000],

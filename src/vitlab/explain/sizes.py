@@ -43,7 +43,7 @@ def count(family: str, config: Any) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2
 
 
-def count_stages(family: str, config: StagedConfig) -> tuple[int, int]:
+def count_stages(family: str, config: Any) -> tuple[int, int]:
     """Counts two blocks per stage and extrapolates, as every second block is equal."""
     model, flops = _run(family, config.with_options(depths=tuple(min(depth, 2) for depth in config.depths)))
     parameters, total_flops = sum(p.numel() for p in model.parameters()), flops.get_total_flops()

@@ -167,7 +167,9 @@ def embed_dataset(
 
 
 def check_table_name(path: Path) -> None:
-    """Refuse the suffixes of other kinds of tables."""
+    """Refuse the suffixes of other kinds of tables, and the current folder."""
+    if not path.name:
+        raise UsageError(f"{path}: is a folder: name the table in it, {path / 'out.parquet'}.")
     if path.suffix.lower() in OTHER_TABLES:
         raise UsageError(f"{path}: the table is written as Parquet: name it {path.with_suffix('.parquet')}.")
 
