@@ -126,6 +126,11 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     write_together({path: write})
 
 
+def write_text(path: Path, text: str) -> None:
+    """`write_whole` for a text, in UTF-8."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def write_together(writes: Mapping[Path, Callable[[Path], object]]) -> None:
     """Write all to temporary names, flush to disk, then rename: if one fails, the files of before stay as they were."""
     temporary = {path: path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp") for path in writes}

@@ -26,7 +26,7 @@ class Sample:
 
 
 def is_sample(text: str) -> bool:
-    return bool(re.fullmatch(r".+#\d+", text)) and not Path(text).exists()
+    return bool(re.fullmatch(r".+#\d{1,18}", text)) and not Path(text).exists()
 
 
 def replace_sample(source: Source) -> Source:
