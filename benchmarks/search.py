@@ -61,9 +61,9 @@ def pictures(here: Path, count: int) -> None:
         draw(here / "photos" / f"{number % 100:02d}" / f"{number}.png", number)
     model = vitlab.load(MODEL)
     rows = [
-        ["made", *made(model, here / "photos", here / "ix", Counts(MODEL, new=count, embedded=count, pictures=count))]
+        ["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]
     ]
-    same = Counts(MODEL, unchanged=count, pictures=count)
+    same = Counts(unchanged=count, pictures=count)
     rows += [["again, nothing changed", *made(model, here / "photos", here / "ix", same)]]
     expected = disturb(here / "photos", count)
     rows += [["after some changes", *made(model, here / "photos", here / "ix", expected)]]
@@ -89,7 +89,7 @@ def disturb(folder: Path, count: int) -> Counts:
     for path in files[3 * part : 13 * part]:
         os.utime(path)
     unchanged = count - 3 * part
-    return Counts(MODEL, part, part, part, unchanged, 2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
+    return Counts(part, part, part, unchanged, 2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
 
 
 def made(model: Any, folder: Path, index: Path, expected: Counts) -> list[str]:

@@ -22,7 +22,7 @@ from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load_with_report, locate
 from vitlab.errors import UsageError, VitlabError
 from vitlab.export.loader import Exported, is_export, open_export
-from vitlab.images.datasets import Captioned, Data, open_data
+from vitlab.images.datasets import Captioned, Data, first_few, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Capability, Network
 from vitlab.models.clip import CLIP
@@ -38,7 +38,7 @@ from vitlab.training.evaluate import (
     knn_accuracy,
     probe_accuracy,
 )
-from vitlab.training.labels import class_order, differing, shown
+from vitlab.training.labels import class_order, differing
 from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.processes import pick_device
 from vitlab.training.recipe import Recipe, read_recipe
@@ -329,7 +329,7 @@ def _class_order(
     if not model.classes:
         return None
     if labels is None and model.classes == len(classes):
-        note(f"{name} does not name its classes: they are taken to be {shown(classes)}, in this order.")
+        note(f"{name} does not name its classes: they are taken to be {first_few(classes)}, in this order.")
         return list(range(len(classes)))
     if labels is not None and (order := class_order(labels, classes)) is not None:
         return order

@@ -1,7 +1,7 @@
 """Images -> labelled scores or embeddings: the one path that the command line, the server and the examples share.
 
 vitlab.predict("bundled:cifar10", "cat.jpg")               # a model, or the name or path that vitlab.load takes
-vitlab.embed(model, ["cat.jpg", "dog.jpg"])
+vitlab.embed(model, ["cat.jpg", "digits#3"])               # paths, samples of a dataset, PIL images, arrays, bytes
 vitlab.zero_shot("bundled:clip", "cat.jpg", ["cat", "dog"])
 """
 
@@ -23,6 +23,7 @@ from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ImageError, UsageError
 from vitlab.images.read import Source
+from vitlab.images.samples import replace_sample
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
 from vitlab.models.clip import CLIP, as_clip
@@ -299,8 +300,8 @@ def _is_image(source: object) -> TypeGuard[Source]:
 
 
 def _contents(source: Any) -> Source:
-    """Bytes as `bytes`; an open file is one image, from its current position."""
-    contents = source.read() if hasattr(source, "read") else source
+    """Bytes as `bytes`; an open file is one image, from its current position; a sample by its name is an image."""
+    contents = source.read() if hasattr(source, "read") else replace_sample(source)
     if contents is not source and isinstance(contents, str):
         raise UsageError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
     return bytes(contents) if isinstance(contents, bytearray | memoryview) else contents

@@ -8,9 +8,20 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 MAX_DEPTH = 64  # nested tables; files written by people are far below
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """A JSON object, or a TOML table."""
+    return isinstance(value, dict)
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """A JSON list; a caller may write it as a tuple."""
+    return isinstance(value, list | tuple)
 
 
 def parse_json(text: str | bytes) -> Any:

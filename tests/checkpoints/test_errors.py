@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import vitlab
 from vitlab.checkpoints import convert, files, keymap, native, timm
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, VitlabError
 
 TOLD = dict(heads=4, eps=1e-6, activation="gelu")  # what a bare state dict of width 48 leaves open
 UNSAFE = ("weights_only", "allow_pickle", "add_safe_globals")  # torch's and numpy's advice to open a file unsafely
@@ -290,6 +290,12 @@ def test_wrong_heads(whole, heads):
 def test_heads_that_are_no_number(whole, heads):
     with pytest.raises(ValueError, match="heads"):
         vitlab.load(whole / "model.safetensors", heads=heads)
+
+
+@pytest.mark.parametrize("options", [dict(prefix_positions=[1]), dict(preprocess=dict(mean=0.5))], ids=str)
+def test_values_of_another_kind_are_refused(whole, options):
+    with pytest.raises(VitlabError):
+        load_with_report(whole / "model.pth", **TOLD, **options)
 
 
 def test_grid_is_asked_for(tmp_path):

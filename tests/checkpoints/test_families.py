@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -77,3 +78,20 @@ def test_a_bare_file_of_another_family_is_told_apart(tmp_path):
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(vitlab.CheckpointError, match="unknown layout"):
         vitlab.load(tmp_path / "x.safetensors")
+
+
+def test_a_decoder_beside_a_config_that_says_vit_is_read_too(tmp_path):
+    """config.json then says nothing of masking, and the decoder's heads must be passed."""
+    mae = vitlab.create("mae_digits")
+    convert.write(mae, tmp_path / "hf", "hf")
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "vit"}))
+    with pytest.raises(vitlab.CheckpointError, match="the decoder's heads cannot be read"):
+        vitlab.load(tmp_path / "hf")
+    with pytest.warns(UserWarning, match="do not say mask_ratio=0.75, norm_pix=False"):
+        again = vitlab.load(tmp_path / "hf", decoder=dict(heads=mae.config.decoder.heads))
+    assert again.config == mae.config
+    assert again.preprocess.mean == mae.preprocess.mean  # a stated preprocess stays
+    (tmp_path / "hf" / "preprocessor_config.json").unlink(missing_ok=True)
+    with pytest.warns(UserWarning, match="interpolation=bilinear, how=stretch"):
+        vitlab.load(tmp_path / "hf", decoder=dict(heads=mae.config.decoder.heads))

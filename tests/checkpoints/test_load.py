@@ -12,6 +12,7 @@ import vitlab
 from vitlab.checkpoints import convert, jax, keymap, timm
 from vitlab.checkpoints.load import load_with_report
 from vitlab.layers.trace import Trace
+from vitlab.models.vit_config import SIZES
 
 OPTIONS = dict(image_size=(32, 48), patch_size=8, width=48, depth=2, heads=4, classes=7)
 
@@ -120,6 +121,19 @@ def test_published_widths_need_no_heads(width, heads, tmp_path):
     assert load_with_report(tmp_path / "bare.safetensors")[0].config.heads == heads
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_is_written_once(size, tmp_path):
+    """Its row tells the heads, by the width of bare weights and by the name in a timm folder."""
+    small = dict(image_size=16, patch_size=8, depth=1, mlp_ratio=1.0, classes=2)
+    model = vitlab.create(f"vit_{size}", **small)
+    convert.write(model, tmp_path / size, "timm")
+    config = json.loads((tmp_path / size / "config.json").read_text())
+    config |= {"architecture": f"vit_{size}_patch16_224", "model_args": {"img_size": 16}}
+    (tmp_path / size / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path / size, tmp_path / size / "model.safetensors"):
+        assert load_with_report(path)[0].config.heads == SIZES[size][2]["heads"]
+
+
 def test_a_square_count_may_be_resized_or_told_to_be_another_grid(tmp_path):
     """196 = 14 x 14 = 7 x 28: a bare file is taken as square unless the grid is told."""
     model = vitlab.create(
@@ -192,7 +206,7 @@ def test_a_config_that_contradicts_its_weights_is_refused(wrong, saved, tmp_path
     convert.write(saved[0], tmp_path / "hf", "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps({**config, **wrong}))
-    with pytest.raises(ValueError, match=r"config\.json says|do not fit a grid of 8x8"):
+    with pytest.raises(ValueError, match=r"the config says|do not fit a grid of 8x8"):
         vitlab.load(tmp_path / "hf")
 
 

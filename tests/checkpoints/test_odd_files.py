@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
@@ -105,3 +106,12 @@ def test_the_hub_is_asked_for_the_top_folder_only(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert hub.fetch("hf-hub:t/x") == tmp_path
     assert fetched == [["config.json"], ["config.json", "model.bin"]]
+
+
+def test_arrays_of_another_byte_order_are_read_and_those_without_a_tensor_refused(tmp_path):
+    np.savez(tmp_path / "big.npz", a=np.arange(6, dtype=">f4").reshape(2, 3))
+    assert files.read_tensors(tmp_path / "big.npz")["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    if np.dtype(np.longdouble) != np.dtype(np.float64):
+        np.savez(tmp_path / "long.npz", a=np.zeros(2, np.longdouble))
+        with pytest.raises(CheckpointError, match=r"long\.npz: a in it is float128, which torch"):
+            files.read_tensors(tmp_path / "long.npz")

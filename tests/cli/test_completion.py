@@ -13,6 +13,14 @@ from vitlab.models.registry import MODELS
 VITLAB = Path(sys.executable).parent / "vitlab"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """Where the names of models are kept: not in the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def ask(capsys, monkeypatch):
     """What the shell would offer behind these words; the last of them is being typed."""
@@ -84,13 +92,23 @@ def test_zsh_and_fish_are_offered_the_same_with_the_help_beside_it(ask):
     assert r"bundled\\:cifar10" in "".join(ask("zsh", "predict", "bundled:ci"))
 
 
-def test_the_names_offered_are_those_of_the_registry():
-    """The registry imports torch, so the names stand in a file as well: each, and what is a shorter form of it."""
-    known = {name for e in MODELS.values() for name in (e.name, *(a for a in e.aliases if e.name.startswith(a)))}
-    assert complete.models("") == sorted(known)
+def test_the_names_offered_are_those_of_the_registry(monkeypatch, tmp_path):
+    """The registry imports torch, so the names are kept in the cache: each, and what is a shorter form of it."""
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    names = complete.models("")
+    assert set(MODELS) < set(names) and {"vit_base", "swin_t"} <= set(names) and names == sorted(names)
+    monkeypatch.setattr("vitlab.models.registry.MODELS", {})
+    assert complete.models("") == names  # as they were kept
+    kept = tmp_path / "cache" / "model_names.txt"
+    for wrong in (b"", b"\xff", b"another package\nvit_other"):
+        kept.write_bytes(wrong)
+        assert complete.models("") == []  # asked again
+    monkeypatch.setenv("VITLAB_CACHE", "/dev/null/cache")  # which cannot be written
+    assert complete.models("") == []
 
 
 def test_completing_imports_neither_torch_nor_numpy():
+    complete.models("")  # once, after models/ changed
     code = "import sys\nfrom vitlab.cli import complete as c\n"
     code += "for ask in (c.models, c.checkpoints, c.recipes, c.sources, c.exercises, c.runs): ask('')\n"
     code += "import vitlab.cli.main\nsys.exit(' '.join({'torch', 'numpy'} & sys.modules.keys()) or 0)"

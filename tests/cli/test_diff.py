@@ -111,6 +111,8 @@ def test_a_sample_of_the_digits(command, tmp_path):
         (("transformers:nowhere", "nowhere"), "no transformers folder"),
         (("{a}", "{a}", "--tolerance", "0"), "tolerance=0.0 must be a number above 0"),
         (("{a}", "{a}", "--image-size", "big"), "--image-size 'big' is not a size"),
+        (("{a}", "{a}", "--image-size", "²"), "--image-size '²' is not a size"),
+        (("{a}", "{a}", "--image-size", "9" * 5000), "is not a size: write 384"),
         (("{a}", "{a}", "--images", "no.png"), "no.png"),
         (("{a}", "{digits}"), "are different networks: patch_size 8 in A, 2 in B; channels 3 in A, 1 in B"),
     ],

@@ -251,7 +251,7 @@ def test_what_cannot_be_read_is_reported_and_the_rest_goes_on(run, made, tmp_pat
     (tmp_path / "no.png").write_text("not a picture")
     done = run("rollout", checkpoint(made), "missing.png", made.pictures[0], "no.png", "--json", code=1)
     first, second, third = json.loads(done.stdout)["images"]
-    assert "no such file" in first["error"] and second["label"] in LABELS and "not a picture" in third["error"]
+    assert "no such file" in first["error"] and second["label"] in LABELS and "not an image" in third["error"]
     assert "2 of 3 images could not be read" in done.stderr and "missing.png: no such file" in done.stderr
     assert len(numbers("explain-rollout.npz")["maps"]) == 1
     (tmp_path / "explain-rollout.png").unlink()

@@ -39,6 +39,7 @@ WRONG = {
     ),
     "a device that is none": (["predict", "bundled:digits", "digits#3", "--device", "tpu"], ["use auto, cpu, cuda"]),
     "a table of another kind": (["embed", "digits", "-o", "x.csv"], ["Parquet: name it x.parquet"]),
+    "a table without a name": (["embed", "digits", "-o", "."], ["is a folder: name the table in it, out.parquet"]),
     "no run to look at": (["doctor", "empty"], ["it is not a run. `vitlab runs` lists"]),
     "a reducer to draw that is none": (
         ["explain", "pruned", "bundled:digits", "digits#3", "--reducer", "nope"],
@@ -47,6 +48,14 @@ WRONG = {
     "an address of another machine": (
         ["serve", "bundled:digits", "--host", "192.0.2.1"],
         ["--host must be an address of this machine"],
+    ),
+    "a limit that is no number": (
+        ["serve", "bundled:digits", "--max-upload-mb", "inf"],
+        ["--max-upload-mb inf must be finite."],
+    ),
+    "a class's number of 5000 digits": (
+        ["explain", "relevance", "bundled:digits", "digits#3", "--target", "9" * 5000],
+        ["is no class of this model"],
     ),
     "a model that is none": (["bench", "vit_bse"], ["there is no model named 'vit_bse'. Did you mean 'vit_base'"]),
 }

@@ -23,6 +23,8 @@ from vitlab.checkpoints.load import AssumedWarning
 from vitlab.explain.diff import Difference, diff
 from vitlab.explain.diff.sides import open_side
 from vitlab.images.preprocess import Preprocess
+from vitlab.models.base import Network
+from vitlab.models.config import Config
 
 SMALL: dict[str, Any] = dict(
     image_size=(24, 40), patch_size=8, width=32, depth=3, heads=4, mlp_ratio=2.0, classes=5, prefix_positions="class"
@@ -732,3 +734,11 @@ def test_the_result_is_plain_json(tmp_path):
     assert found["equal"] is False and found["first"] == "head"
     assert found["rows"][-1]["largest"] is None and found["rows"][-1]["other_shape"] == [7]
     assert found["causes"][0]["kind"] == "classes" and found["causes"][0]["explained"] == 1.0
+
+
+def test_what_is_no_vit_is_refused_whatever_its_family():
+    class Mixer(Network):
+        config = Config()
+
+    with pytest.raises(vitlab.UsageError, match="B is a Mixer, and diff follows the steps of a ViT"):
+        diff(small(), Mixer())

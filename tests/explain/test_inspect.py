@@ -1,11 +1,17 @@
 """inspect: shapes, counts and memory against a real run and against sums done by hand."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import nn
 
 import vitlab
 from vitlab.explain.gradients import gradients
-from vitlab.layers.trace import Trace
+from vitlab.layers.trace import TokenLayout, Trace, mark
+from vitlab.models import registry
+from vitlab.models.base import Network
+from vitlab.models.config import Config
 from vitlab.models.registry import MODELS
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=3, heads=4, classes=7)
@@ -139,6 +145,35 @@ def test_gradients_match_autograd():
     loss = torch.nn.functional.cross_entropy(model(images), labels)
     for (name, _), grad in zip(model.named_parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
         assert norms[name] == pytest.approx(float(grad.norm()), rel=1e-4)
+
+
+@dataclass(frozen=True)
+class MeanConfig(Config):
+    image_size: tuple[int, int] = (8, 8)
+    channels: int = 3
+    classes: int = 5
+
+
+class MeanColours(Network):
+    """A family that inspect has never heard of."""
+
+    family, meanings = "mean", {"pool": "the mean colour"}
+    traceable = ("pool", "head")
+
+    def __init__(self, config: MeanConfig):
+        super().__init__()
+        self.config, self.head = config, nn.Linear(config.channels, config.classes)
+
+    def forward(self, images, *, trace=None):
+        trace.begin(depth=0, offers=self.traceable, layout=TokenLayout((), (1, 1)))
+        return mark(trace, "head", self.head(mark(trace, "pool", images.mean(dim=(2, 3)))))
+
+
+def test_a_family_says_itself_what_its_steps_do(monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "mean", (MeanConfig, MeanColours))
+    pool, head = vitlab.inspect(MeanColours(MeanConfig()), batch=2).steps
+    assert (pool.meaning, pool.shape, pool.parameters) == ("the mean colour", (2, 3), 0)
+    assert (head.meaning, head.shape, head.parameters, head.macs) == ("", (2, 5), 20, 30)
 
 
 def test_a_size_that_does_not_fit_is_refused():

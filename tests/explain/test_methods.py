@@ -37,8 +37,9 @@ def test_methods_by_class_need_classes():
 
 
 def test_the_lists_come_from_the_table():
-    assert SHOWN == ("attention", "rollout", "relevance", "grad_cam", "gradient_x_input")
-    assert SHOWN[2:] == BY_CLASS and SHOWN[:4] == COMPARED
+    assert SHOWN[:5] == ("attention", "rollout", "relevance", "grad_cam", "gradient_x_input")
+    assert "random" not in SHOWN and set(BY_CLASS) | set(COMPARED) <= set(SHOWN)
+    assert BY_CLASS[:3] == SHOWN[2:5] and COMPARED[:4] == SHOWN[:4] and "gradient_x_input" not in COMPARED
     explain = typer.main.get_command(vitlab.cli.main.app).commands["explain"].commands
     metavars = {(verb, p.name): p.metavar for verb, command in explain.items() for p in command.params}
     assert metavars["relevance", "method"] == "|".join(BY_CLASS)
@@ -50,6 +51,12 @@ def test_the_table_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_rows_are_public_under_their_names():
+def test_rows_are_public_under_their_names(monkeypatch):
+    assert set(vitlab.explain.__all__) <= set(dir(vitlab.explain))
+    with monkeypatch.context() as added:
+        added.setitem(vitlab.explain._MODULES, "new_method", "new_file")
+        assert "new_method" in dir(vitlab.explain)
+        with pytest.raises(AttributeError, match=r"it has .*new_method"):
+            _ = vitlab.explain.other
     for name in BY_CLASS + ("rollout",):
         assert callable(getattr(vitlab.explain, name)) and name in dir(vitlab.explain)

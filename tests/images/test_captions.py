@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.errors import DataError
+from vitlab.errors import DataError, UsageError
 from vitlab.images.datasets import Captioned, Captions, open_data, subset
 
 WRITTEN = {  # picture -> its split and captions; commas, quotes and Chinese included
@@ -138,7 +138,7 @@ def test_without_a_val_split_part_of_train_is_kept_by_the_seed(tmp_path):
     assert not set(names[0]) & set(parts[0].train.captions.everything())
     few = open_data(str(tmp_path), val_fraction=0.25, fraction=0.5).train
     assert len(few) == 15 and set(few.captions.everything()) < set(parts[0].train.captions.everything())
-    with pytest.raises(DataError, match="no classes"):
+    with pytest.raises(UsageError, match="no classes"):
         open_data(str(tmp_path), per_class=3)
 
 

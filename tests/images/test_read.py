@@ -297,6 +297,7 @@ def test_a_file_that_is_no_picture(tmp_path, content):
 
 def test_missing_files_folders_and_impossible_names(tmp_path):
     assert "no such file" in refused(tmp_path / "none.png")
+    assert "no such file" in refused("a\0b.png")
     assert "is a folder" in refused(tmp_path)
     assert "cannot be opened" in refused("a" * 300 + ".png")
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitlab
 from vitlab.errors import DataError
 from vitlab.images import samples
 from vitlab.images.datasets import open_data
@@ -38,3 +39,13 @@ def test_an_image_with_captions_has_its_first_as_a_label(tmp_path):
         (tmp_path / f"{i}.txt").write_text(f"number {i}\nanother caption\n")
     sample = samples.open_sample(f"{tmp_path}#0")
     assert sample.label == f"number {sample.picture.getpixel((0, 0))[0] // 20}"
+
+
+def test_functions_take_a_sample_by_its_name():
+    sample = samples.open_sample("digits#3")
+    by_name, by_image = (vitlab.predict("bundled:digits", image)[0] for image in ("digits#3", sample.picture))
+    assert by_name.name == "digits#3" and by_name.scores == by_image.scores
+    maps = [vitlab.explain.rollout("bundled:digits", image) for image in ("digits#3", sample.picture)]
+    assert maps[0].equal(maps[1])
+    with pytest.raises(DataError, match="digits#99999: digits has"):
+        vitlab.embed("bundled:digits", ["digits#99999"])

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.errors import ImageError
+from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import open_data
 from vitlab.images.sources import shards
+from vitlab.images.sources.captions import holds_captions
 from vitlab.images.sources.shards import expand, index_of
 
 RNG = np.random.default_rng(0)
@@ -321,6 +322,20 @@ def test_shards_that_are_no_tar(tmp_path):
     assert not (tmp_path / "a.tar.index.json").exists()
 
 
+def test_a_header_with_a_size_that_no_file_can_have(tmp_path):
+    tar = tmp_path / "a.tar"
+    with tarfile.open(tar, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.png"))
+    header = bytearray(tar.read_bytes()[:512])
+    header[124:136] = b"\x80" + b"\x7f" * 11  # the size, in base 256
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    tar.write_bytes(header + bytes(1024))
+    assert not holds_captions(tar)
+    with pytest.raises(DataError, match="damaged, or cut off"):
+        open_data(str(tar))
+
+
 def test_links_in_a_tar_are_not_samples(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
@@ -342,7 +357,7 @@ def test_unreadable_samples_are_named(tmp_path):
     if wrong is None:  # the split put it into val
         dataset = open_data(str(tmp_path / "a.tar")).val
         wrong = next(i for i, name in enumerate(names(dataset)) if name.endswith("0002.png"))
-    with pytest.raises(ImageError, match=r"a\.tar/0002\.png: not a picture"):
+    with pytest.raises(ImageError, match=r"a\.tar/0002\.png: not an image"):
         dataset.read(wrong)
     (tmp_path / "a.tar").write_bytes(b"shorter now")
     with pytest.raises(ImageError, match=r"a\.tar/0.*: the shard ends after"):

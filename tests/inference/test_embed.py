@@ -73,7 +73,7 @@ def test_bad_pictures_are_named_and_the_others_go_on(tmp_path):
     model = vitlab.create("vit_digits", channels=3)
     (tmp_path / "bad.png").write_bytes(b"nothing")
     good, bad, other = vitlab.embed(model, [picture(9, 9), tmp_path / "bad.png", picture(7, 5)])
-    assert bad.vector is None and bad.error.startswith(f"{tmp_path / 'bad.png'}: not a picture")
+    assert bad.vector is None and bad.error.startswith(f"{tmp_path / 'bad.png'}: not an image")
     assert bad.to_dict() == {"image": str(tmp_path / "bad.png"), "error": bad.error}
     assert len(good.to_dict()["embedding"]) == model.feature_width and not np.allclose(good.vector, other.vector)
     model.norm.weight.data.fill_(float("nan"))

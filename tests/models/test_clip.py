@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import distributed
 
 import vitlab
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.explain.gradients import gradients
 from vitlab.explain.sizes import size_of
 from vitlab.layers.collective import gather
@@ -339,7 +339,7 @@ def test_another_network_is_refused(tokenizer, tmp_path):
         ({"image.heads": 2}, "heads=4"),
         ({"classes": 3}, "Fine-tune it"),
     ):
-        with pytest.raises(CheckpointError, match=says):
+        with pytest.raises(UsageError, match=says):
             vitlab.load(tmp_path, **options)
 
 

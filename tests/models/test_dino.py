@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import vitlab
-from vitlab.errors import CheckpointError
+from vitlab.errors import UsageError
 from vitlab.models import dino
 from vitlab.models.dino import DINO, DINOConfig, NormalisedLinear, Projection
 
@@ -393,7 +393,7 @@ def test_saved_and_loaded(tmp_path):
     assert wider.student.positions.table.shape == wider.teacher.positions.table.shape == (1, 1 + 32, 64)
     assert wider.encoder(torch.randn(2, 1, 8, 16)).shape == (2, 64)
     for option, words in ((dict(classes=10), "Fine-tune it"), (dict(out_dim=7), "another network")):
-        with pytest.raises(CheckpointError, match=words):
+        with pytest.raises(UsageError, match=words):
             vitlab.load(tmp_path / "dino", **option)
     vitlab.save(model.encoder, tmp_path / "encoder")  # a ViT of its own
     x = torch.randn(2, 1, 8, 8)

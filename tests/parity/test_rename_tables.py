@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import vitlab
 from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 
 TOLERANCE = 1e-5
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -125,7 +125,7 @@ def test_a_norm_that_is_lost_is_asked_about(tmp_path):
     with pytest.raises(CheckpointError, match=r"norm.bias is not part of this network"):
         load_with_report(weights, map=table, final_norm="no")
     vitlab.save(load_with_report(weights, map=table)[0], tmp_path / "native")
-    with pytest.raises(CheckpointError, match=r"the weights have final_norm=yes, .* with final_norm=no"):
+    with pytest.raises(UsageError, match=r"the weights have final_norm=yes, .* with final_norm=no"):
         vitlab.load(tmp_path / "native", final_norm="no")
 
 

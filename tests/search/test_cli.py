@@ -141,7 +141,7 @@ def test_again_without_naming_the_model(command, checkpoint, photos, tmp_path, d
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0][-5:] == ["23", "images", "can", "be", "found"]
     assert lines[1:] == [["new", "2"], ["removed", "1"], ["unchanged", "22"], ["unreadable", "1"]]
-    assert done.stderr.startswith("vitlab: [bad].png: not a picture that can be read.")
+    assert done.stderr.startswith("vitlab: [bad].png: not an image that can be read.")
     found = json.loads(command("index", photos, "-o", tmp_path / "ix", "--json").stdout)
     assert list(found["unreadable"]) == ["[bad].png"] and found["embedded"] == 0
 
@@ -162,7 +162,7 @@ def test_questions_that_are_none(command, checkpoint, photos, tmp_path):
     for args, words in (
         ([], "search by a text or by an image"),
         (["a dog", "--image", "x.jpg"], "search by a text or by an image"),
-        (["--image", tmp_path / "bad.png"], "bad.png: not a picture that can be read"),
+        (["--image", tmp_path / "bad.png"], "bad.png: not an image that can be read"),
         (["--image", tmp_path / "none.png"], "none.png: no such file"),
         (["--image", "digits#3", "--sheet", tmp_path / "x.txt"], "Name a .png, .svg or .pdf file"),
         (["--image", "digits#3", "--html", tmp_path / "x.png"], "name an .html file"),

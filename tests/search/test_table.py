@@ -40,7 +40,7 @@ def test_a_folder(command, checkpoint, photos, tmp_path):
     (photos / "a").rename(photos / "train")
     said = command("embed", photos, "-o", tmp_path / "out.parquet", "--model", checkpoint)
     assert "out.parquet: 24 images, 64 numbers each; 24 of them made now" in said.stdout.replace(str(tmp_path), "")
-    assert said.stderr.startswith("vitlab: b/c/bad.png: not a picture")
+    assert said.stderr.startswith("vitlab: b/c/bad.png: not an image")
     rows = read(tmp_path / "out.parquet")
     assert [row["path"] for row in rows] == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
     assert {(row["split"], row["label"]) for row in rows} == {(None, "b"), ("train", None), (None, "海边 d")}

@@ -79,7 +79,7 @@ def test_what_is_no_picture(client, picture, ask):
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, "ICO")
     for content in (b"", b"text", svg, eps, b"\x89PNG\r\n\x1a\n", file.getvalue()):
-        check(ask(client, "/predict", content, "cat.png"), 415, "not a picture", "Send a JPEG, PNG")
+        check(ask(client, "/predict", content, "cat.png"), 415, "not an image", "Send a JPEG, PNG")
     check(ask(client, "/predict", picture(1, 60, 70, "JPEG")[:900]), 400, "damaged or cut off")
 
 

@@ -130,7 +130,7 @@ def test_a_picture_that_is_gone_damaged_or_too_large_is_told_without_its_path(se
     (photos / "5.png").unlink()
     (photos / "6.png").write_bytes(picture(6, 20, 20))
     (photos / "7.png").write_text("no picture any more")
-    for name, word in (("5.png", "no such file"), ("6.png", "limit of 200"), ("7.png", "not a picture")):
+    for name, word in (("5.png", "no such file"), ("6.png", "limit of 200"), ("7.png", "not an image")):
         found = check(client.get(f"/search/pictures/{hits[name]}"), 404, word, "vitlab index")
         assert str(photos) not in str(found)
 
@@ -172,7 +172,7 @@ def test_ways_to_ask_wrongly(searching, client):
     check(there.post("/search", files={"text": (None, "x" * 301)}), 422, "longer than 300")
     check(there.post("/search", files={"path": (None, "/etc/passwd")}), 422, "field 'path'")
     check(there.post("/search", data={"text": "a dog"}), 415, "multipart/form-data")
-    check(ask(there, "/search", b"no picture"), 415, "not a picture")
+    check(ask(there, "/search", b"no picture"), 415, "not an image")
     check(ask(there, "/search?top=101", picture(1)), 422, "top='101'")
     for answer in (ask(client, "/search", picture(1)), client.get("/search/pictures/1")):
         check(answer, 404, "no index", "vitlab serve --index INDEX")

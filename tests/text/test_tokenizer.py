@@ -158,3 +158,8 @@ def test_what_cannot_work_is_told(small, tmp_path):
         Tokenizer.train(CAPTIONS, pad_id=9999)
     with pytest.raises(TokenizerError, match="expected texts, found 7"):
         small(["a", 7])
+
+
+def test_bytes_of_a_command_line_that_are_no_utf8_are_refused(small):
+    with pytest.raises(TokenizerError, match="is not valid Unicode"):
+        small(b"caf\xe9".decode("utf-8", "surrogateescape"))

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vitlab.errors import UsageError
+from vitlab.images.sources import SOURCES
 from vitlab.training.finetune import build_model
 from vitlab.training.presets import find_recipe, recipes
 from vitlab.training.recipe import read_recipe, with_settings
@@ -77,3 +79,11 @@ def test_recipes_are_found_by_name_source_file_and_folder(tmp_path):
     assert find_recipe(str(tmp_path))[1].data.source == str(tmp_path)
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
         find_recipe("digit")
+
+
+def test_a_source_without_a_recipe_is_trained_like_a_folder(monkeypatch):
+    monkeypatch.setitem(SOURCES, "stripes", "stripes.open_stripes")
+    like_a_folder = with_settings(read_recipe(recipes()["folder"]), ["data.source=stripes"])
+    assert find_recipe("stripes") == ("stripes", like_a_folder)
+    with pytest.raises(UsageError, match="Did you mean 'stripes'"):
+        find_recipe("strips")

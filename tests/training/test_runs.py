@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from vitlab.cli.runs import runs as command
+from vitlab.training.doctor import check_run
+from vitlab.training.recipe import Recipe, to_toml
 from vitlab.training.report import plot
 from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.runs import COLUMNS, differences, list_runs, shown, table, to_csv, to_markdown
@@ -231,3 +233,10 @@ def test_an_empty_folder_is_no_error(tmp_path, capsys):
     command(tmp_path, "table", tmp_path / "x.png", None, True)
     out, err = capsys.readouterr()
     assert json.loads(out) == [] and "vitlab train" in err and not list(tmp_path.iterdir())
+
+
+def test_doctor_reads_a_log_whose_events_lack_fields(tmp_path):
+    (tmp_path / "recipe.toml").write_text(to_toml(Recipe()))
+    events = [{"kind": kind, "step": 1} for kind in ("train", "skip", "doctor", "val")]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert any("1 images could not be read" in message for _, message in check_run(tmp_path))

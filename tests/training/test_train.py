@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,17 +45,45 @@ def test_a_setting_is_what_is_typed():
         "model.reducer": None,
         "run.dir": 'a "b"',
         "run.compile": True,
+        "model.init_from": "runs/a/best",
     }
     typed = with_settings(Recipe(), [setting(*pair) for pair in values.items()])
     recipe = Recipe()
     for key, value in values.items():
         recipe = with_value(recipe, key, value)
     assert typed == recipe
+    assert setting("model.init_from", Path("runs/a/best")) == 'model.init_from="runs/a/best"'
+    assert [setting("a", value) for value in (np.float64(0.5), np.int64(3))] == ["a=0.5", "a=3"]
 
 
 def test_changed_is_for_resumed_runs():
     with pytest.raises(UsageError, match="--changed is only valid with --resume"):
         train("digits", changed=True)
+
+
+def test_a_new_run_and_a_resumed_one_exclude_each_other():
+    with pytest.raises(UsageError, match=r"photos starts a new run, but resume=runs/a continues one"):
+        train(Path("photos"), resume="runs/a")
+
+
+def test_one_setting_needs_no_list():
+    with pytest.raises(TrainingError, match=r"^run\.epochs=0 must be at least 1"):
+        train("digits", "run.epochs=0")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optim.betas": [2.0, 3.0]}, r"optim\.betas=\(2\.0, 3\.0\) must both be at least 0 and below 1"),
+        ({"optim.momentum": -1.0}, r"optim\.momentum=-1\.0 must be 0 or more"),
+        ({"run.seed": 10**30}, r"run\.seed=1000.* does not fit into 64 bits"),
+        ({"data.max_unreadable": -1}, r"data\.max_unreadable=-1 must be 0 or more"),
+        ({"run.dir": "a\0b"}, r"a null byte cannot be part of a path"),
+    ],
+)
+def test_settings_that_torch_or_the_system_would_refuse(values, message):
+    with pytest.raises(TrainingError, match=message):
+        train("digits", values)
 
 
 def test_too_little_memory_is_no_bug(tmp_path, monkeypatch):

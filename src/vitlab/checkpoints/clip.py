@@ -34,11 +34,11 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, TextConfig
-from vitlab.models.entry import OPENAI
+from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object
 from vitlab.text.tokenizer import END, START, Tokenizer
 
-PREPROCESS = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
 TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be passed
@@ -220,7 +220,7 @@ OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a 
     ),
     recognise=lambda keys: bool(keys & {"token_embedding.weight", "text.token_embedding.weight"}),
     assumed={"eps": 1e-5},
-    preprocess=PREPROCESS,
+    preprocess=CLIP_CROP,
     options={"resize_rule": "bicubic_antialias"},
     prefixes=("", "text."),
     read_stated=_read_open_clip,
@@ -247,7 +247,7 @@ HF = Dialect(
         "text_model.embeddings.token_embedding.weight" in keys and "visual_projection.weight" in keys
     ),
     assumed={"eps": 1e-5},
-    preprocess=PREPROCESS,
+    preprocess=CLIP_CROP,
     options={"resize_rule": "bicubic"},
     read_stated=_read_hf,
     ignored={r".*\.position_ids": "0, 1, 2, ...: counted anew"},
@@ -256,7 +256,7 @@ HF = Dialect(
 
 # ------------------------------------------------------------------------------------------------------ the network
 
-ASK = (
+UNKNOWN_ACTIVATION = (
     "the weights do not say whether they were trained with GELU or with QuickGELU, and with the wrong one every number "
     'is a little wrong. Say it: vitlab.load(path, activation="quick_gelu"), or once and for all: vitlab convert PATH '
     "FOLDER --activation quick_gelu; in a rename table it stands under [model]. OpenAI's own weights have quick_gelu; "
@@ -273,7 +273,7 @@ def _by_path(options: Options, encoder: bool) -> Options:
     """Options by path: image=dict(heads=4) is image.heads, and so is heads alone. `encoder`: for the image tower."""
     flat: Options = {}
     for name, value in options.items():
-        if name in ("image", "text") and schema.is_object(value):
+        if name in ("image", "text") and is_object(value):
             flat |= {f"{name}.{inner}": part for inner, part in value.items()}
         else:
             flat["image.heads" if name == "heads" else name] = value
@@ -294,7 +294,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
     activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
     if None in activation.values():
-        raise CheckpointError(ASK)
+        raise CheckpointError(UNKNOWN_ACTIVATION)
     eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
     image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
     if "image.image_size" in stated:
@@ -369,7 +369,7 @@ def _hf_files(model: Network) -> Options:
         **hf.write_fields(c, TEXT_FIELDS),
         "model_type": "clip_text_model",
         "intermediate_size": round(c.text.width * c.text.mlp_ratio),
-        "hidden_act": hf.theirs_of_activation(c.text.activation),
+        "hidden_act": hf.activation_for(c.text.activation),
         "projection_dim": c.embed_dim,
         "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
         "eos_token_id": c.text.end_id,
@@ -379,7 +379,7 @@ def _hf_files(model: Network) -> Options:
         **hf.write_fields(c, IMAGE_FIELDS),
         "model_type": "clip_vision_model",
         "intermediate_size": c.image.mlp_hidden,
-        "hidden_act": hf.theirs_of_activation(c.image.mlp.activation),
+        "hidden_act": hf.activation_for(c.image.mlp.activation),
         "projection_dim": c.embed_dim,
     }
     config = {
@@ -494,7 +494,7 @@ FAMILY = Family(
         rules=(),
         recognise=lambda names: any(name.startswith(("image.", "text.")) or name in TOWERLESS for name in names),
         assumed={"eps": 1e-5},
-        preprocess=PREPROCESS,
+        preprocess=CLIP_CROP,
         read_stated=_read_tokenizer,
     ),
     by_path=_by_path,

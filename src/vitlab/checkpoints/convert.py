@@ -26,7 +26,7 @@ from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Capability, Network, unwrap
 from vitlab.text.tokenizer import Tokenizer
 
-WRITERS = dict.fromkeys(target for family in reversed(FAMILIES.values()) for target in family.writers)
+WRITERS = dict.fromkeys(target for family in FAMILIES.values() for target in family.writers)
 TARGETS = ("native", *WRITERS)
 TOLERANCE = 1e-4  # of logits, between two libraries in float32
 
@@ -55,8 +55,7 @@ def convert(
     `tokenizer` is added to a CLIP that has none; further options are `load`'s.
     """
     target = Path(target).expanduser()
-    if to not in TARGETS:
-        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+    _check_layout(to)
     if target.exists() and not force and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already. Name another place, or pass --force to write over it.")
     if isinstance(source, str | PathLike):
@@ -75,6 +74,11 @@ def convert(
     return Conversion(report, compare(checkpoint, target, model, changed=changed) if check else [])
 
 
+def _check_layout(to: str) -> None:
+    if to not in TARGETS:
+        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+
+
 def _add_tokenizer(model: Network, path: Path) -> None:
     """With the model's context length and padding."""
     if Capability.TEXT not in model.capabilities:
@@ -86,8 +90,7 @@ def _add_tokenizer(model: Network, path: Path) -> None:
 def write(model: Network, target: str | Path, to: str) -> list[str]:
     """Write a model in the named layout; returns notes on what the other library will do differently."""
     target = Path(target)
-    if to not in TARGETS:
-        raise UsageError(f"--to {to!r} is not known: use {', '.join(TARGETS)}.")
+    _check_layout(to)
     if to == "native":
         native.save(model, target)
         return []

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from vitlab.checkpoints.schema import is_object
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
+from vitlab.parsing import is_object
 
 DIGESTS, SEAL = "digests", "seal"
 

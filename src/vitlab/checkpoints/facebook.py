@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vitlab.checkpoints import hf, timm
-from vitlab.checkpoints.family import IMAGENET
 from vitlab.checkpoints.files import BESIDE
 from vitlab.checkpoints.keymap import ONE_ROW, Dialect, Options, Rule, State
+from vitlab.models.entry import IMAGENET_CROP
 
 RULES = (
     *timm.RULES,
@@ -34,7 +34,7 @@ DIALECT = Dialect(
     rules=RULES,
     recognise=_recognise,
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     hints=_hints,
     read_stated=timm.DIALECT.read_stated,
     ignored={BESIDE.replace(".", r"\.") + ".*": "stands beside the backbone: DINO's projection head"},
@@ -44,6 +44,6 @@ MAE_ENCODER = Dialect(  # of a file with its decoder, whose width the mask token
     rules=timm.RULES,
     recognise=lambda keys: timm.DIALECT.recognise(keys) and "decoder_pos_embed" in keys,
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     ignored={"decoder_.*|mask_token": hf.NO_DECODER},
 )

@@ -1,4 +1,4 @@
-"""The records that models/index.py names, in the order in which they are asked whether weights are theirs."""
+"""The records that models/index.py names, in its order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _record(place: str) -> Family:
     return getattr(import_module(f"vitlab.checkpoints.{module}"), name)
 
 
-FAMILIES = {family.name: family for _, place in reversed(INDEX) if place for family in (_record(place),)}
+FAMILIES = {family.name: family for _, place in INDEX if place for family in (_record(place),)}
 
 
 def family_of(name: str) -> Family:

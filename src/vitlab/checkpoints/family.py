@@ -14,16 +14,8 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Card, Network
 from vitlab.models.config import Config, option_paths
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.text.tokenizer import Tokenizer
-
-IMAGENET: Mapping[str, Any] = {  # for 224 px: with another size, what is resized before the crop grows along
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "interpolation": "bicubic",
-    "how": "crop",
-    "resize": 256,
-    "size": (224, 224),
-}
 
 
 class ModelType(NamedTuple):
@@ -31,7 +23,7 @@ class ModelType(NamedTuple):
 
     processor: str  # the image processor of a folder that names none
     size_note: str = ""  # what it needs for images of another size than the positions were made for
-    preprocess: Mapping[str, Any] = IMAGENET  # usual values, where there is no preprocessor_config.json
+    preprocess: Mapping[str, Any] = IMAGENET_CROP  # usual values, where there is no preprocessor_config.json
 
 
 @dataclass(frozen=True)
@@ -83,9 +75,7 @@ class Family:
     infer: Callable[[Renamed, Clues], Reading] = _no_dialect  # may leave tensors out
     writers: Mapping[str, Writer] = field(default_factory=dict[str, Writer])  # --to -> how
     bare_options: tuple[str, ...] = ()  # what bare weights do not show, so that a caller may have to pass it
-    model_types: Mapping[str, ModelType] = field(
-        default_factory=dict[str, ModelType]
-    )  # transformers' names of these networks
+    model_types: Mapping[str, ModelType] = field(default_factory=dict[str, ModelType])  # transformers' names
     map_template: Dialect | None = None  # what a rename table leaves out; recognises our own names in it
     by_path: Callable[[Options, bool], Options] = lambda options, encoder: options  # how callers may also write them
     check_inputs: Callable[[Network, Tensor], dict[str, Tensor]] = lambda model, images: {}  # beside images, to compare
@@ -120,12 +110,12 @@ class LoadedWeights:
 
 
 def check_agreement(stated: Options, inferred: Options) -> None:
-    """A config.json that contradicts its weights belongs to other weights."""
+    """A config that contradicts the weights beside it belongs to other weights."""
     for name in stated.keys() & inferred.keys():
         value = stated[name]
         if name.endswith("image_size"):
             value = (value, value) if isinstance(value, int) else tuple(value)
         if name != "layer_scale" and value != inferred[name]:
             raise CheckpointError(
-                f"config.json says {name}={value} but the weights have {inferred[name]}: they do not belong together."
+                f"the config says {name}={value} but the weights have {inferred[name]}: they do not belong together."
             )

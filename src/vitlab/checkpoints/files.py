@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # not fully typed
 from torch import Tensor
 
-from vitlab.checkpoints.schema import is_object
 from vitlab.errors import CheckpointError, VitlabError
-from vitlab.parsing import parse_json
+from vitlab.parsing import is_object, parse_json
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -210,7 +209,10 @@ def _from_numpy(values: Any, name: str) -> Tensor:
         return torch.as_tensor(array.view(np.int16)).view(torch.bfloat16)
     if array.dtype.kind not in "fiub":
         raise CheckpointError(f"{name} in it is not an array of numbers. {SAVE_ARRAYS}")
-    return torch.as_tensor(array)
+    try:
+        return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        raise CheckpointError(f"{name} in it is {array.dtype}, which torch does not have. {SAVE_ARRAYS}") from None
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vitlab.checkpoints import files, keymap, native, schema
 from vitlab.checkpoints.families import FAMILIES
@@ -18,6 +19,7 @@ from vitlab.images.preprocess import fit_preprocess
 from vitlab.models.base import Card
 
 COLOURS = ("mean", "std")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
 def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: bool = False) -> LoadedWeights:
@@ -87,7 +89,10 @@ def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: b
 def recognise(keys: set[str], path: Path, *, encoder: bool = False) -> tuple[Family, Dialect]:
     """Whose names are these? `encoder`: prefer a family that reads the encoder alone."""
     matches = [
-        (family, dialect) for family in FAMILIES.values() for dialect in family.dialects if dialect.recognise(keys)
+        (family, dialect)
+        for family in reversed(FAMILIES.values())  # transformers' Swin and MAE look like a ViT
+        for dialect in family.dialects
+        if dialect.recognise(keys)
     ]
     if matches:
         return min(matches, key=lambda match: encoder and match[0].config().wraps_encoder)
@@ -110,8 +115,8 @@ def assumed_notes(weights: LoadedWeights, preprocess: Options) -> list[str]:
     colours: list[str] = []
     resizing: list[str] = []
     if p is not None:
-        unfit = [len(stated.get(name, ())) != len(p.mean) and len(set(stated.get(name, ()))) != 1 for name in COLOURS]
-        if any(unfit) and not set(COLOURS) <= preprocess.keys():
+        fits = {name: _fits(stated[name], len(p.mean)) for name in COLOURS if name in stated}
+        if not all(fits.get(name) for name in COLOURS) and not set(COLOURS) <= preprocess.keys():
             colours = [f"mean={p.mean}", f"std={p.std}"]
         resizing = [f"{name}={getattr(p, name)}" for name in ("interpolation", "how") if name not in stated]
     unknown = ", ".join([*values, *colours, *resizing])
@@ -128,6 +133,11 @@ def assumed_notes(weights: LoadedWeights, preprocess: Options) -> list[str]:
         f"{weights.dialect} weights do not say {unknown}: {weights.taken_as}. Pass {' or '.join(change)} to change it"
         f"{' (vitlab convert: --mean, --std)' if colours else ''}."
     ]
+
+
+def _fits(colours: Any, channels: int) -> bool:
+    """Whether a mean or deviation can be used; what is no list of numbers is refused by Preprocess."""
+    return not schema.COLOURS.fits(colours) or len(colours) == channels or len(set(colours)) == 1
 
 
 def _read_stated(source: Source, table: RenameTable | None) -> Stated:
@@ -164,12 +174,7 @@ def _check_channels(table: RenameTable, channels: int) -> None:
 
 
 def _read_folder(folder: Path) -> State:
-    for name in (
-        "model.safetensors",
-        "pytorch_model.bin",
-        "open_clip_model.safetensors",
-        "open_clip_pytorch_model.bin",
-    ):
+    for name in WEIGHTS:
         if (folder / name).is_file():
             return files.read_tensors(folder / name)
     for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):

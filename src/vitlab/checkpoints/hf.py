@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints import keymap, schema
-from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
+from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import JOIN, ONE_ROW, Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.entry import OPENAI
+from vitlab.models.entry import IMAGENET_CROP, OPENAI
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object, is_sequence
 
 Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json, and their default
 
@@ -29,13 +30,13 @@ Fields = Mapping[str, tuple[str, Any]]  # our option -> its name in config.json,
 def read_fields(config: Options, fields: Fields) -> Options:
     """config.json -> options; what it leaves out has the library's own default."""
     values = {ours: config.get(theirs, default) for ours, (theirs, default) in fields.items()}
-    return {ours: tuple(value) if schema.is_sequence(value) else value for ours, value in values.items()}
+    return {ours: tuple(value) if is_sequence(value) else value for ours, value in values.items()}
 
 
 def write_fields(c: Config, fields: Fields) -> Options:
-    """A config -> what config.json says; a square image size is one number there."""
+    """A config -> values of config.json, where a square image size is one number."""
     values = {theirs: c.option(ours) for ours, (theirs, _) in fields.items()}
-    values = {name: list(value) if schema.is_sequence(value) else value for name, value in values.items()}
+    values = {name: list(value) if is_sequence(value) else value for name, value in values.items()}
     if "image_size" in values and len(set(values["image_size"])) == 1:
         values["image_size"] = values["image_size"][0]
     return values
@@ -66,29 +67,18 @@ OLD_ATTENTION = (
 )
 VIT_BLOCK = (
     *OLD_ATTENTION,
-    Rule("blocks.{i}.norm1.*", LAYER + "layernorm_before.*"),
-    Rule("blocks.{i}.norm2.*", LAYER + "layernorm_after.*"),
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "intermediate.dense.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "output.dense.*"),
+    *layers("blocks.{i}.", LAYER, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+    *layers("blocks.{i}.mlp.", LAYER, {"fc1": "intermediate.dense", "fc2": "output.dense"}),
 )
-_DINOV2_REST = (
-    Rule("blocks.{i}.norm1.*", LAYER + "norm1.*"),
-    Rule("blocks.{i}.norm2.*", LAYER + "norm2.*"),
+_DINOV2 = (
+    *OLD_ATTENTION,
+    *layers("blocks.{i}.", LAYER, ("norm1", "norm2")),
     Rule("blocks.{i}.scale1.gamma", LAYER + "layer_scale1.lambda1"),
     Rule("blocks.{i}.scale2.gamma", LAYER + "layer_scale2.lambda1"),
 )
-DINOV2_BLOCK = (
-    *OLD_ATTENTION,
-    *_DINOV2_REST,
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "mlp.fc1.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "mlp.fc2.*"),
-)
-DINOV2_SWIGLU_BLOCK = (
-    *OLD_ATTENTION,
-    *_DINOV2_REST,
-    Rule("blocks.{i}.mlp.fc1.*", LAYER + "mlp.weights_in.*"),
-    Rule("blocks.{i}.mlp.fc2.*", LAYER + "mlp.weights_out.*"),
-)
+DINOV2_BLOCK = (*_DINOV2, *layers("blocks.{i}.mlp.", LAYER + "mlp.", ("fc1", "fc2")))
+SWIGLU = {"fc1": "weights_in", "fc2": "weights_out"}
+DINOV2_SWIGLU_BLOCK = (*_DINOV2, *layers("blocks.{i}.mlp.", LAYER + "mlp.", SWIGLU))
 
 
 def new_names(layer: str) -> tuple[Rule, ...]:
@@ -97,10 +87,8 @@ def new_names(layer: str) -> tuple[Rule, ...]:
     return (
         Rule("blocks.{i}.attention.qkv.*", qkv, JOIN),
         Rule("blocks.{i}.attention.proj.*", layer + "attention.o_proj.*"),
-        Rule("blocks.{i}.norm1.*", layer + "layernorm_before.*"),
-        Rule("blocks.{i}.norm2.*", layer + "layernorm_after.*"),
-        Rule("blocks.{i}.mlp.fc1.*", layer + "mlp.fc1.*"),
-        Rule("blocks.{i}.mlp.fc2.*", layer + "mlp.fc2.*"),
+        *layers("blocks.{i}.", layer, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+        *layers("blocks.{i}.mlp.", layer + "mlp.", ("fc1", "fc2")),
         Rule("blocks.{i}.mlp.fc1.*", (layer + "mlp.gate_proj.*", layer + "mlp.up_proj.*"), JOIN),
         Rule("blocks.{i}.mlp.fc2.*", layer + "mlp.down_proj.*"),
     )
@@ -121,6 +109,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     "dinov2_with_registers": ModelType("Bit"),
 }
 VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
+READABLE = MODEL_TYPES | VIT_MAE
 FIELDS: Fields = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
@@ -138,8 +127,8 @@ RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5
 def options_from(config: Options) -> Options:
     """config.json -> options for our config."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    if kind not in (readable := MODEL_TYPES | VIT_MAE):
-        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(readable)}.")
+    if kind not in READABLE:
+        raise CheckpointError(f"config.json has model_type {kind!r}; known are {', '.join(READABLE)}.")
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json has pooler_act {config['pooler_act']!r}; only tanh is known.")
     if not isinstance(config.get("patch_size", 16), int):
@@ -162,7 +151,7 @@ def activation_of(config: Options, usual: str = "gelu") -> str:
     return ACTIVATIONS[name]
 
 
-def theirs_of_activation(name: str) -> str:
+def activation_for(name: str) -> str:
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == name)
 
 
@@ -249,7 +238,7 @@ def _with_defaults(config: Options, processor: str) -> Options:
 
 def _shorter_side(size: Any, processor: str) -> int | None:
     """What the shorter side is resized to, in old files one number; None: both sides are given."""
-    if schema.is_object(size):
+    if is_object(size):
         return size.get("shortest_edge")
     return size if processor in ("CLIP", "Bit", "ConvNext") else None
 
@@ -265,7 +254,7 @@ def _processor_name(config: Options) -> str:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    if not schema.is_object(size):
+    if not is_object(size):
         return size, size
     side = size.get("shortest_edge")
     return (size["height"], size["width"]) if side is None else (side, side)
@@ -314,9 +303,9 @@ _BASE = Dialect(
     options={"resize_rule": "bicubic"},
     prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
     ignored={r"decoder\..*": NO_DECODER},
-    read_stated=reader(options_from, MODEL_TYPES | VIT_MAE),
+    read_stated=reader(options_from, READABLE),
 )
-MAE_ENCODER = replace(_BASE, preprocess=IMAGENET, recognise=has_decoder)
+MAE_ENCODER = replace(_BASE, preprocess=IMAGENET_CROP, recognise=has_decoder)
 DIALECT = replace(_BASE, bare_variants=(MAE_ENCODER,))
 
 
@@ -371,7 +360,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
         **write_fields(c, FIELDS),
         "architectures": [CLASSES[kind][0 if c.classes else 1]],
         "model_type": kind,
-        "hidden_act": theirs_of_activation(c.mlp.activation),
+        "hidden_act": activation_for(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
         "dtype": "float32",
     }
@@ -388,17 +377,18 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
         config["intermediate_size"] = c.mlp_hidden
         if c.head.head_hidden:
             config["pooler_output_size"] = c.head.head_hidden
-    return config | named_classes(c.classes, labels)
+    return config | class_fields(c.classes, labels)
 
 
-def named_classes(classes: int, labels: list[str] | None) -> Options:
-    """What config.json says of a classifier's classes."""
+def class_fields(classes: int, labels: list[str] | None) -> Options:
+    """A classifier's id2label and label2id in config.json."""
+    if not classes:
+        return {}
     names = labels or [f"LABEL_{i}" for i in range(classes)]
-    both = {
+    return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-    return both if classes else {}
 
 
 def _write(model: Network, state: State) -> Written:
@@ -421,6 +411,20 @@ def folder(tensors: State, config: Options, preprocess: Preprocess | None, proce
         return Written(tensors, {"config.json": config}, [note])
     values |= {"image_processor_type": processor} if processor else {}
     return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
+
+
+def classifier(model: Network, state: State, rules: tuple[Rule, ...], name: str, config: Options) -> Written:
+    """The folder of transformers' NameForImageClassification, or NameModel where there are no classes."""
+    c = model.config
+    config = {
+        **config,
+        "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],
+        "model_type": model.family,
+        "dtype": "float32",
+        **class_fields(c.classes, model.labels),
+    }
+    prefix = f"{model.family}." if c.classes else ""
+    return folder(keymap.write("transformers", rules, state, prefix=prefix, heads=1), config, model.preprocess)
 
 
 def preprocessor_for(preprocess: Preprocess) -> Options | None:

@@ -9,7 +9,7 @@ takes is an error: the field's most expensive bug is the right weights in a slig
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,12 @@ class Rule:
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+
+
+def layers(ours: str, theirs: str, names: Mapping[str, str] | Sequence[str]) -> tuple[Rule, ...]:
+    """Rules for weight and bias of layers below two prefixes; `names`: ours -> theirs, or those that both share."""
+    pairs = names.items() if isinstance(names, Mapping) else zip(names, names, strict=True)
+    return tuple(Rule(f"{ours}{our}.*", f"{theirs}{their}.*") for our, their in pairs)
 
 
 @dataclass

@@ -25,12 +25,13 @@ from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.foreign import assumed_notes, read_foreign
 from vitlab.checkpoints.keymap import Options, Renamed
 from vitlab.checkpoints.report import Report, Row
-from vitlab.errors import CheckpointError, VitlabError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
 from vitlab.models.config import Config, option_paths
+from vitlab.models.entry import Entry
 
 ModelOrName = nn.Module | str | PathLike[str]  # a model, or what `load` finds it by
 
@@ -80,7 +81,7 @@ def load_with_report(
 ) -> tuple[Any, Report]:
     """Like `load`, with what became of every key. `encoder`: a model that is an encoder itself is loaded as it is."""
     if not str(source).strip():
-        raise CheckpointError("the checkpoint's name is empty: is a shell variable unset? Name a folder or a file.")
+        raise UsageError("the checkpoint's name is empty: is a shell variable unset? Name a folder or a file.")
     path = locate(source)
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
@@ -93,7 +94,7 @@ def load_with_report(
         if weights.size_note and "image_size" not in overrides and "size" not in (preprocess or {}):
             weights.notes.append(weights.size_note)
     if "grid" in overrides and path.is_dir():
-        raise CheckpointError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
+        raise UsageError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {name: value for name, value in overrides.items() if name != "grid"}
     overrides = family_of(weights.family).by_path(overrides, encoder)
     files.check_values(weights.tensors, path, allow_nan)
@@ -119,7 +120,7 @@ def is_checkpoint(source: str | Path) -> bool:
     text = str(source)
     if text.startswith((hub.PREFIX, bundled.PREFIX)) or Path(text).expanduser().exists():
         return True
-    return ("/" in text or Path(text).suffix in files.SUFFIXES) and not _is_name(text)  # a path that is not there
+    return ("/" in text or Path(text).suffix in files.SUFFIXES) and _entry_of(text) is None  # a path that is not there
 
 
 def _check_input_size(model: Network, source: str) -> None:
@@ -136,11 +137,8 @@ def _check_input_size(model: Network, source: str) -> None:
 
 def _encoder_alone(weights: LoadedWeights) -> list[str]:
     """A note on a folder that holds only the encoder of the network that its card names."""
-    try:
-        entry = registry.find(weights.card.name or "")[0]
-    except VitlabError:  # no name, or a name of their own
-        return []
-    if not entry.config.wraps_encoder or weights.family == entry.family or weights.config.classes:
+    entry = _entry_of(weights.card.name or "")
+    if entry is None or not entry.config.wraps_encoder or weights.family == entry.family or weights.config.classes:
         return []
     return [
         f"holds the encoder of {entry.name} and nothing else: it gives features, can be explained and fine-tuned, "
@@ -152,7 +150,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     """Build the network, fit the tensors to it, and account for every key."""
     stored = weights.config
     if overrides.get("classes") and stored.wraps_encoder:
-        raise CheckpointError(
+        raise UsageError(
             f"{source}: a model that learned without labels ({weights.family}) has no classes to choose. Fine-tune it: "
             f"vitlab train DATA model.init_from={source}"
         )
@@ -189,7 +187,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     for key, why in weights.unused.items():
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
     if stored.wraps_encoder and (fresh or left):  # half a pre-training network is of no use to anyone
-        raise CheckpointError(
+        raise UsageError(
             f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
             f"{sorted([*fresh, *left])[0]}. Loading can change image_size; vitlab.create makes another network."
         )
@@ -247,7 +245,7 @@ def _check_same_network(stored: Config, config: Config, source: str) -> None:
                 short = path.removesuffix(".kind").split(".")[-1]
                 name = short if _has_option(before, short) else path
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
-                raise CheckpointError(
+                raise UsageError(
                     f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
                     "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
                 )
@@ -294,16 +292,16 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(str(n) for n in tensor.shape)
 
 
-def _is_name(text: str) -> bool:
+def _entry_of(name: str) -> Entry | None:
+    """The model in the registry that has this name."""
     try:
-        return bool(registry.find(text))
-    except VitlabError:
-        return False
+        return registry.find(name)[0]
+    except UsageError:
+        return None
 
 
 def _not_there(source: str) -> str:
-    if _is_name(source):
-        entry, _ = registry.find(source)
+    if (entry := _entry_of(source)) is not None:
         return (
             f"{source}: no such file or folder. It is a model's name, which has no weights yet. Train one: "
             f"vitlab train DATA model.name={entry.name}. In Python: vitlab.create({entry.name!r}) makes a new one."

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints import facebook, hf, keymap, timm, vit
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, Reading, Writer, Written
+from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.mae import DecoderOptions, MAEConfig
 from vitlab.models.vit_config import ViTConfig
 
@@ -65,17 +66,18 @@ FIELDS: hf.Fields = {
 
 
 def _hf_options(config: Options) -> Options:
-    """config.json: the options of any ViT, and MAE-specific ones."""
-    return hf.options_from(config) | hf.read_fields(config, FIELDS)
+    """config.json: the options of any ViT, and MAE-specific ones; some files call their network a vit."""
+    masking = hf.read_fields(config, FIELDS) if config.get("model_type") == "vit_mae" else {}
+    return hf.options_from(config) | masking
 
 
 HF = replace(
     hf.DIALECT,
     rules=(*_encoder_rules(hf.DIALECT.rules), *HF_RULES),
     recognise=hf.has_decoder,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     ignored={},
-    read_stated=hf.reader(_hf_options, hf.VIT_MAE),
+    read_stated=hf.reader(_hf_options, hf.READABLE),
     bare_variants=(),
 )
 FACEBOOK = replace(facebook.MAE_ENCODER, rules=(*_encoder_rules(timm.RULES), *FACEBOOK_RULES), ignored={})
@@ -93,7 +95,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
         config = config.with_options(**{"decoder.positions": "sincos"})
     assumed = vit.assumed_options(encoder, encoder_clues)
     assumed |= {name: getattr(config, name) for name in USUAL if name not in {**own, **clues.given}}
-    return Reading(config, assumed, notes=tuple(vit.resize_notes(encoder, encoder_clues)))
+    plain = clues.stated.model_type not in ("", "vit_mae")  # by its config a ViT, whose images are read as a ViT's
+    usual = Options() if plain else None
+    return Reading(config, assumed, usual, tuple(vit.resize_notes(encoder, encoder_clues)))
 
 
 def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
@@ -145,7 +149,7 @@ def _write(model: Network, state: State) -> Written:
     """transformers' ViTMAEForPreTraining, by the names of version 4."""
     c: MAEConfig = model.config
     if c.image_size[0] != c.image_size[1]:
-        raise CheckpointError(
+        raise UsageError(
             f"transformers' vit_mae takes square images only, and this one {c.image_size[0]}x{c.image_size[1]}: "
             f"load it with image_size={max(c.image_size)} first, or use --to native."
         )

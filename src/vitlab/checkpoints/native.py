@@ -1,6 +1,6 @@
 """The native checkpoint: a folder with weights.safetensors and model.json. Loading it needs no name and no flag.
 
-A model that reads words has its tokenizer.json beside them.
+A CLIP has its tokenizer.json beside them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
-from vitlab.parsing import spell_not_finite
+from vitlab.parsing import is_object, is_sequence, spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
 FORMAT = 1
-WEIGHTS, CARD, WORDS = "weights.safetensors", "model.json", "tokenizer.json"
+WEIGHTS, CARD, TOKENIZER = "weights.safetensors", "model.json", "tokenizer.json"
 
 
 def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
@@ -58,7 +58,7 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
     tokenizer = network.tokenizer
     writes: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(save_tensors, state)}
     if tokenizer is not None:
-        writes[WORDS] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
+        writes[TOKENIZER] = lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8")
     written: dict[str, str] = {}
 
     def write_and_digest(name: str, path: Path) -> None:
@@ -71,7 +71,7 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
 
     write_together({**{folder / name: partial(write_and_digest, name) for name in writes}, folder / CARD: write_card})
     if tokenizer is None:  # one of another model
-        (folder / WORDS).unlink(missing_ok=True)
+        (folder / TOKENIZER).unlink(missing_ok=True)
     return folder
 
 
@@ -124,6 +124,11 @@ def _check_labels(model: Network, folder: Path) -> None:
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """One file: under its own name it is always whole."""
     write_together({path: write})
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_whole` for a text, in UTF-8."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_together(writes: Mapping[Path, Callable[[Path], object]]) -> None:
@@ -197,7 +202,7 @@ def read(folder: Path) -> LoadedWeights:
         preprocess=preprocess,
         labels=labels,
         card=Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {}),
-        tokenizer=Tokenizer.read(folder / WORDS) if (folder / WORDS).is_file() else None,
+        tokenizer=Tokenizer.read(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None,
     )
 
 
@@ -225,7 +230,7 @@ def check_plausible(config: dict[str, Any], tensors: dict[str, Tensor], weights:
             most, what = widest, f"the longest side of a tensor in {weights} is {widest}"
         if value > most:
             raise CheckpointError(
-                f"{name} is {schema.shown(value)}, but {what}: config and weights do not belong together. Fetch "
+                f"{name} is {schema.abbreviated(value)}, but {what}: config and weights do not belong together. Fetch "
                 "or save the checkpoint again."
             )
 
@@ -243,9 +248,9 @@ def _stacks(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def _numbers(value: object, name: str = "") -> list[tuple[str, float]]:
     """Every number that gives a size, with its option's name. The nesting of JSON is limited, so recursion ends."""
-    if schema.is_object(value):
+    if is_object(value):
         return [pair for key, inner in value.items() for pair in _numbers(inner, key)]
-    if schema.is_sequence(value):
+    if is_sequence(value):
         if len(value) > MAX_LISTED:
             raise CheckpointError(f"{name} has {len(value)} entries, and at most {MAX_LISTED} are read.")
         return [pair for inner in value for pair in _numbers(inner, name)]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 
-from vitlab.checkpoints import hf, keymap, schema, staged
-from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
-from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
+from vitlab.checkpoints import hf, keymap, staged
+from vitlab.checkpoints.family import ModelType, Writer, Written
+from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.checkpoints.staged import STAGES
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.pvt import PVTConfig, PVTv2Config
+from vitlab.parsing import is_object
 
 HEADS: dict[tuple[int, ...], tuple[int, ...]] = dict.fromkeys(
     [(32, 64, 160, 256), (64, 128, 320, 512)], (1, 2, 5, 8)
@@ -25,21 +27,17 @@ MODEL_TYPES = {"pvt": ModelType("Pvt", "transformers' PVT cannot do that")}
 MODEL_TYPES_V2 = {"pvt_v2": ModelType("Pvt")}
 
 
-def _pairs(ours: str, theirs: str, names: dict[str, str]) -> tuple[Rule, ...]:
-    return tuple(Rule(f"{ours}{our}.*", f"{theirs}{their}.*") for our, their in names.items())
-
-
 def _hf(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"{{p}}encoder.block.{stage}.{{i}}."
     embed, stage_key = f"embeds.{stage}.", f"{{p}}encoder.patch_embeddings.{stage}."
     inside = theirs + "attention.self."
     return (
-        *_pairs(embed, stage_key, {"proj": "projection", "norm": "layer_norm"}),
+        *layers(embed, stage_key, {"proj": "projection", "norm": "layer_norm"}),
         Rule(embed + "positions.table", stage_key + "position_embeddings"),
         Rule(embed + "class_token", stage_key + "cls_token"),
-        *_pairs(ours, theirs, {"norm1": "layer_norm_1", "norm2": "layer_norm_2"}),
-        *_pairs(ours, theirs, {"mlp.fc1": "mlp.dense1", "mlp.fc2": "mlp.dense2"}),
-        *_pairs(ours + "attention.", inside, {"q": "query", "reduction": "sequence_reduction", "norm": "layer_norm"}),
+        *layers(ours, theirs, {"norm1": "layer_norm_1", "norm2": "layer_norm_2"}),
+        *layers(ours, theirs, {"mlp.fc1": "mlp.dense1", "mlp.fc2": "mlp.dense2"}),
+        *layers(ours + "attention.", inside, {"q": "query", "reduction": "sequence_reduction", "norm": "layer_norm"}),
         Rule(ours + "attention.kv.*", (inside + "key.*", inside + "value.*"), JOIN),
         Rule(ours + "attention.proj.*", theirs + "attention.output.dense.*"),
     )
@@ -50,10 +48,10 @@ def _hf_v2(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", stage_key + "blocks.{i}."
     inside = theirs + "attention."
     return (
-        *_pairs(f"embeds.{stage}.", stage_key + "patch_embedding.", {"proj": "proj", "norm": "layer_norm"}),
-        *_pairs(ours, theirs, {"norm1": "layer_norm_1", "norm2": "layer_norm_2"}),
-        *_pairs(ours, theirs, {"mlp.fc1": "mlp.dense1", "mlp.conv": "mlp.dwconv.dwconv", "mlp.fc2": "mlp.dense2"}),
-        *_pairs(ours + "attention.", inside, {"q": "query", "reduction": "spatial_reduction", "norm": "layer_norm"}),
+        *layers(f"embeds.{stage}.", stage_key + "patch_embedding.", {"proj": "proj", "norm": "layer_norm"}),
+        *layers(ours, theirs, {"norm1": "layer_norm_1", "norm2": "layer_norm_2"}),
+        *layers(ours, theirs, {"mlp.fc1": "mlp.dense1", "mlp.conv": "mlp.dwconv.dwconv", "mlp.fc2": "mlp.dense2"}),
+        *layers(ours + "attention.", inside, {"q": "query", "reduction": "spatial_reduction", "norm": "layer_norm"}),
         Rule(ours + "attention.kv.*", (inside + "key.*", inside + "value.*"), JOIN),
         Rule(ours + "attention.proj.*", inside + "proj.*"),
         Rule(f"norms.{stage}.*", stage_key + "layer_norm.*"),
@@ -66,10 +64,10 @@ def _timm_v2(stage: int) -> tuple[Rule, ...]:
     embed = stage_key + "downsample." if stage else "patch_embed."
     inside = {"q": "q", "kv": "kv", "reduction": "sr", "norm": "norm", "proj": "proj"}
     return (
-        *_pairs(f"embeds.{stage}.", embed, {"proj": "proj", "norm": "norm"}),
-        *_pairs(ours, theirs, {"norm1": "norm1", "norm2": "norm2"}),
-        *_pairs(ours + "attention.", theirs + "attn.", inside),
-        *_pairs(ours + "mlp.", theirs + "mlp.", {"fc1": "fc1", "conv": "dwconv", "fc2": "fc2"}),
+        *layers(f"embeds.{stage}.", embed, ("proj", "norm")),
+        *layers(ours, theirs, ("norm1", "norm2")),
+        *layers(ours + "attention.", theirs + "attn.", inside),
+        *layers(ours + "mlp.", theirs + "mlp.", {"fc1": "fc1", "conv": "dwconv", "fc2": "fc2"}),
         Rule(f"norms.{stage}.*", stage_key + "norm.*"),
     )
 
@@ -86,8 +84,8 @@ def common_options(
     if any(ratio != int(ratio) for ratio in ratios):
         raise CheckpointError(f"MLPs {ratios} times as wide as their stages: only whole numbers are known.")
     options["mlp_ratios"] = tuple(map(int, ratios))
-    kernels = [state.get(f"stages.{n}.{block}.attention.reduction.weight") for n in range(len(options["depths"]))]
-    options["reductions"] = tuple(1 if kernel is None else kernel.shape[-1] for kernel in kernels)
+    kernels = [f"stages.{n}.{block}.attention.reduction.weight" for n in range(len(options["depths"]))]
+    options["reductions"] = tuple(keymap.shape_of(state, key, 4)[-1] if key in state else 1 for key in kernels)
     first = "stages.0.0.attention."
     options["qkv_bias"] = any(first + name in state for name in ("q.bias", "qkv.bias"))
     return options
@@ -175,7 +173,7 @@ def _hf_options_v2(config: Options) -> Options:
             "S, 2 after the first."
         )
     options = _hf_options(config, FIELDS_V2, strides[0])
-    if schema.is_object(size := options["image_size"]):
+    if is_object(size := options["image_size"]):
         options["image_size"] = (size["height"], size["width"])
     return options
 
@@ -196,7 +194,7 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("encoder.patch_embeddings.0.position_embeddings") for key in keys),
     assumed=ASSUMED,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     prefixes=("", "pvt."),
     read_stated=hf.reader(_hf_options_v1, MODEL_TYPES),
 )
@@ -205,7 +203,7 @@ HF_V2 = Dialect(
     rules=(*(rule for stage in range(STAGES) for rule in _hf_v2(stage)), Rule("head.*", "classifier.*")),
     recognise=lambda keys: any(key.endswith("encoder.layers.0.patch_embedding.proj.weight") for key in keys),
     assumed=ASSUMED,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     prefixes=("", "pvt_v2."),
     read_stated=hf.reader(_hf_options_v2, MODEL_TYPES_V2),
 )
@@ -214,7 +212,7 @@ TIMM_V2 = Dialect(
     rules=(*(rule for stage in range(STAGES) for rule in _timm_v2(stage)), Rule("head.*", "head.*")),
     recognise=lambda keys: "stages.0.blocks.0.mlp.dwconv.weight" in keys,
     assumed=TIMM_ASSUMED,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     read_stated=staged.timm_reader(_timm_options_v2),
 )
 
@@ -222,46 +220,35 @@ TIMM_V2 = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: PVTConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
+def _write(model: Network, state: State) -> Written:
+    c: PVTConfig = model.config
     second = isinstance(c, PVTv2Config)
-    kind = "pvt_v2" if second else "pvt"
     if {c.merge_eps, c.reduction_eps} != {c.eps}:
-        raise CheckpointError(
-            f"transformers' {kind} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
+        raise UsageError(
+            f"transformers' {model.family} cannot express eps={c.eps:g} beside merge_eps={c.merge_eps:g} and "
             f"reduction_eps={c.reduction_eps:g}: it has one in all norms."
         )
     square = c.image_size[0] == c.image_size[1]
     if not second and not (square and c.patch_size == 4):
-        raise CheckpointError(
+        raise UsageError(
             "transformers' pvt has positions for square images and a first patch of 4 alone: this network has "
             f"image_size={c.image_size} and patch_size={c.patch_size}."
         )
-    name = "PvtV2" if second else "Pvt"
     config: Options = {
         **hf.write_fields(c, FIELDS_V2 if second else FIELDS_V1),
-        "architectures": [f"{name}ForImageClassification" if c.classes else f"{name}Model"],
-        "model_type": kind,
         "num_encoder_blocks": len(c.depths),
         "patch_sizes": [merge.kernel for merge in c.merges],
         "strides": [merge.stride for merge in c.merges],
-        "hidden_act": hf.theirs_of_activation(c.activation),
-        "dtype": "float32",
+        "hidden_act": hf.activation_for(c.activation),
         **({} if second else {"num_labels": c.classes}),
     }
-    return config | hf.named_classes(c.classes, labels)
-
-
-def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    rules = HF_V2.rules if isinstance(model.config, PVTv2Config) else HF.rules
-    prefix = f"{model.family}." if model.config.classes else ""
-    return hf.folder(keymap.write("transformers", rules, state, prefix=prefix, heads=1), config, model.preprocess)
+    rules, name = (HF_V2.rules, "PvtV2") if second else (HF.rules, "Pvt")
+    return hf.classifier(model, state, rules, name, config)
 
 
 BARE = ("eps", "merge_eps", "reduction_eps", "activation", "image_size", "heads")
 PVT = staged.family(
-    "pvt", PVTConfig, (HF,), _infer_options, bare_options=BARE, model_types=MODEL_TYPES, write_hf=Writer(_write)
+    "pvt", PVTConfig, (HF,), _infer_options, bare_options=BARE, model_types=MODEL_TYPES, writers={"hf": Writer(_write)}
 )
 PVT_V2 = staged.family(
     "pvt_v2",
@@ -270,5 +257,5 @@ PVT_V2 = staged.family(
     _infer_options_v2,
     bare_options=BARE,
     model_types=MODEL_TYPES_V2,
-    write_hf=Writer(_write, any_size=lambda config: True),
+    writers={"hf": Writer(_write, any_size=lambda config: True)},
 )

@@ -8,12 +8,13 @@ import re
 
 import torch
 
-from vitlab.checkpoints import hf, keymap, schema, timm
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, Written, check_agreement
+from vitlab.checkpoints import hf, schema, timm
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES, depths_of
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.resnet import ResNetConfig
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -123,7 +124,7 @@ def _read_timm(source: Source) -> Stated | None:
         )
     if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
-    usual = {**{name: IMAGENET[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
+    usual = {**{name: IMAGENET_CROP[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
     return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
 
 
@@ -137,7 +138,7 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("embedder.embedder.convolution.weight") for key in keys),
     assumed={},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     prefixes=("", "resnet."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
 )
@@ -150,7 +151,7 @@ TIMM = Dialect(
     ),
     recognise=lambda keys: {"conv1.weight", "layer1.0.conv1.weight"} <= keys,
     assumed={},
-    preprocess={**IMAGENET, "interpolation": "bilinear"},
+    preprocess={**IMAGENET_CROP, "interpolation": "bilinear"},
     read_stated=_read_timm,
 )
 
@@ -158,26 +159,17 @@ TIMM = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: ResNetConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
+def _write(model: Network, state: State) -> Written:
+    c: ResNetConfig = model.config
     if c.stem != "imagenet":
-        raise CheckpointError("transformers' resnet cannot express stem=small. Use --to native.")
+        raise UsageError("transformers' resnet cannot express stem=small. Use --to native.")
     config: Options = {
         **hf.write_fields(c, FIELDS),
-        "architectures": ["ResNetForImageClassification" if c.classes else "ResNetModel"],
-        "model_type": "resnet",
         "hidden_act": "relu",
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": c.stride_in == "1x1",
-        "dtype": "float32",
     }
-    return config | hf.named_classes(c.classes, labels)
-
-
-def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    prefix = "resnet." if model.config.classes else ""
-    return hf.folder(keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1), config, model.preprocess)
+    return hf.classifier(model, state, HF.rules, "ResNet", config)
 
 
 FAMILY = Family(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from vitlab.errors import CheckpointError
+from vitlab.parsing import is_object, is_sequence
 
 MOST = 2**31 - 1  # of a whole number: any that is larger is a mistake
 
@@ -26,16 +27,6 @@ class Kind:
     def __or__(self, other: Kind) -> Kind:
         text = f"{self.description} or {other.description}"
         return Kind(text, lambda value: self.fits(value) or other.fits(value))
-
-
-def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """A JSON object, or a TOML table."""
-    return isinstance(value, dict)
-
-
-def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """A JSON list; a caller may write it as a tuple."""
-    return isinstance(value, list | tuple)
 
 
 def _integer(value: object, least: int = 0) -> bool:
@@ -167,14 +158,14 @@ CARD: Kinds = {  # model.json, beside its config
 def check(values: object, kinds: Kinds, where: str) -> dict[str, Any]:
     """The values, once each that `kinds` names is of its kind."""
     if not is_object(values):
-        raise CheckpointError(f"{where} is {shown(values)}; expected a JSON object.")
+        raise CheckpointError(f"{where} is {abbreviated(values)}; expected a JSON object.")
     for name, kind in kinds.items():
         if name in values and not kind.fits(values[name]):
-            raise CheckpointError(f"{where} has {name} {shown(values[name])}; expected {kind.description}.")
+            raise CheckpointError(f"{where} has {name} {abbreviated(values[name])}; expected {kind.description}.")
     return values
 
 
-def shown(value: object) -> str:
+def abbreviated(value: object) -> str:
     """A value in an error message, no longer than a line."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
         return f"a whole number of {value.bit_length()} bits"
@@ -185,12 +176,12 @@ def shown(value: object) -> str:
 def class_names(names: object, where: str) -> list[str]:
     """transformers' id2label, {"0": "cat", "1": "dog"} -> the names in order; every number must be there."""
     if not is_object(names):
-        raise CheckpointError(f'{where} has id2label {shown(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
+        raise CheckpointError(f'{where} has id2label {abbreviated(names)}; expected {{"0": "cat", "1": "dog", ...}}.')
     for key, name in names.items():
         if not re.fullmatch("[0-9]{1,9}", key):
-            raise CheckpointError(f"{where} has id2label with the key {shown(key)}; expected numbers.")
+            raise CheckpointError(f"{where} has id2label with the key {abbreviated(key)}; expected numbers.")
         if not isinstance(name, str) and not _integer(name):
-            raise CheckpointError(f"{where} has id2label {key}: {shown(name)}; expected a text.")
+            raise CheckpointError(f"{where} has id2label {key}: {abbreviated(name)}; expected a text.")
     numbers = {int(key): str(name) for key, name in names.items()}
     if len(numbers) != len(names) or numbers.keys() != set(range(len(names))):
         raise CheckpointError(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vitlab.checkpoints import schema, timm
-from vitlab.checkpoints.family import IMAGENET, Clues, Family, ModelType, Reading, Writer, check_agreement
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated, shape_of
 from vitlab.errors import CheckpointError
 from vitlab.models.config import Config
+from vitlab.models.entry import IMAGENET_CROP
+from vitlab.parsing import is_sequence
 
 STAGES = 8  # as many as a file may have; the published ones have 4
 
@@ -21,7 +23,7 @@ def family(
     *,
     bare_options: tuple[str, ...],
     model_types: Mapping[str, ModelType] | None = None,
-    write_hf: Writer | None = None,
+    writers: Mapping[str, Writer] | None = None,  # --to -> how
 ) -> Family:
     """The record of a family whose weights show all options but `bare_options`."""
 
@@ -35,8 +37,7 @@ def family(
         unstated = {*dialect.assumed, "heads"} - stated.keys() - given.keys()
         return Reading(made, {name: getattr(made, name) for name in bare_options if name in unstated})
 
-    writers = {} if write_hf is None else {"hf": write_hf}
-    return Family(name, config, dialects, infer, writers, bare_options, model_types or {})
+    return Family(name, config, dialects, infer, writers or {}, bare_options, model_types or {})
 
 
 def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Stated | None]:
@@ -47,7 +48,7 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
             return None
         preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
         size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
-        usual = {name: IMAGENET[name] for name in ("mean", "std", "how", "interpolation")}
+        usual = {name: IMAGENET_CROP[name] for name in ("mean", "std", "how", "interpolation")}
         return Stated({**size, **options(config)}, {**usual, **preprocess})
 
     return read
@@ -98,7 +99,7 @@ def heads_of(widths: tuple[int, ...], stated: Options, published: dict[tuple[int
             f"the heads cannot be read from weights of widths {list(widths)}. Say them, one number for each stage: "
             f"vitlab.load(path, heads={guess})."
         )
-    return {"heads": tuple(heads) if schema.is_sequence(heads) else heads}
+    return {"heads": tuple(heads) if is_sequence(heads) else heads}
 
 
 def check_type(config: Options, kind: str) -> None:
@@ -112,15 +113,8 @@ def check_type(config: Options, kind: str) -> None:
 def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
     """timm's model_args; what would make another network of the same tensors is refused."""
     args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
-    harmless = (
-        "num_classes",
-        "in_chans",
-        "drop_rate",
-        "drop_path_rate",
-        "proj_drop_rate",
-        "attn_drop_rate",
-        "img_size",
-    )
+    rates = ("drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate")
+    harmless = ("num_classes", "in_chans", "img_size", *rates)
     wrong = {key: value for key, value in args.items() if key not in (*known, *harmless) and value}
     if wrong:
         arguments = ", ".join(f"{key}={value!r}" for key, value in wrong.items())

@@ -7,48 +7,42 @@ timm counts merging to the stage after it, the authors and transformers to the o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from vitlab.checkpoints import hf, keymap, staged
-from vitlab.checkpoints.family import IMAGENET, ModelType, Writer, Written
-from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State
+from vitlab.checkpoints.family import ModelType, Writer, Written
+from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.checkpoints.staged import STAGES
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.layers.positions import relative_index
 from vitlab.models.base import Network
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.swin import SwinConfig
 
 
 def _hf_block(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"{{p}}encoder.layers.{stage}.blocks.{{i}}."
-    table = ours + "attention.relative.table"
+    qkv, table = ours + "attention.qkv.*", ours + "attention.relative.table"
     return (
-        Rule(ours + "norm1.*", theirs + "layernorm_before.*"),
-        Rule(ours + "norm2.*", theirs + "layernorm_after.*"),
-        Rule(
-            ours + "attention.qkv.*",
-            tuple(f"{theirs}attention.self.{part}.*" for part in ("query", "key", "value")),
-            JOIN,
-        ),
+        *layers(ours, theirs, {"norm1": "layernorm_before", "norm2": "layernorm_after"}),
+        Rule(qkv, tuple(f"{theirs}attention.self.{part}.*" for part in ("query", "key", "value")), JOIN),
         Rule(table, theirs + "attention.self.relative_position_bias_table"),
-        Rule(ours + "attention.proj.*", theirs + "attention.output.dense.*"),
-        Rule(ours + "mlp.fc1.*", theirs + "intermediate.dense.*"),
-        Rule(ours + "mlp.fc2.*", theirs + "output.dense.*"),
+        *layers(ours, theirs, {"attention.proj": "attention.output.dense"}),
+        *layers(ours, theirs, {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}),
         # version 5, in memory
-        Rule(ours + "attention.qkv.*", tuple(f"{theirs}attention.{part}_proj.*" for part in "qkv"), JOIN),
+        Rule(qkv, tuple(f"{theirs}attention.{part}_proj.*" for part in "qkv"), JOIN),
         Rule(table, theirs + "attention.relative_position_bias.relative_position_bias_table"),
-        Rule(ours + "attention.proj.*", theirs + "attention.o_proj.*"),
-        Rule(ours + "mlp.fc1.*", theirs + "mlp.fc1.*"),
-        Rule(ours + "mlp.fc2.*", theirs + "mlp.fc2.*"),
+        *layers(ours, theirs, {"attention.proj": "attention.o_proj", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
     )
 
 
 def _timm_block(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"layers.{stage}.blocks.{{i}}."
     return (
-        *(Rule(f"{ours}{part}.*", f"{theirs}{part}.*") for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
-        *(Rule(f"{ours}attention.{part}.*", f"{theirs}attn.{part}.*") for part in ("qkv", "proj")),
+        *layers(ours, theirs, ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+        *layers(ours + "attention.", theirs + "attn.", ("qkv", "proj")),
         Rule(ours + "attention.relative.table", theirs + "attn.relative_position_bias_table"),
     )
 
@@ -135,7 +129,7 @@ HF = Dialect(
     ),
     recognise=lambda keys: any(key.endswith("encoder.layers.0.blocks.0.layernorm_before.weight") for key in keys),
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "together"},
     prefixes=("", "swin."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
@@ -144,7 +138,7 @@ HF = Dialect(
         r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
     },
 )
-AROUND = (
+SHARED = (
     Rule("embeds.0.proj.*", "patch_embed.proj.*"),
     Rule("embeds.0.norm.*", "patch_embed.norm.*"),
     *(rule for stage in range(STAGES) for rule in _timm_block(stage)),
@@ -153,25 +147,25 @@ AROUND = (
     Rule("head.*", "head.*"),  # before timm 0.9, and the authors
 )
 TABLE, FIRST = "layers.0.blocks.0.attn.relative_position_bias_table", "layers.0.downsample.reduction.weight"
-UNREAD = {r".*relative_position_index|.*attn_mask": "computed from the window"}
+COMPUTED = {r".*relative_position_index|.*attn_mask": "computed from the window"}
 TIMM = Dialect(
     name="timm",
-    rules=(*AROUND, *_merging("layers.{}.", later=0)),
+    rules=(*SHARED, *_merging("layers.{}.", later=0)),
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "each"},
-    ignored=UNREAD,
+    ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )
 AUTHORS = Dialect(
     name="microsoft",
-    rules=(*AROUND, *_merging("layers.{}.", later=1)),
+    rules=(*SHARED, *_merging("layers.{}.", later=1)),
     recognise=lambda keys: {TABLE, FIRST} <= keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     options={"shift_axes": "together"},
-    ignored=UNREAD,
+    ignored=COMPUTED,
     read_stated=TIMM.read_stated,
 )
 
@@ -179,29 +173,16 @@ AUTHORS = Dialect(
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _config_for(c: SwinConfig, labels: list[str] | None) -> Options:
-    """config.json for transformers."""
-    if c.merge_eps != 1e-5:
-        raise CheckpointError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
-    config: Options = {
-        **hf.write_fields(c, FIELDS),
-        "architectures": ["SwinForImageClassification" if c.classes else "SwinModel"],
-        "model_type": "swin",
-        "hidden_act": hf.theirs_of_activation(c.activation),
-        "use_absolute_embeddings": False,
-        "dtype": "float32",
-    }
-    return config | hf.named_classes(c.classes, labels)
-
-
 def _write(model: Network, state: State) -> Written:
-    config = _config_for(model.config, model.labels)
-    prefix = "swin." if model.config.classes else ""
-    tensors = keymap.write("transformers", HF.rules, state, prefix=prefix, heads=1)
-    index = relative_index((model.config.window,) * 2, prefix=0, device=torch.device("cpu"))
-    tables = [key for key in tensors if key.endswith("relative_position_bias_table")]
-    tensors |= {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
-    return hf.folder(tensors, config, model.preprocess)
+    c: SwinConfig = model.config
+    if c.merge_eps != 1e-5:
+        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+    activation = {"hidden_act": hf.activation_for(c.activation), "use_absolute_embeddings": False}
+    written = hf.classifier(model, state, HF.rules, "Swin", hf.write_fields(c, FIELDS) | activation)
+    index = relative_index((c.window, c.window), prefix=0, device=torch.device("cpu"))
+    tables = [key for key in written.tensors if key.endswith("relative_position_bias_table")]
+    indices = {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
+    return replace(written, tensors=written.tensors | indices)
 
 
 FAMILY = staged.family(
@@ -211,5 +192,5 @@ FAMILY = staged.family(
     _infer_options,
     bare_options=("eps", "activation", "image_size"),
     model_types=MODEL_TYPES,
-    write_hf=Writer(_write, any_size=lambda config: True),
+    writers={"hf": Writer(_write, any_size=lambda config: True)},
 )

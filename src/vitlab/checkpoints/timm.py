@@ -13,8 +13,8 @@ from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.entry import OPENAI
-from vitlab.models.vit_config import VARIANTS, ViTConfig
+from vitlab.models.entry import CLIP_CROP
+from vitlab.models.vit_config import SIZES, ViTConfig
 
 RULES = (
     Rule("patch_embed.proj.*", "patch_embed.proj.*"),
@@ -40,7 +40,7 @@ RULES = (
     Rule("head_distill.*", "head_dist.*"),
 )
 
-HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16, 1536: 24}  # the published widths; others must be passed
+HEADS = {1536: 24} | {v["width"]: v["heads"] for _, _, v in reversed(SIZES.values())}  # by width, else to be passed
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -83,8 +83,8 @@ def _read_stated(source: Source) -> Stated | None:
     if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
         options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
     options |= config.get("vitlab", {})
-    size = re.match(r"(?:vit|deit)_(tiny|small|base|large|huge)_", name)
-    variant = VARIANTS[{"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}[size[1]]] if size else {}
+    size = re.match(r"(?:vit|deit)_([a-z]+)_", name)
+    variant = SIZES[size[1]][2] if size and size[1] in SIZES else {}
     if "heads" not in options and variant.get("width") == state["patch_embed.proj.weight"].shape[0]:
         options["heads"] = variant["heads"]
     if options.get("activation", "gelu") not in ACTIVATIONS:
@@ -141,7 +141,7 @@ CLIP_TRUNK = replace(  # the image tower of a CLIP
     _BASE,
     recognise=_has_norm_pre,
     assumed={"eps": 1e-5, "activation": "quick_gelu"},
-    preprocess={**OPENAI, "interpolation": "bicubic", "how": "crop"},
+    preprocess=CLIP_CROP,
     taken_as="taken as in OpenAI's CLIP, because of norm_pre (other CLIPs have activation=gelu)",
 )
 DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))

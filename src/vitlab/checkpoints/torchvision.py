@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitlab.checkpoints.family import IMAGENET
 from vitlab.checkpoints.keymap import Dialect, Rule
+from vitlab.models.entry import IMAGENET_CROP
 
 LAYER = "encoder.layers.encoder_layer_{i}."
 DIALECT = Dialect(
@@ -27,5 +27,5 @@ DIALECT = Dialect(
     ),
     recognise=lambda keys: "conv_proj.weight" in keys and "encoder.pos_embedding" in keys,
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess={**IMAGENET, "interpolation": "bilinear"},
+    preprocess={**IMAGENET_CROP, "interpolation": "bilinear"},
 )

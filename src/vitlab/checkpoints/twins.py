@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vitlab.checkpoints import staged
-from vitlab.checkpoints.family import IMAGENET
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, layers
 from vitlab.checkpoints.pvt import common_options
 from vitlab.checkpoints.staged import STAGES
 from vitlab.errors import CheckpointError
+from vitlab.models.entry import IMAGENET_CROP
 from vitlab.models.twins import VARIANTS, TwinsConfig
 
 HEADS = {config.widths: config.heads for config in (TwinsConfig(**variant) for variant in VARIANTS.values())}
@@ -19,9 +19,9 @@ def _stage(stage: int) -> tuple[Rule, ...]:
     ours, theirs = f"stages.{stage}.{{i}}.", f"blocks.{stage}.{{i}}."
     inside = {"q": "q", "kv": "kv", "reduction": "sr", "norm": "norm", "qkv": "qkv", "proj": "proj"}
     return (
-        *(Rule(f"embeds.{stage}.{part}.*", f"patch_embeds.{stage}.{part}.*") for part in ("proj", "norm")),
-        *(Rule(f"{ours}{part}.*", f"{theirs}{part}.*") for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
-        *(Rule(f"{ours}attention.{our}.*", f"{theirs}attn.{their}.*") for our, their in inside.items()),
+        *layers(f"embeds.{stage}.", f"patch_embeds.{stage}.", ("proj", "norm")),
+        *layers(ours, theirs, ("norm1", "norm2", "mlp.fc1", "mlp.fc2")),
+        *layers(ours + "attention.", theirs + "attn.", inside),
         Rule(f"positions.{stage}.conv.*", f"pos_block.{stage}.proj.0.*"),
     )
 
@@ -56,7 +56,7 @@ PCPVT = Dialect(
     rules=RULES,
     recognise=lambda keys: POSITIONS in keys and WINDOWED not in keys,
     assumed=ASSUMED,
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     read_stated=staged.timm_reader(_timm_options),
 )
 SVT = Dialect(
@@ -64,7 +64,7 @@ SVT = Dialect(
     rules=RULES,
     recognise=lambda keys: {POSITIONS, WINDOWED} <= keys,
     assumed=ASSUMED | {"window": 7},  # the weights are the same for any
-    preprocess=IMAGENET,
+    preprocess=IMAGENET_CROP,
     read_stated=staged.timm_reader(_timm_options),
 )
 FAMILY = staged.family(

@@ -1,6 +1,6 @@
-"""A stranger's network, loaded by the user's own rename table:
+"""A network of no known layout, loaded by the user's own rename table:
 
-[model]                                    # what weights cannot tell
+[model]                                    # what the weights do not show
 heads = 4
 eps = 1e-5
 
@@ -30,19 +30,14 @@ from vitlab.checkpoints.families import FAMILIES
 from vitlab.checkpoints.family import Family
 from vitlab.checkpoints.files import check_regular
 from vitlab.checkpoints.keymap import JOIN, SAME, TOKENS, TRANSPOSE, Codec, Dialect, Options, Renamed, Rule, expand
-from vitlab.checkpoints.schema import TEXTS, is_object, is_sequence
+from vitlab.checkpoints.schema import TEXTS
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.config import nearest, option_paths
-from vitlab.parsing import parse_toml
+from vitlab.parsing import is_object, is_sequence, parse_toml
 
 SECTIONS = ("model", "preprocess", "keys", "ignore")
-WITH_TOKEN_AXES = (
-    "class_token",
-    "distill_token",
-    "register_tokens",
-    "positions.table",
-)  # (1, n, D); others save (n, D)
+TOKEN_TABLES = ("class_token", "distill_token", "register_tokens", "positions.table")  # (1, n, D); others save (n, D)
 
 
 class RenameTable(NamedTuple):
@@ -70,7 +65,7 @@ def read_map(path: Path) -> RenameTable:
     options = dict(sections.get("model", {}))
     family, template = next(
         (family, family.map_template)
-        for family in FAMILIES.values()
+        for family in reversed(FAMILIES.values())  # a ViT's takes any names
         if family.map_template is not None and family.map_template.recognise(set(keys))
     )
     _check_options(path, family, options)
@@ -139,7 +134,7 @@ def _preprocess(path: Path, values: Options) -> Options:
 
 
 def _rule(path: Path, ours: str, theirs: object) -> Rule:
-    default = TOKENS if ours.removeprefix("image.") in WITH_TOKEN_AXES else SAME
+    default = TOKENS if ours.removeprefix("image.") in TOKEN_TABLES else SAME
     keys: tuple[str, ...]
     codec: Codec
     if isinstance(theirs, str):

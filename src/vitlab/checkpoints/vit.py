@@ -16,12 +16,12 @@ from torch import Tensor
 from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
-from vitlab.checkpoints.schema import is_object, is_sequence
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
 from vitlab.layers.positions import sincos_2d
 from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
+from vitlab.parsing import is_object, is_sequence
 
 ENCODER_ALONE = (
     "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, but it "
@@ -127,7 +127,7 @@ def infer_options(state: State, facts: Options) -> Options:
     if options["distill_token"] and (("head_distill.weight" in state) != bool(classes) or options["head_hidden"]):
         raise CheckpointError(
             "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
-            "(transformers' DeiTForImageClassification, DeiTModel), is not facts."
+            "(transformers' DeiTForImageClassification, DeiTModel), is not known."
         )
     if "blocks.0.scale1.gamma" in state:
         options["layer_scale"] = facts.get("layer_scale") or 1e-5
@@ -225,8 +225,8 @@ def _grid(state: State, options: Options, facts: Options) -> Options:
     count = state["positions.table"].shape[1]
     special = options["class_token"] + options["distill_token"]
     prefixes = {"class": special, "none": 0, "all": special + options["registers"]}
-    if facts.get("prefix_positions") in prefixes:
-        prefixes = {facts["prefix_positions"]: prefixes[facts["prefix_positions"]]}
+    if (only := facts.get("prefix_positions")) in tuple(prefixes):  # ViTConfig refuses any other value
+        prefixes = {only: prefixes[only]}
     stored, possible = _stated_grid(facts, options["patch_size"])
     for grid in (g for g in (stored, possible) if g is not None):
         for which, n in prefixes.items():

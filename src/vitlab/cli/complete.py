@@ -1,11 +1,12 @@
-"""Shell completion: values of arguments and options. Nothing here imports torch or numpy."""
+"""Shell completion: values of arguments and options. Nothing here imports torch or numpy, unless models/ changed."""
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
@@ -20,7 +21,30 @@ def one_of(*names: str) -> Complete:
 
 
 def models(incomplete: str) -> list[str]:
-    return _matches((HERE / "model_names.txt").read_text(encoding="utf-8").split(), incomplete)
+    return _matches(_model_names(), incomplete)
+
+
+def _model_names() -> list[str]:
+    """Every name and its shorter form. The registry imports torch: they are kept until a file of models/ changes."""
+    from vitlab.images.sources.download import cache_dir
+
+    kept = cache_dir() / "model_names.txt"
+    files = sorted((HERE.parent / "models").glob("*.py"))
+    stamp = f"{HERE} {zlib.crc32(repr([(file.name, file.stat().st_mtime_ns) for file in files]).encode())}"
+    with suppress(OSError, ValueError):
+        first, *names = kept.read_text(encoding="utf-8").splitlines()
+        if first == stamp:
+            return names
+    from vitlab.models.registry import MODELS
+
+    entries = MODELS.values()
+    names = sorted({name for e in entries for name in (e.name, *filter(e.name.startswith, e.aliases))})
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_name(f"{kept.name}.{os.getpid()}")
+        new.write_text("\n".join([stamp, *names]), encoding="utf-8")
+        new.replace(kept)
+    return names
 
 
 def checkpoints(incomplete: str) -> list[str]:

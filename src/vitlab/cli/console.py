@@ -114,7 +114,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().replace("×", "x").split("x")
-    if len(parts) not in (1, 2) or not all(p.strip().isdigit() for p in parts):
+    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise UsageError(f"--image-size {text!r} is not a size: write 384, or height x width: 384x256.")
     return int(parts[0]), int(parts[-1])
 

@@ -32,13 +32,11 @@ def diff(
     networks get the same tensor. Exit code 1: they differ.
     """
     from vitlab.explain.diff import diff
-    from vitlab.images.samples import is_sample, open_sample
 
     files = [*(images or []), *(more or [])]
-    inputs = [open_sample(text).picture if is_sample(text) else text for text in files]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other library's; ours are in the notes
-        difference = diff(a, b, inputs or None, tolerance, image_size=parse_size(image_size), heads=heads)
+        difference = diff(a, b, files or None, tolerance, image_size=parse_size(image_size), heads=heads)
     say_notes(dict.fromkeys(difference.notes))
     if json:
         print_json(difference.to_dict())

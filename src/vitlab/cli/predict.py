@@ -41,7 +41,7 @@ def predict(
     if fewer is not None and is_export(checkpoint):
         raise UsageError(f"{checkpoint} is an exported network: give --reducer to vitlab export, not here.")
     model = _open(checkpoint, device, image_size, heads)
-    _report(_with_progress(lambda inputs, **more: predict(model, inputs, top=top, reducer=fewer, **more), images), json)
+    _report(_with_progress(lambda images, **more: predict(model, images, top=top, reducer=fewer, **more), images), json)
 
 
 def zeroshot(
@@ -72,7 +72,7 @@ def zeroshot(
     if len(names) == 1:
         say("note: one label alone always has the probability 1: name others that it could be.")
     say(f"note: each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
-    _report(_with_progress(lambda inputs, **more: zero_shot(model, inputs, classes, top=top, **more), images), json)
+    _report(_with_progress(lambda images, **more: zero_shot(model, images, classes, top=top, **more), images), json)
 
 
 def _open(checkpoint: str, device: str, size: str | None, heads: int | None = None) -> Network:
@@ -106,21 +106,12 @@ def _read_labels(text: str) -> list[str]:
 
 def _with_progress(ask: Callable[..., list[Prediction]], images: list[str]) -> list[Prediction]:
     """ask(images), with a bar on a terminal if there are many."""
-    from vitlab.images.samples import is_sample, open_sample
-
-    inputs = [open_sample(text).picture if is_sample(text) else text for text in images]
     if len(images) <= 16 or not sys.stderr.isatty():
-        predictions = ask(inputs)
-    else:
-        from vitlab.cli.progress import counting
+        return ask(images)
+    from vitlab.cli.progress import counting
 
-        with counting("images", len(images)) as progress:
-            predictions = ask(inputs, progress=progress)
-    for prediction, text in zip(predictions, images, strict=True):
-        if prediction.error is not None:  # a sample has no name of its own
-            prediction.error = f"{text}: {prediction.error.removeprefix(f'{prediction.name}: ')}"
-        prediction.name = text
-    return predictions
+    with counting("images", len(images)) as progress:
+        return ask(images, progress=progress)
 
 
 def _report(predictions: list[Prediction], json: bool) -> None:

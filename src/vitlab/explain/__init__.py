@@ -94,8 +94,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"vitlab.explain.{_MODULES[name]}"), name)
     if name in ("draw", "figures"):
         return import_module(f"vitlab.explain.{name}")
-    raise AttributeError(f"module 'vitlab.explain' has no attribute {name!r}; it has {', '.join(__all__)}")
+    raise AttributeError(f"module 'vitlab.explain' has no attribute {name!r}; it has {', '.join(__dir__())}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_MODULES})  # a method is public by its row in methods.py

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, TokenModel, batches, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, batches, run_trace, token_model, wide
 from vitlab.explain.stages import Stages, heads_of, row_of
-from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 Query = str | int | Sequence[float] | None
@@ -119,7 +118,6 @@ def attention_masks(
     return torch.zeros_like(kept).scatter(-1, order, kept).unflatten(-1, maps.shape[2:])
 
 
-@torch.no_grad()
 def _rows(
     model: TokenModel, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
 ) -> Tensor:
@@ -132,13 +130,10 @@ def _rows(
         row = wide(weights) if of_class else wide(weights[:, :, tokens]).mean(2)  # (B, h, N)
         return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
 
-    trace = Trace(kind, layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
-    with evaluation_mode(model):
-        model(images, trace=trace)
-    return trace.stack(kind).transpose(0, 1)
+    chosen = "all" if heads == "mean" else heads
+    return run_trace(model, images, kind, layers=layers, heads=chosen, reduce=reduce).stack(kind).transpose(0, 1)
 
 
-@torch.no_grad()
 def _rows_in_stages(
     model: Hierarchy, images: Tensor, query: Query, layers: str | Sequence[int], heads: str | Sequence[int]
 ) -> Tensor:
@@ -160,9 +155,8 @@ def _rows_in_stages(
         row = torch.cat([before, padding, laid], dim=-1)
         return (row.mean(1, keepdim=True) if heads == "mean" else row).cpu()
 
-    trace = Trace("attention", layers=layers, heads="all" if heads == "mean" else heads, reduce=reduce)
-    with evaluation_mode(model):
-        model(images, trace=trace)
+    chosen = "all" if heads == "mean" else heads
+    trace = run_trace(model, images, "attention", layers=layers, heads=chosen, reduce=reduce)
     return trace.stack("attention").transpose(0, 1)
 
 

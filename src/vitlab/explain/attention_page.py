@@ -6,7 +6,7 @@ and keys lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +15,12 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.attention_maps import default_query
 from vitlab.explain.draw import page
-from vitlab.explain.inputs import ImageBatch, Images, TokenModel, as_batch, token_model, wide
+from vitlab.explain.inputs import ImageBatch, Images, TokenModel, as_batch, run_trace, token_model, wide
 from vitlab.explain.stages import Layer, Stages, heads_of
 from vitlab.explain.views import View
-from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
-Keep = Callable[[Tensor, int | None], None]
 STAGED_TEXTS = {
     "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where the token that holds that patch "
     "looks. Blue is the token, of the layer's own grid, white its window. Click to hold it.",
@@ -79,7 +77,8 @@ def _items(
         A = page.with_mean(wide(weights), single)  # (B, h, N, N)
         rows[layer].append((*page.eight_bits(A[..., len(prefix) :]), A[..., : len(prefix)].cpu()))
 
-    _run(model, batch.images[:kept].split(batch_size), layers, heads, keep)
+    for part in batch.images[:kept].split(batch_size):
+        run_trace(model, part, "attention", layers=layers, heads=heads or "all", reduce=keep)
     values, low, high, before = (
         torch.stack([torch.cat([part[i] for part in rows[layer]]) for layer in layers], dim=1) for i in range(4)
     )  # (B, L, h, ...)
@@ -117,7 +116,8 @@ def _staged_items(
         A, _ = layer.real(layer.windowed(weights))
         rows[number] += zip(*page.eight_bits(page.with_mean(A, single)), strict=True)
 
-    _run(model, batch.images[:kept].split(batch_size), fitting, heads, keep)
+    for part in batch.images[:kept].split(batch_size):
+        run_trace(model, part, "attention", layers=fitting, heads=heads or "all", reduce=keep)
     names = _names(model, list(model.prefix), fitting, page.head_names(heads, single))
     items = []
     for i, (view, picture) in enumerate(zip(views[:kept], pictures, strict=False)):
@@ -133,13 +133,6 @@ def _staged_items(
         queries = len(model.prefix) + view.grid[0] * view.grid[1]
         items.append({**page.place_of(view, picture), **names, "stages": packed, "queries": queries})
     return items, {**STAGED_TEXTS, "places": distinct}, note
-
-
-@torch.no_grad()
-def _run(model: TokenModel, parts: Sequence[Tensor], layers: list[int], heads: list[int], keep: Keep) -> None:
-    with evaluation_mode(model):
-        for images in parts:
-            model(images, trace=Trace("attention", layers=layers, heads=heads or "all", reduce=keep))
 
 
 def _names(model: TokenModel, prefix: list[str], layers: list[int], heads: list[str]) -> dict[str, Any]:

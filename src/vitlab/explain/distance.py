@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
-from vitlab.explain.inputs import Images, batches, wide
+from vitlab.explain.inputs import Images, batches, run_trace, wide
 from vitlab.explain.stages import one_grid
-from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.layers.trace import check_offered
 
 
 @dataclass
@@ -50,7 +49,6 @@ def attention_entropy(model: ModelOrName, images: Images, *, batch_size: int = 8
     return attention_statistics(model, images, batch_size=batch_size).entropy
 
 
-@torch.no_grad()
 def attention_statistics(model: ModelOrName, images: Images, *, batch_size: int = 8) -> AttentionStatistics:
     """Distance and entropy. Holds one layer's attention at a time."""
     model = one_grid(model, "attention distance")
@@ -67,9 +65,7 @@ def attention_statistics(model: ModelOrName, images: Images, *, batch_size: int 
         def summed(weights: Tensor, _: int | None, prefix: int = prefix, near: Tensor = near) -> Tensor:
             return torch.stack([_sums(wide(A), prefix, near) for A in weights]).cpu()  # (B, 3, h)
 
-        trace = Trace("attention", reduce=summed)
-        with evaluation_mode(model):
-            model(batch.images, trace=trace)
+        trace = run_trace(model, batch.images, "attention", reduce=summed)
         part = trace.stack("attention").double().sum(1)  # (L, 3, h)
         total, count = part if total is None else total + part, count + len(batch)
     assert total is not None

@@ -36,11 +36,14 @@ def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_s
     model = token_model(model)
     numbers: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for name, compute in (("filters", _filters), ("similarity", _similarity)):
-        try:
-            numbers |= compute(model)
-        except UsageError as error:
-            missing[name] = str(error)
+    try:
+        numbers |= _filters(model)
+    except UsageError as error:
+        missing["filters"] = str(error)
+    try:
+        numbers["similarity"] = position_similarity(model).numpy()
+    except UsageError as error:
+        missing["similarity"] = str(error)
     if images is None:
         return {**numbers, "missing": {**missing, **dict.fromkeys(("distance", "entropy", "norms"), NO_IMAGES)}}
     try:
@@ -66,7 +69,3 @@ def _filters(model: TokenModel) -> dict[str, Any]:
         return {"stem_filters": stem_filters(model).numpy()}
     E = patch_filters(model)  # (D, C, P, P)
     return {"filters": components(E, min(FILTERS, len(E) - 1, E[0].numel())).numpy()}
-
-
-def _similarity(model: TokenModel) -> dict[str, Any]:
-    return {"similarity": position_similarity(model).numpy()}

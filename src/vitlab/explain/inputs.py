@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
 from vitlab.images.read import Source, called, read_image
+from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
+from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.vit import VisionTransformer
@@ -57,7 +60,7 @@ Images = Tensor | ImageBatch | Source | Iterable[Source]
 
 
 def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
-    """A normalised tensor (B, C, H, W), or pictures (paths, PIL, arrays, bytes) through the model's preprocess."""
+    """A normalised tensor (B, C, H, W), or images (paths, "digits#3", PIL, arrays, bytes), preprocessed."""
     model = token_model(model)
     if isinstance(images, ImageBatch):
         return images
@@ -66,7 +69,7 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
         check_images(images, model.config.channels)
         _check_some(len(images))
         return ImageBatch(images.to(like.device, like.dtype))
-    sources = as_list(images)
+    sources = [replace_sample(source) for source in as_list(images)]
     if model.preprocess is None:
         raise UsageError(
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
@@ -127,6 +130,15 @@ def logits_of(model: TokenModel, images: Tensor, batch_size: int) -> Tensor:
     """(B, classes), in float32 at least."""
     with evaluation_mode(model):
         return torch.cat([wide(model(part)) for part in images.split(batch_size)])
+
+
+@torch.no_grad()
+def run_trace(model: TokenModel, images: Tensor, *kinds: str, **options: Any) -> Trace:
+    """What the model computes for these images: Trace(*kinds, **options) of one pass, in evaluation mode."""
+    trace = Trace(*kinds, **options)
+    with evaluation_mode(model):
+        model(images, trace=trace)
+    return trace
 
 
 def wide(values: Tensor) -> Tensor:

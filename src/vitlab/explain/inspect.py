@@ -33,6 +33,7 @@ from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.hierarchy import Hierarchy, StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.resnet import ResNetConfig
+from vitlab.models.vit_config import ViTConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 MEANINGS: dict[str, str] = {
@@ -251,6 +252,8 @@ def inspect(
             return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))
+        if not isinstance(config.encoder, ViTConfig | ResNetConfig):
+            return model.meanings.get(kind, "")
         return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
 
     steps = [

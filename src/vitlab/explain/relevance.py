@@ -129,7 +129,7 @@ def _class_number(model: Network, target: int | str, classes: int) -> int:
     if isinstance(target, str):
         if target in labels:
             return labels.index(target)
-        if not target.isdecimal():
+        if not target.isdecimal() or len(target) > 9:
             near = get_close_matches(target, labels, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else "" if labels else " It knows no class names."
             raise UsageError(f"{target=} is no class of this model.{hint} Or give a number, 0 to {classes - 1}.")

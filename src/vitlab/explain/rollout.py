@@ -14,10 +14,9 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.attention_maps import Query, query_rows, resolve_query
-from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, run_trace, token_model, wide
 from vitlab.explain.stages import Layer, Stages, row_of
-from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 FUSE = {  # (B, h, N, N) -> (B, N, N)
@@ -78,7 +77,6 @@ def _in_one_grid(model: TokenModel, images: Tensor, layers: range, query: Query,
     return row.unflatten(1, layout.grid)
 
 
-@torch.no_grad()
 def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
     """One row, multiplied from the last layer back: windows and reduced keys keep each layer's matrix small."""
     stages, who = Stages(model, *images.shape[-2:]), resolve_query(model, images, query)
@@ -90,9 +88,7 @@ def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, di
         A = FUSE[heads](A)  # (B, windows, n, m)
         return _discard_in_windows(A, discard, layer) if discard else A
 
-    trace = Trace("attention", layers=layers, reduce=fuse)
-    with evaluation_mode(model):
-        model(images, trace=trace)
+    trace = run_trace(model, images, "attention", layers=layers, reduce=fuse)
     layer = stages.layers[layers[-1]]
     row = row_of(stages, layer, who).to(wide(images)).expand(len(images), -1)  # (B, tokens)
     for number in reversed(layers):
@@ -104,7 +100,6 @@ def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, di
     return stages.lay(row[:, layer.prefix :], layer.stage)
 
 
-@torch.no_grad()
 def _product(model: TokenModel, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
     product: Tensor | None = None
 
@@ -117,8 +112,7 @@ def _product(model: TokenModel, images: Tensor, layers: range, prefix: int, disc
         A = A / A.sum(-1, keepdim=True)
         product = A if product is None else A @ product
 
-    with evaluation_mode(model):
-        model(images, trace=Trace("attention", layers=layers, reduce=multiply))
+    run_trace(model, images, "attention", layers=layers, reduce=multiply)
     assert product is not None
     return product
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
+from vitlab.models.base import Network
 from vitlab.models.hierarchy import StagedConfig
 
 
@@ -26,10 +26,8 @@ def size_of(name: str) -> tuple[int, int]:
         depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
     elif hasattr(config, "depth"):
         depths = {"depth": config.depth}
-    elif isinstance(config, StagedConfig):
-        return count_stages(lambda c: registry.build(family, c), config)
     else:
-        return count(family, config)
+        return count_stages(family, config) if isinstance(config, StagedConfig) else count(family, config)
     shallow = dict.fromkeys(depths, 1)
     one = count(family, config.with_options(**shallow))
     parameters, macs = one
@@ -41,23 +39,27 @@ def size_of(name: str) -> tuple[int, int]:
 
 
 def count(family: str, config: Any) -> tuple[int, int]:
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model = registry.build(family, config).eval().requires_grad_(False)
-        images = torch.empty(1, config.channels, *config.image_size)
-        model(*((images, torch.full((1, config.text.context), config.text.end_id)) if family == "clip" else (images,)))
+    model, flops = _run(family, config)
     return sum(p.numel() for p in model.parameters()), flops.get_total_flops() // 2
 
 
-def count_stages(build: Callable[[Any], Any], config: Any) -> tuple[int, int]:
-    """Parameters and MACs: counts two blocks per stage and extrapolates, as every second block is equal."""
-    shallow = config.with_options(depths=tuple(min(depth, 2) for depth in config.depths))
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
-        model = build(shallow).eval().requires_grad_(False)
-        model(torch.empty(1, config.channels, *config.image_size))
+def count_stages(family: str, config: Any) -> tuple[int, int]:
+    """Counts two blocks per stage and extrapolates, as every second block is equal."""
+    model, flops = _run(family, config.with_options(depths=tuple(min(depth, 2) for depth in config.depths)))
     parameters, total_flops = sum(p.numel() for p in model.parameters()), flops.get_total_flops()
     for stage, depth in enumerate(config.depths):
         for number in range(2, depth):
-            parameters += sum(p.numel() for p in model.stages[stage][number % 2].parameters())
-            inside = flops.get_flop_counts()[f"{type(model).__name__}.stages.{stage}.{number % 2}"]
-            total_flops += sum(inside.values())
+            block = f"stages.{stage}.{number % 2}"
+            parameters += sum(p.numel() for p in model.get_submodule(block).parameters())
+            total_flops += sum(flops.get_flop_counts()[f"{type(model).__name__}.{block}"].values())
     return parameters, total_flops // 2
+
+
+def _run(family: str, config: Any) -> tuple[Network, FlopCounterMode]:
+    """One image through the model, and one text for a CLIP."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
+        model = registry.build(family, config).eval().requires_grad_(False)
+        images = torch.empty(1, config.channels, *config.image_size)
+        texts = [torch.full((1, config.text.context), config.text.end_id)] if family == "clip" else []
+        model(images, *texts)
+    return model, flops

@@ -24,7 +24,6 @@ from vitlab.explain.draw.sheet import check_kind, save
 from vitlab.explain.inputs import ImageBatch, TokenModel, as_batch, as_list, token_model
 from vitlab.explain.views import View, views
 from vitlab.images.read import Source
-from vitlab.images.samples import is_sample, open_sample
 from vitlab.models.base import Network
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def open_subject(
     for source in as_list(images) if images else []:
         shown = str(source) if isinstance(source, str | os.PathLike) else f"image {len(sources)}"
         try:
-            part = as_batch(network.encoder, _sample(source) if isinstance(source, str) else source)
+            part = as_batch(network.encoder, source)
         except (ImageError, DataError) as error:
             if not skip_unreadable:
                 raise
@@ -101,15 +100,6 @@ def open_subject(
     )
     seen = views(network.encoder, batch, names, batch_size=batch_size)
     return Subject(name, network, ImageBatch(batch.images), seen, sources, failed, batch_size)
-
-
-def _sample(text: str) -> Source:
-    """The image of "cifar10#3"; a path unchanged."""
-    if not is_sample(text):
-        return text
-    picture = open_sample(text).picture
-    picture.filename = text  # type: ignore[attr-defined]  # used in messages
-    return picture
 
 
 @dataclass

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, grid_of, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, grid_of, run_trace, token_model, wide
 from vitlab.explain.stages import one_grid
 from vitlab.layers.patches import ConvStem, PatchEmbed
-from vitlab.layers.trace import Trace, check_offered
-from vitlab.models.base import evaluation_mode
+from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 NO_SIMILARITY = {  # kinds of positions without a vector per patch -> why, and what to use instead
@@ -92,16 +91,13 @@ def position_similarity(model: ModelOrName, grid: tuple[int, int] | None = None)
     return (vectors @ vectors.T).unflatten(1, places).unflatten(0, places)
 
 
-@torch.no_grad()
 def token_norms(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:
     """(B, layers, tokens): the length of every token after every block, prefix tokens first."""
     model = one_grid(model, "a list of token lengths")
     check_offered(["tokens"], model.traceable)
     parts = []
     for batch in batches(model, images, batch_size):
-        trace = Trace("tokens", reduce=lambda z, _: wide(z).norm(dim=-1).cpu())  # (B, N)
-        with evaluation_mode(model):
-            model(batch.images, trace=trace)
+        trace = run_trace(model, batch.images, "tokens", reduce=lambda z, _: wide(z).norm(dim=-1).cpu())  # (B, N)
         parts.append(trace.stack("tokens").transpose(0, 1))  # (B, L, N)
     return torch.cat(parts)
 

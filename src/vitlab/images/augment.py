@@ -164,7 +164,7 @@ class Augment:
     ) -> np.ndarray:
         """The random resized crops of images of these (H, W), (B, 2) -> (B, 4) int64: left, top, right, bottom.
 
-        For files of different sizes: a worker cuts and resizes each with Pillow, and `cropped=True` goes on from there.
+        For files of different sizes: a worker crops each with Pillow, and `cropped=True` continues from there.
         """
         if self.options.crop != "resized":
             raise UsageError(f'boxes are drawn for crop="resized" only; this is crop={self.options.crop!r}.')

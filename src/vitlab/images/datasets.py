@@ -111,7 +111,7 @@ def open_splits(
         open_source = getattr(import_module(f"vitlab.images.sources.{file}"), function)
         return name, open_source(name, None if path is None else Path(path).expanduser(), download)
     if path is not None:
-        raise DataError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
+        raise UsageError(f"{source}: a path belongs to one of {', '.join(SOURCES)}. Pass source={path!r} alone.")
     return name, _open_path(source, captions, allow)
 
 
@@ -161,7 +161,7 @@ def _finish(
     classes, train, val, notes = splits.classes, splits.train, splits.val, list(splits.notes)
     captioned, single = isinstance(train, Captioned), "each class has a single image, so none is left for val"
     if captioned and per_class is not None:
-        raise DataError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
+        raise UsageError(f"per_class={per_class}: {name} has captions and no classes. Use fraction, e.g. 0.1.")
     if not captioned:
         _check_classes(name, splits)
     if val is None:
@@ -217,8 +217,12 @@ def _missing_classes(split: str, dataset: Dataset) -> list[str]:
 
 
 def _first_names(classes: list[str], numbers: Iterable[int]) -> str:
-    names = [classes[i] for i in sorted(numbers)]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return first_few([classes[i] for i in sorted(numbers)])
+
+
+def first_few(names: list[str], most: int = 5) -> str:
+    """Names for a message: a, b, c, d, e and 3 more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _check_numbers(val_fraction: float, per_class: int | None, fraction: float | None) -> None:

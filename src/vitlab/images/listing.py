@@ -1,7 +1,7 @@
 """Every image of a source in one list, whatever its splits and labels.
 
 items = open_items("photos/")            # images at any depth; or digits, cifar10, labels.csv, shards
-items.about(0)                           # path, split, label: what is known of them
+items.about(0)                           # path, split and label, where known
 items.source(0)                          # what vitlab.embed takes
 """
 
@@ -21,7 +21,7 @@ from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Dataset, FileDatas
 from vitlab.images.sources.folder import pictures_under
 
 
-class AboutPicture(NamedTuple):
+class ImageInfo(NamedTuple):
     path: str
     split: str | None
     label: str | None
@@ -39,17 +39,17 @@ class Items:
     def __len__(self) -> int:
         return sum(len(dataset) for _, dataset in self.parts)
 
-    def about(self, number: int) -> AboutPicture:
+    def about(self, number: int) -> ImageInfo:
         split, dataset, index = self._place(number)
         path = dataset.name_of(index)
         if self.root is None:
             label = dataset.classes[int(dataset.labels[index])] if dataset.classes else None
-            return AboutPicture(path, split, label)
+            return ImageInfo(path, split, label)
         below = Path(path).relative_to(self.root)
         folders = list(below.parts[:-1])
         split = SPLIT_NAMES.get(folders[0].lower()) if folders else None
         folders = folders[1:] if split is not None else folders
-        return AboutPicture(below.as_posix(), split, folders[0] if folders else None)
+        return ImageInfo(below.as_posix(), split, folders[0] if folders else None)
 
     def source(self, number: int) -> str | np.ndarray:
         """A path, or pixels (H, W, C); ImageError where an image inside a file cannot be read."""
@@ -63,7 +63,7 @@ class Items:
             digest.update(f"{path}\0{split}\0{label}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
-    def __iter__(self) -> Iterator[AboutPicture]:
+    def __iter__(self) -> Iterator[ImageInfo]:
         return (self.about(number) for number in range(len(self)))
 
     def _place(self, number: int) -> tuple[str | None, Dataset, int]:

@@ -163,9 +163,9 @@ class MultiCrop:
         for view in images if cropped else [images]:
             assert isinstance(view, Tensor)
             self.plain._check(view, indices, resizes=True)
-        found_sizes = [tuple(view.shape[2:]) for view in images] if cropped else self.sizes
-        if found_sizes != self.sizes:
-            raise UsageError(f"found views of {found_sizes}, expected {self.sizes}: cut them with `cut`.")
+        actual_sizes = [tuple(view.shape[2:]) for view in images] if cropped else self.sizes
+        if actual_sizes != self.sizes:
+            raise UsageError(f"found views of {actual_sizes}, expected {self.sizes}: cut them with `cut`.")
 
 
 # ---- crops: Pillow's resize as two products with matrices, one image's rows and columns by its own box

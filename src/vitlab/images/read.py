@@ -36,7 +36,7 @@ TURNS = {  # EXIF orientation -> what sets it right
 }
 
 
-class NotAPictureError(ImageError):
+class NotAnImageError(ImageError):
     """Not an image format that is supported."""
 
 
@@ -69,7 +69,7 @@ def read_image(
 def _silence() -> None:
     """Pillow warns of large sizes and odd metadata; our own limit decides.
 
-    warnings.catch_warnings would give all threads the filters that one of them has found: this one is put in and stays.
+    warnings.catch_warnings is not safe with threads, so the filter is added once and stays.
     """
     global _quiet
     if _quiet not in warnings.filters:
@@ -81,7 +81,7 @@ _quiet: Any = None  # the filter, once it is there
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as the camera was held (EXIF orientation); the note of it goes, so that nothing is turned twice."""
+    """Turned as the camera was held (EXIF orientation); the tag is removed, so that nothing is turned twice."""
     try:
         turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # broken EXIF says nothing about orientation, in any kind of error; the pixels are good
@@ -115,12 +115,12 @@ def called(source: Source) -> str:
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
     if isinstance(source, Image.Image):
-        return str(getattr(source, "filename", "") or "the picture")
+        return str(getattr(source, "filename", "") or "the image")
     return "the array" if isinstance(source, np.ndarray) else fspath(source) or "''"
 
 
 def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
-    """What `with` gives as a stream; an open image stays as it is."""
+    """Context manager of a binary stream; an open image is passed through."""
     if isinstance(source, Image.Image):
         return nullcontext(source)
     if isinstance(source, bytes):
@@ -129,17 +129,19 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
         raise ImageError("is empty, and no file's name.", "Is a shell variable unset?")
     path = Path(source)
     if kind := special_kind(path):
-        raise ImageError(f"is {kind}, not a picture file.", "Copy what it holds into a file, and name that.")
+        raise ImageError(f"is {kind}, not an image file.", "Copy what it holds into a file, and name that.")
     try:
         if path.is_dir():
             raise IsADirectoryError
         return path.open("rb")
     except IsADirectoryError:
-        raise ImageError("is a folder.", "Name the picture files in it.") from None
+        raise ImageError("is a folder.", "Name the image files in it.") from None
     except FileNotFoundError:
         raise ImageError("no such file.") from None
     except OSError as error:
         raise ImageError(f"cannot be opened ({error.strerror}).") from None
+    except ValueError:
+        raise ImageError("no such file: its name holds a NUL character.") from None
 
 
 def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Image:
@@ -150,7 +152,7 @@ def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Ima
             if image.width * image.height > max_pixels:
                 raise TooLargeError(
                     f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}.",
-                    "Shrink the picture first, or pass a larger max_pixels.",
+                    "Shrink the image first, or pass a larger max_pixels.",
                 )
         image.load()
         return to_rgb(upright(image))
@@ -158,9 +160,9 @@ def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Ima
         raise
     except UnidentifiedImageError:
         extensions = ", ".join(e[1:] for e in EXTENSIONS)
-        raise NotAPictureError("not a picture that can be read.", f"Expected one of {extensions}.") from None
+        raise NotAnImageError("not an image that can be read.", f"Expected one of {extensions}.") from None
     except Image.DecompressionBombError as error:  # Pillow's own limit, of 179 million pixels
-        raise TooLargeError(str(error), "Shrink the picture first.") from None
+        raise TooLargeError(str(error), "Shrink the image first.") from None
     except Exception as error:  # damaged bytes raise nearly anything in Pillow's decoders
         raise ImageError(f"damaged or cut off ({error}).", "Fetch the file again.") from None
 

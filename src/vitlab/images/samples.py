@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from os import PathLike, fspath
 from pathlib import Path
 
 from PIL import Image
 
 from vitlab.errors import DataError
 from vitlab.images.datasets import Captioned, Data, open_data
+from vitlab.images.read import Source
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,16 @@ class Sample:
 
 
 def is_sample(text: str) -> bool:
-    return bool(re.fullmatch(r".+#\d+", text)) and not Path(text).exists()
+    return bool(re.fullmatch(r".+#\d{1,18}", text)) and not Path(text).exists()
+
+
+def replace_sample(source: Source) -> Source:
+    """The image of a sample by its name, "digits#3"; any other source unchanged."""
+    if not isinstance(source, str | PathLike) or not is_sample(fspath(source)):
+        return source
+    picture = open_sample(fspath(source)).picture
+    picture.filename = fspath(source)  # type: ignore[attr-defined]  # used in messages
+    return picture
 
 
 def open_sample(text: str) -> Sample:

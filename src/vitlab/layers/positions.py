@@ -46,9 +46,7 @@ def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
     return is_concrete(new) and old == new
 
 
-def cubic_weights(
-    old: tuple[int, int], new: tuple[int, int], rule: str, device: torch.device | None = None
-) -> list[Tensor]:
+def cubic_weights(old: tuple[int, int], new: tuple[int, int], rule: str, device: Device = None) -> list[Tensor]:
     """What `resize_grid` does along each axis as a matrix (new, old), in operations that leave `new` open."""
     places = [torch.arange(n, dtype=torch.float32, device=device) for n in new]  # (new,) each
     counts = [place[-1:] + 1 for place in places]
@@ -94,9 +92,7 @@ def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -
     return torch.cat([resize_grid(table[None, :count], before, after)[0], table[count:]])
 
 
-def sincos_2d(
-    grid: tuple[int, int], width: int, temperature: float = 10000.0, device: torch.device | None = None
-) -> Tensor:
+def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10000.0, device: Device = None) -> Tensor:
     """Fixed 2-D sine-cosine positions (MAE, MoCo v3): the first half of D encodes the column, the second the row."""
     rows, columns = (torch.arange(n, dtype=torch.float64, device=device) for n in grid)
     row, column = torch.meshgrid(rows, columns, indexing="ij")
@@ -134,7 +130,7 @@ class SinCosPositions(nn.Module):
 
 
 def rotary_2d(
-    grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: torch.device | None = None
+    grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None
 ) -> tuple[Tensor, Tensor]:
     """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
 

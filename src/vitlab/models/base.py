@@ -7,11 +7,12 @@ if Capability.TEXT in model.capabilities: ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +55,7 @@ class Network(nn.Module):
 
     family: str  # the name in the registry and in model.json
     config: Any  # the family's Config
+    meanings: Mapping[str, str] = MappingProxyType({})  # what its steps do, in words, for `vitlab inspect`
     labels: list[str] | None = None  # class names, where they are known
     _preprocess: Preprocess | None = None
     _card: Card | None = None
@@ -61,7 +63,7 @@ class Network(nn.Module):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return frozenset({Capability.EMBED})
+        return frozenset({Capability.EMBED, *([Capability.CLASSIFY] if self.classes else [])})
 
     @property
     def encoder(self) -> Network:
@@ -159,6 +161,10 @@ class Network(nn.Module):
     def forward_head(self, last: Tensor, /, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """What `forward_features` gives -> logits (B, classes); `pre_logits=True` or classes=0: features (B, E)."""
         raise NotImplementedError(f"{type(self).__name__} must have a head.")
+
+    def reset_classifier(self, classes: int) -> None:
+        """A new, untrained head for another number of classes (0: none); everything else stays."""
+        raise NotImplementedError(f"{type(self).__name__} must say how its classifier is replaced.")
 
     def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         """(T, N) token ids -> (T, E), of length 1 unless normalise=False; only with Capability.TEXT."""

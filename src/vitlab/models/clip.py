@@ -26,7 +26,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
 from vitlab.models.config import Config, largest_divisor
-from vitlab.models.entry import OPENAI, Entry, Paper, half
+from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -389,7 +389,7 @@ def _entry(name: str, config: CLIPConfig) -> Entry:
     open_clip = f"ViT-{letter}-{patch}" + (f"-{side}" if larger else "")  # by itself it has GELU
     open_clip += "" if config.text.activation == "gelu" else "-quickgelu"
     aliases = (f"clip_ViT-{letter}/{patch}" + (f"@{side}px" if larger else ""), name.replace("_", "-"), open_clip)
-    return Entry(name, "clip", config, {**OPENAI, "interpolation": "bicubic", "how": "crop"}, aliases)
+    return Entry(name, "clip", config, CLIP_CROP, aliases)
 
 
 PAPER = Paper("clip", CLIPConfig, CLIP, [_entry(name, config) for name, config in MODELS.items()])

@@ -12,9 +12,10 @@ import types
 from dataclasses import asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from vitlab.errors import UsageError
+from vitlab.parsing import is_object, is_sequence
 
 FAMILIAR = {  # what other libraries call our options; a miss is told our name
     "attn_drop_rate": "attention_dropout",
@@ -105,7 +106,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: object) -> Self:
         """Read what `to_dict` wrote; an unknown name is an error, so that a newer file is not half understood."""
-        if not _is_table(values):
+        if not is_object(values):
             raise UsageError(f"{cls.__name__} must be a table of options, not {values!r}.")
         _check_names(values, [f.name for f in fields(cls)], cls.__name__)  # type: ignore[arg-type]
         hints = _types(cls)
@@ -121,7 +122,7 @@ class Config:
             group, field = where[name]
             if group is None:
                 changed[field] = value
-            elif field == "" and _is_table(value):  # positions={"kind": "rotary", "rotary_base": 100}
+            elif field == "" and is_object(value):  # positions={"kind": "rotary", "rotary_base": 100}
                 grouped.setdefault(group, {}).update(value)
             elif field == "" and is_dataclass(value):
                 changed[group] = value
@@ -191,19 +192,6 @@ def _check_kind(group: str, given: dict[str, Any], inside: dict[str, Any]) -> No
         )
 
 
-def _is_table(value: object) -> TypeGuard[dict[str, Any]]:
-    """Keys that are no text are refused as unknown names."""
-    return isinstance(value, dict)
-
-
-def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    return isinstance(value, tuple)
-
-
-def _is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
 @cache
 def _types(config: type) -> dict[str, Any]:
     return {name: kind for name, kind in get_type_hints(config).items() if get_origin(kind) is not ClassVar}
@@ -213,7 +201,7 @@ def _coerce(value: Any, expected: Any) -> Any:
     """What JSON and callers write loosely: lists for tuples, one size for a square, whole numbers for floats."""
     if expected == tuple[int, int] and isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
-    if get_origin(expected) is tuple and (_is_tuple(value) or _is_list(value)):
+    if get_origin(expected) is tuple and is_sequence(value):
         kinds = get_args(expected)
         return tuple(map(_coerce, value, kinds)) if len(kinds) == len(value) else tuple(value)
     if expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
@@ -228,7 +216,7 @@ def _fits(value: Any, expected: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(_fits(value, option) for option in inner)
     if origin is tuple:
-        if not _is_tuple(value):
+        if not is_sequence(value):
             return False
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
         return len(value) == len(kinds) and all(map(_fits, value, kinds))

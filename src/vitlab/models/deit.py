@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network
-from vitlab.models.entry import CROP, Entry, Paper
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SIZES, ViTConfig
 
@@ -24,7 +24,7 @@ MODELS = {
 }
 PAPER = Paper(
     *("vit", ViTConfig, VisionTransformer),
-    [Entry(name, "vit", config, CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],
+    [Entry(name, "vit", config, IMAGENET_CROP, (name.removesuffix("_patch16"),)) for name, config in MODELS.items()],
 )
 
 Heads = tuple[Tensor, Tensor]  # logits of the class token and of the distillation token, each (B, K)

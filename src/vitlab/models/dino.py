@@ -27,7 +27,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.collective import all_max, all_sum, world_size
 from vitlab.models.base import WrapsEncoder
 from vitlab.models.config import Config
-from vitlab.models.entry import CROP, Entry, Paper, half
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, half
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -354,7 +354,7 @@ def _entry(name: str, config: DINOConfig) -> Entry:
         return Entry(name, "dino", config, half(config.channels))
     size, patch = name.split("_")[1], config.patch_size
     aliases = (f"dino_vit{size[0]}{patch}", *([f"dino_{size}"] if patch == 16 else []))  # dino_vits16: facebook's hub
-    return Entry(name, "dino", config, CROP, aliases)
+    return Entry(name, "dino", config, IMAGENET_CROP, aliases)
 
 
 PAPER = Paper("dino", DINOConfig, DINO, [_entry(name, config) for name, config in MODELS.items()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitlab.models.entry import CROP, Entry, Paper, ParsedName
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, ParsedName
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
 
@@ -45,6 +45,6 @@ def parse_name(name: str) -> ParsedName | None:
 
 PAPER = Paper(
     *("vit", ViTConfig, VisionTransformer),
-    [Entry(name, "vit", config, CROP) for name, config in MODELS.items()],
+    [Entry(name, "vit", config, IMAGENET_CROP) for name, config in MODELS.items()],
     parse_name,
 )

@@ -1,6 +1,6 @@
 """What a paper's file registers: its network and its models by name, each with its preprocess and other names.
 
-PAPER = Paper("swin", SwinConfig, Swin, [Entry("swin_tiny", "swin", SwinConfig(), CROP, ("Swin-T",))])
+PAPER = Paper("swin", SwinConfig, Swin, [Entry("swin_tiny", "swin", SwinConfig(), IMAGENET_CROP, ("Swin-T",))])
 
 models/index.py lists the papers, models/registry.py finds their models.
 """
@@ -17,7 +17,14 @@ from vitlab.models.config import Config
 IMAGENET: dict[str, Any] = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 HALF: dict[str, Any] = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # Google's ViT
 OPENAI: dict[str, Any] = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
-CROP: dict[str, Any] = {**IMAGENET, "interpolation": "bicubic", "how": "crop", "resize": 256, "size": (224, 224)}
+IMAGENET_CROP: dict[str, Any] = {
+    **IMAGENET,
+    "interpolation": "bicubic",
+    "how": "crop",
+    "resize": 256,
+    "size": (224, 224),
+}
+CLIP_CROP: dict[str, Any] = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
 
 
 def half(channels: int) -> dict[str, Any]:

@@ -183,8 +183,7 @@ class Hierarchy(Network):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        able = {Capability.EMBED, Capability.TOKENS, Capability.PYRAMID}
-        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+        return super().capabilities | {Capability.TOKENS, Capability.PYRAMID}
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.layout(*size).grid

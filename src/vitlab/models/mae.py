@@ -23,7 +23,7 @@ from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
-from vitlab.models.entry import CROP, Entry, Paper, ParsedName, half
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, ParsedName, half
 from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
 from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
@@ -265,13 +265,13 @@ def _statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entry(name: str, config: MAEConfig) -> Entry:
     if (size := name.removeprefix("mae_")) in SIZES:
-        return Entry(name, "mae", config, CROP, (f"vit_mae_{size}",))
+        return Entry(name, "mae", config, IMAGENET_CROP, (f"vit_mae_{size}",))
     return Entry(name, "mae", config, half(config.channels))
 
 
 def parse_name(name: str) -> ParsedName | None:
     """facebook's: mae_vit_base_patch16."""
-    match = re.fullmatch(r"mae_vit_(\w+)_patch(\d+)", name)
+    match = re.fullmatch(r"mae_vit_(\w+)_patch([0-9]{1,9})", name)
     config = MODELS.get(f"mae_{match[1]}") if match else None
     return (f"mae_{match[1]}", {}) if match and config and config.patch_size == int(match[2]) else None
 

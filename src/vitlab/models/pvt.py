@@ -23,7 +23,7 @@ from vitlab.layers.block import ACTIVATIONS, BLOCK_KINDS, MLP, Activation
 from vitlab.layers.positions import LearnedPositions
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, ReducedAttention, to_map, to_tokens
 from vitlab.layers.trace import LayerTrace, Trace, mark
-from vitlab.models.entry import CROP, HALF, Entry, Paper
+from vitlab.models.entry import HALF, IMAGENET_CROP, Entry, Paper
 from vitlab.models.hierarchy import (
     GridBlock,
     Hierarchy,
@@ -298,13 +298,14 @@ def _entry(name: str, config: PVTConfig) -> Entry:
     if config.image_size != (224, 224):
         return Entry(name, "pvt", config, HALF)
     paper = name.replace("_", "-")
-    return Entry(name, "pvt", config, CROP, (paper, f"{paper}-224"))
+    return Entry(name, "pvt", config, IMAGENET_CROP, (paper, f"{paper}-224"))
 
 
 def _entry_v2(name: str, config: PVTv2Config) -> Entry:
     if config.image_size != (224, 224):
         return Entry(name, "pvt_v2", config, HALF)
-    return Entry(name, "pvt_v2", config, CROP, (name.replace("pvt_v2", "pvtv2").replace("_", "-"),))  # PVTv2-B2-Li
+    paper = name.replace("pvt_v2", "pvtv2").replace("_", "-")  # PVTv2-B2-Li
+    return Entry(name, "pvt_v2", config, IMAGENET_CROP, (paper,))
 
 
 PAPER = Paper("pvt", PVTConfig, PVT, [_entry(name, config) for name, config in MODELS.items()])

@@ -24,7 +24,7 @@ def find(name: str) -> tuple[Entry, dict[str, Any]]:
     architecture = name.lower().split(".")[0]  # timm puts the weights' tag behind a dot
     if architecture in ALIASES:
         return MODELS[ALIASES[architecture]], {}
-    sized = re.fullmatch(r"(\w+)_(\d+)", architecture)
+    sized = re.fullmatch(r"(\w+)_([0-9]{1,9})", architecture)
     if sized and sized[1] in ALIASES:
         return MODELS[ALIASES[sized[1]]], {"image_size": int(sized[2])}
     for paper in PAPERS:

@@ -23,7 +23,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network
 from vitlab.models.config import Config
-from vitlab.models.entry import CROP, HALF, Entry, Paper
+from vitlab.models.entry import HALF, IMAGENET_CROP, Entry, Paper
 from vitlab.models.hierarchy import Level
 
 
@@ -160,8 +160,7 @@ class ResNet(Network):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        able = {Capability.EMBED, Capability.PYRAMID}
-        return frozenset(able | {Capability.CLASSIFY} if self.config.classes else able)
+        return super().capabilities | {Capability.PYRAMID}
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.config.grid(*size)
@@ -252,7 +251,8 @@ def _entry(name: str, config: ResNetConfig) -> Entry:
     """Names are torchvision's and timm's; the paper writes ResNet-50."""
     if config.image_size != (224, 224):
         return Entry(name, "resnet", config, HALF)
-    return Entry(name, "resnet", config, {**CROP, "interpolation": "bilinear"}, (name.replace("resnet", "ResNet-"),))
+    preprocess = {**IMAGENET_CROP, "interpolation": "bilinear"}
+    return Entry(name, "resnet", config, preprocess, (name.replace("resnet", "ResNet-"),))
 
 
 PAPER = Paper("resnet", ResNetConfig, ResNet, [_entry(name, config) for name, config in MODELS.items()])

@@ -25,7 +25,7 @@ from vitlab.layers.patches import fit_to_patches
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import Trace
 from vitlab.layers.windows import WindowAttention, Windows
-from vitlab.models.entry import CROP, HALF, Entry, Paper, ParsedName
+from vitlab.models.entry import HALF, IMAGENET_CROP, Entry, Paper, ParsedName
 from vitlab.models.hierarchy import (
     Grid,
     GridBlock,
@@ -202,13 +202,13 @@ def _entry(name: str, config: SwinConfig) -> Entry:
     aliases = (f"swin_{size}_patch4_window{config.window}_{side}",)  # timm's and the hub's
     if side == 224:
         aliases += (f"Swin-{size[0].upper()}", f"swin_{size[0]}")  # the paper's
-        return Entry(name, "swin", config, CROP, aliases)
-    return Entry(name, "swin", config, {**CROP, "resize": side, "size": (side, side)}, aliases)
+        return Entry(name, "swin", config, IMAGENET_CROP, aliases)
+    return Entry(name, "swin", config, {**IMAGENET_CROP, "resize": side, "size": (side, side)}, aliases)
 
 
 def parse_name(name: str) -> ParsedName | None:
     """timm's, of other windows and sizes: swin_base_patch4_window8_256."""
-    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window(\d+)_(\d+)", name)
+    match = re.fullmatch(rf"swin_({'|'.join(VARIANTS)})_patch4_window([0-9]{{1,9}})_([0-9]{{1,9}})", name)
     return (f"swin_{match[1]}", {"window": int(match[2]), "image_size": int(match[3])}) if match else None
 
 

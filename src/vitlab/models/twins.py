@@ -20,7 +20,7 @@ from vitlab.layers.block import BLOCK_KINDS, MLP
 from vitlab.layers.reduced import Grid, Reduced, to_map, to_tokens
 from vitlab.layers.trace import Trace, mark
 from vitlab.layers.windows import WindowAttention, Windows
-from vitlab.models.entry import CROP, HALF, Entry, Paper
+from vitlab.models.entry import HALF, IMAGENET_CROP, Entry, Paper
 from vitlab.models.hierarchy import (
     GridBlock,
     Hierarchy,
@@ -154,7 +154,7 @@ def _entry(name: str, config: TwinsConfig) -> Entry:
     if config.image_size != (224, 224):
         return Entry(name, "twins", config, HALF)
     variant, size = name.rsplit("_", 1)
-    return Entry(name, "twins", config, CROP, (f"{variant}_{size[0]}".replace("_", "-"),))  # Twins-SVT-S
+    return Entry(name, "twins", config, IMAGENET_CROP, (f"{variant}_{size[0]}".replace("_", "-"),))  # Twins-SVT-S
 
 
 PAPER = Paper("twins", TwinsConfig, Twins, [_entry(name, config) for name, config in MODELS.items()])

@@ -76,12 +76,9 @@ class VisionTransformer(Network):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        able = {Capability.EMBED, Capability.TOKENS}
-        if self.config.classes:
-            able.add(Capability.CLASSIFY)
-        if self.config.positions.kind not in ("rotary", "relative"):  # those belong to a full grid of patches
-            able.add(Capability.REDUCE)
-        return frozenset(able)
+        able = super().capabilities | {Capability.TOKENS}
+        full_grid = self.config.positions.kind in ("rotary", "relative")  # these positions need every patch
+        return able if full_grid else able | {Capability.REDUCE}
 
     @property
     def pooled_width(self) -> int:

@@ -19,10 +19,11 @@ from torch import nn
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import CheckpointError, ImageError, UsageError
+from vitlab.explain import draw
 from vitlab.export.loader import open_network
 from vitlab.images.listing import Items, open_items
 from vitlab.images.read import read_image
-from vitlab.images.samples import is_sample, open_sample
+from vitlab.images.samples import replace_sample
 from vitlab.inference import embed, embed_text, encoder_of, fingerprint, reads_text
 from vitlab.models.base import Network, features_of
 from vitlab.search.database import MadeBy
@@ -34,8 +35,6 @@ from vitlab.training.processes import Processes, pick_device
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from vitlab.explain.draw import SearchHit
 
 DEFAULT_MODEL = "bundled:dino"  # for `embed_dataset`
 OTHER_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".npy", ".npz", ".txt")
@@ -90,23 +89,17 @@ class SearchResult:
 
     def sheet(self) -> Figure:
         """The hits as a figure."""
-        from vitlab.explain import draw
-
         return draw.contact_sheet(self._drawn(), title=self.title, lines=[self._line], query=self.query)
 
     def page(self) -> str:
         """The hits as a self-contained HTML page."""
-        from vitlab.explain import draw
-
         return draw.contact_page(self._drawn(), title=self.title, lines=[self._line], query=self.query)
 
     @property
     def _line(self) -> str:
         return f"{len(self.hits)} of {self.images:,} images in {self.folder}, by {self.model}"
 
-    def _drawn(self) -> list[SearchHit]:
-        from vitlab.explain import draw
-
+    def _drawn(self) -> list[draw.SearchHit]:
         drawn = []
         for hit in self.hits:
             try:
@@ -143,10 +136,11 @@ def search_index(
         except CheckpointError as error:
             hint = "" if model is not None else " The index was made with it; where is it now? Add --model CHECKPOINT."
             raise UsageError(f"{error}{hint}") from None
-        query = None if image is None else _read_query(image)
+        query = None if image is None else read_image(replace_sample(image))
         vector = embed_text(encoder, text)[0] if text is not None else _image_vector(encoder, query)
         check(opened.path, made_by)
-        title = f"“{text}”" if text is not None else f"Like {'an image' if image is query else Path(str(image)).name}"
+        like = Path(image).name if isinstance(image, str | Path) else "an image"
+        title = f"“{text}”" if text is not None else f"Like {like}"
         hits, images = opened.search(vector, top), len(opened)
         return SearchResult(hits, images, opened.folder, made_by["checkpoint"], title, query, opened.notes)
 
@@ -173,7 +167,9 @@ def embed_dataset(
 
 
 def check_table_name(path: Path) -> None:
-    """Refuse the suffixes of other kinds of tables."""
+    """Refuse the suffixes of other kinds of tables, and the current folder."""
+    if not path.name:
+        raise UsageError(f"{path}: is a folder: name the table in it, {path / 'out.parquet'}.")
     if path.suffix.lower() in OTHER_TABLES:
         raise UsageError(f"{path}: the table is written as Parquet: name it {path.with_suffix('.parquet')}.")
 
@@ -207,9 +203,3 @@ def _image_vector(encoder: Network, image: Image.Image | None) -> np.ndarray:
     if embedding.vector is None:
         raise UsageError(f"the image cannot be embedded: {embedding.error}")
     return embedding.vector
-
-
-def _read_query(image: str | Path | Image.Image) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image
-    return open_sample(str(image)).picture if is_sample(str(image)) else read_image(image)

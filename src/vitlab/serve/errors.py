@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from vitlab.errors import ImageError, SearchError, TokenizerError, UsageError, VitlabError
-from vitlab.images.read import NotAPictureError, TooLargeError
+from vitlab.images.read import NotAnImageError, TooLargeError
 from vitlab.printable import one_line
 from vitlab.serve.settings import FORMAT_NAMES
 
@@ -43,7 +43,7 @@ def busy_error(error: str, seconds: float) -> RequestError:
 def image_error(error: ImageError) -> RequestError:
     if isinstance(error, TooLargeError):
         return RequestError(413, error.why, "Shrink or crop the image first.")
-    if isinstance(error, NotAPictureError):
+    if isinstance(error, NotAnImageError):
         return RequestError(415, error.why, f"Send a {FORMAT_NAMES} file; its contents count, not its name.")
     return RequestError(400, error.why, "Send the complete file again.")
 

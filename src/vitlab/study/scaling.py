@@ -38,7 +38,7 @@ from vitlab.study.study import OTHER_FOLDER, Row, Study, read_study_json, write_
 from vitlab.training.loop import Show, Silent
 
 MODELS = "vit_tiny,vit_tiny:attention=explicit,swin_tiny,resnet18"
-SIZES = [96, 128, 192, 256, 384, 512, 768]  # whole windows or not, whole patches all
+SIZES = [96, 128, 192, 256, 384, 512, 768]  # multiples of the patch size, but not all of the window size
 MEASURED = "measured.json"
 
 

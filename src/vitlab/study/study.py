@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.native import write_together, write_whole
+from vitlab.checkpoints.native import write_text, write_together
 from vitlab.errors import UsageError
 from vitlab.training.runs import to_csv, to_markdown
 from vitlab.version import __version__
@@ -91,5 +91,4 @@ def write_study_json(folder: Path, kind: str, about: Mapping[str, object], comma
 
 
 def write_json(path: Path, contents: object, indent: int | None = None) -> None:
-    text = json.dumps(contents, indent=indent, ensure_ascii=False) + "\n"
-    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
+    write_text(path, json.dumps(contents, indent=indent, ensure_ascii=False) + "\n")

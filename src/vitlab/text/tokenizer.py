@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ class Tokenizer:
         for text in texts:
             if not isinstance(text, str):
                 raise TokenizerError(f"expected texts, found {text!r:.60}, a {type(text).__name__}.")
+            if not text.isascii() and re.search("[\ud800-\udfff]", text):  # of bytes that are not UTF-8
+                raise TokenizerError(f"{text!r:.60} is not valid Unicode: write it as UTF-8.")
         encodings = self.backend.encode_batch(texts)
         for text, one in zip(texts, encodings, strict=True):
             if len(one.ids) > self.context:  # where truncate is set the backend has cut it

@@ -45,8 +45,8 @@ from vitlab.training.report.html import duration
 
 SHARE = 0.8  # of the time left; the rest is for a machine that gets slower
 LEAST_STEPS = 20  # fewer are no training
-OPTIMISM = (0.05, 0.5)  # a larger model may take this share of what its multiplications foretell; on a CPU the second
-PATIENCE = 0.03  # of the time: how long the model that is picked is timed once more
+OPTIMISM = (0.05, 0.5)  # of the time that its MACs predict a larger model may take only this share; on a CPU the second
+PATIENCE = 0.03  # share of the time in which the picked model is timed once more
 LOOK = (24, 2.0)  # images that are read to learn their size, and seconds it may take
 CHARACTERS = ("digits", "mnist")
 

@@ -29,7 +29,7 @@ ORDER = 1  # coordinate of the draw that shuffles an epoch
 
 T = TypeVar("T")
 CropBox = Callable[[int, tuple[int, int]], np.ndarray]  # position in the batch, (H, W) -> left, top, right, bottom
-Names = dict[str, str]  # images that could not be read: name -> what is wrong
+Skipped = dict[str, str]  # images that could not be read: name -> what is wrong
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class TrainingBatch:
     images: Tensor  # (B, C, H, W), normalised
     labels: Tensor  # (B,)
     indices: Tensor  # (B,), numbers in the training set; none where no image could be read: images holds a blank then
-    skipped: Names = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=dict)
     views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
@@ -131,7 +131,7 @@ class ImageSet:
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
-    def take(self, indices: np.ndarray, boxes: CropBox | None = None) -> tuple[Tensor, np.ndarray, Names]:
+    def take(self, indices: np.ndarray, boxes: CropBox | None = None) -> tuple[Tensor, np.ndarray, Skipped]:
         """Images, the positions of those that could be read, and the errors of the others by name."""
         if self.in_memory is not None and boxes is None:
             return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
@@ -145,10 +145,12 @@ class ImageSet:
         images, kept, skipped = self.read(indices, fit)
         return torch.cat([none, *images]), kept, skipped
 
-    def read(self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]) -> tuple[list[T], np.ndarray, Names]:
+    def read(
+        self, indices: np.ndarray, make: Callable[[int, np.ndarray, str], T]
+    ) -> tuple[list[T], np.ndarray, Skipped]:
         """`make(position, pixels, name)` of each file; the rest as in `take`."""
         results, kept = [], []
-        skipped: Names = {}
+        skipped: Skipped = {}
         for position, index in enumerate(indices):
             name = self.data.name_of(int(index))
             try:

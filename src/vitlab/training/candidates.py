@@ -1,7 +1,7 @@
-"""What autopick chooses from: a ladder of small models, levels of augmentation, and the longest schedule in a time.
+"""What autopick chooses from: small models by size, levels of augmentation, and the longest schedule in a time.
 
-A rung is a grid of patches and a network. Its patch is the largest of 2, 4, 8, 16 that leaves the grid whole in the
-images' own size, so that small images are cut finely and none is enlarged.
+A rung is a grid of patches and a network. Its patch is the largest of 2, 4, 8, 16 whose grid fits into the images at
+their own size, so that small images get small patches and none is enlarged.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def make_tokenizer(
 def save_tokenizer(tokenizer: Tokenizer, run: Path) -> None:
     """Write it into the run folder, so that a run killed before its first save resumes with the same."""
     run.mkdir(parents=True, exist_ok=True)
-    native.write_whole(run / FILE, lambda path: path.write_text(tokenizer.to_json(), encoding="utf-8"))
+    native.write_text(run / FILE, tokenizer.to_json())
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, saved: Path | None) -> None:

@@ -104,9 +104,9 @@ def check_run(run: Path) -> list[tuple[bool | None, str]]:
         return [*rows, (False, broke), (None, remedy)]
     log = read_log(run)
     if skipped := [e for e in log if e["kind"] == "skip"]:
-        rows.append((False, f"{len(skipped)} images could not be read, e.g. {skipped[0]['message']}"))
-    rows += [(False, text) for text in dict.fromkeys(e["text"] for e in log if e["kind"] == "doctor")]
-    if lines := [e for e in log if e["kind"] == "train"]:
+        rows.append((False, f"{len(skipped)} images could not be read, e.g. {skipped[0].get('message')}"))
+    rows += [(False, text) for text in dict.fromkeys(str(e.get("text")) for e in log if e["kind"] == "doctor")]
+    if lines := [e for e in log if e["kind"] == "train" and isinstance(e.get("loss"), int | float)]:
         rows.append(objective_class(_objective_name(run)).describe_loss(lines))
     finished = (run / "result.json").is_file()
     unfinished = f"the run is not finished. Go on: vitlab train --resume {run}"

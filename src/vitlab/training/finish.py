@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,9 +54,8 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
         best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
         save_best(job.run, best)
-        write_text = partial(_write_text, to_json(result))
         with explain_failed_save(job.run):
-            native.write_whole(job.run / "result.json", write_text)
+            native.write_text(job.run / "result.json", to_json(result))
         if log is not None:
             log.write("result", progress.step, **result)
         write_run_report(job, scores, image_set, result)
@@ -115,7 +112,3 @@ def environment() -> dict[str, str]:
         "system": platform.platform(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vitlab.images.datasets import first_few
+
 
 def class_order(labels: list[str], classes: list[str]) -> list[int] | None:
     """For each class of the data, the model's output that stands for it; None where the two name different classes."""
@@ -16,9 +18,5 @@ def differing(ours: list[str], theirs: list[str], we: str, they: str) -> str:
     parts = []
     for who, mine, others in ((we, ours, set(theirs)), (they, theirs, set(ours))):
         if only := [name for name in mine if name not in others]:
-            parts.append(f"only {who} has {shown(only)}")
+            parts.append(f"only {who} has {first_few(only)}")
     return "; ".join(parts) or "the same names in another order"
-
-
-def shown(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

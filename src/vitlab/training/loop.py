@@ -155,25 +155,17 @@ def _fit(
     """A function of its own, so that the job is gone before its processes leave their group: see `processes.stop`."""
     job = prepare(recipe, run, data, None if saved is None else saved.folder)
     progress = job.restore(saved, changed) if saved is not None else Progress()
+    session = TrainingSession(job, progress, show)
     if job.who.first:
         if changed or not (run / "recipe.toml").exists():
-            text = to_toml(recipe)
-            native.write_whole(run / "recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
+            native.write_text(run / "recipe.toml", to_toml(recipe))
         job.recipe_digest = file_digest(run / "recipe.toml")
-    session = TrainingSession(job, progress, show)
-    return _run(session, notes, since, save_first=saved is not None and changed)
-
-
-def _run(session: TrainingSession, notes: Sequence[str], since: float, *, save_first: bool) -> dict[str, Any]:
-    job, progress, show = session.job, session.progress, session.show
-    if job.who.first:
-        track = job.recipe.track
         session.log = RunLog(
-            job.run,
-            wandb=track.wandb,
-            tensorboard=track.tensorboard,
-            config=to_tables(job.recipe),
-            name=job.run.name,
+            run,
+            wandb=recipe.track.wandb,
+            tensorboard=recipe.track.tensorboard,
+            config=to_tables(recipe),
+            name=run.name,
             start_step=progress.step,
         )
         session.log.write("start", progress.step, steps=job.plan.total)
@@ -182,14 +174,14 @@ def _run(session: TrainingSession, notes: Sequence[str], since: float, *, save_f
     for note in job.notes:
         show.note(note)
     try:
-        if save_first:  # with the new recipe: a kill before the next save does not lose it
-            job.save(progress)
+        if saved is not None and changed:
+            job.save(progress)  # with the new recipe: a kill before the next save does not lose it
         train(session, since)
         result = finish(job, progress, session.log)
         score = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
         show.note(f"{score}, by the model of epoch {result['best_epoch']}")
         if result["unreadable"]:
-            show.note(f"{result['unreadable']} images could not be read: {job.run / 'log.jsonl'} names them.")
+            show.note(f"{result['unreadable']} images could not be read: {run / 'log.jsonl'} names them.")
         return result
     finally:
         if session.log is not None:

@@ -2,7 +2,7 @@
 
 Muon (https://kellerjordan.github.io/posts/muon) orthogonalises the momentum of each matrix by Newton-Schulz steps.
 torch's own does them one matrix at a time in bfloat16, which CPUs without bfloat16 units emulate slowly; `Muon` here
-does all matrices of one shape at once in float32. Of matrices that many processes share each computes the whole update.
+does all matrices of one shape at once in float32. Of sharded matrices every process computes the full update.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Muon(Optimizer):
                     parameter.add_(share_like(update, parameter), alpha=-rate)
 
     def _with_momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov: the gradient, drawn towards its running average; (rows, columns), whole."""
+        """Nesterov: the gradient, interpolated towards its running average; (rows, columns), not sharded."""
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlab.errors import UsageError
+from vitlab.images.sources import SOURCES
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -30,6 +31,9 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     path = Path(name)
     if path.suffix == ".toml":
         return path.stem, read_recipe(path)
+    if name in SOURCES:  # without a recipe of its own
+        base = read_recipe(available["folder"])
+        return name, replace(base, data=replace(base.data, source=name))
     pattern = re.search(r"[*?{\[]|::", name)  # of shards
     if path.exists() or pattern:
         from vitlab.images.sources.captions import holds_captions
@@ -40,7 +44,7 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     if "/" in name or name.startswith((".", "~")):
         raise UsageError(f"{what}: no such file or folder (from {Path.cwd()}), and it is no recipe or data source.")
     raise UsageError(
-        f"{what!r} is no recipe, data source or folder.{nearest(name, [*available, *BY_SOURCE])} "
+        f"{what!r} is no recipe, data source or folder.{nearest(name, [*available, *SOURCES])} "
         f"Recipes: {', '.join(available)}. For your own images: vitlab train FOLDER, with a folder for each class, "
         "or with captions."
     )

@@ -15,8 +15,9 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from operator import attrgetter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from vitlab.errors import TrainingError, VitlabError
@@ -31,15 +32,15 @@ C = TypeVar("C", bound=Config)
 @dataclass(frozen=True)
 class DataRecipe(Config):
     source: str = "digits"  # a name, a folder of class folders, a CSV, or shards
-    path: str | None = None  # where a named source lies; otherwise it is looked for, or downloaded
+    path: str | None = None  # files of a named source; default: searched for, or downloaded
     batch_size: int = 128  # images per step and process
     workers: int = 0  # processes that prepare batches; 0: the training process does
     val_fraction: float = 0.1  # of train, where there is no val split
-    per_class: int | None = None  # few labels: so many of each class
-    fraction: float | None = None  # few labels: this share
+    per_class: int | None = None  # few labels: this many images of each class
+    fraction: float | None = None  # few labels: this share of the training images
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
     max_unreadable: int = 20  # images that may be skipped before the run stops
-    allow_cut: bool = False  # use what is whole of tar shards that are cut off, instead of refusing them
+    allow_cut: bool = False  # use the complete samples of truncated tar shards instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
 
 
@@ -47,7 +48,7 @@ class DataRecipe(Config):
 class AugmentRecipe(Config):
     crop: Literal["none", "padded", "resized"] = "none"
     padding: int = 4
-    border: Literal["reflect", "zeros"] = "reflect"  # of a padded crop
+    border: Literal["reflect", "zeros"] = "reflect"  # what a padded crop adds
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 4 / 3)
     flip: bool = False
@@ -58,7 +59,7 @@ class AugmentRecipe(Config):
     mixup: float = 0.0  # alpha; 0 = off
     cutmix: float = 0.0
     mix_probability: float = 1.0
-    smoothing: float = 0.0  # of labels
+    smoothing: float = 0.0  # label smoothing
     drop_patches: float = 0.0  # share of patches left out ...
     drop_patches_until: float = 1.0  # ... in this first part of the run
     flip_at_test: bool = False  # average the scores of an image and its mirror image
@@ -69,8 +70,8 @@ class ModelRecipe(Config):
     name: str = "vit_digits"
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
-    freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; of a clip, all but the image tower
-    reducer: str | None = None  # fewer tokens, in training and in evaluation: tome:r=8, evit:keep=0.7
+    freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; with clip, all but the image tower
+    reducer: str | None = None  # token reducer, in training and evaluation: tome:r=8, evit:keep=0.7
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
     def __post_init__(self) -> None:
@@ -101,9 +102,9 @@ class ObjectiveRecipe(Config):
 class TextRecipe(Config):
     """The tokenizer, for objectives that learn from text."""
 
-    tokenizer: str | None = None  # a tokenizer.json, or a folder with one; otherwise one is made of train's captions
-    vocab: int = 4096  # tokens of one that is made, at most
-    context: int = 32  # tokens of a caption, with start and end; a longer one is cut
+    tokenizer: str | None = None  # a tokenizer.json, or a folder with one; default: trained on the training captions
+    vocab: int = 4096  # largest vocabulary of a trained tokenizer
+    context: int = 32  # tokens of a caption with start and end; longer ones are truncated
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ class OptimRecipe(Config):
     lr: float = 1e-3
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
-    momentum: float = 0.9  # of sgd; muon has 0.95
-    muon_lr: float = 0.02  # of the matrices in the blocks; lr is that of everything else
+    momentum: float = 0.9  # of sgd; muon uses 0.95
+    muon_lr: float = 0.02  # for the matrices in the blocks; lr is for everything else
     layer_decay: float = 1.0  # lr of block i is lr * layer_decay^(depth - i)
-    clip: float = 0.0  # gradient norm; 0 = off
+    clip: float = 0.0  # largest gradient norm; 0 = off
     accumulate: int = 1  # micro-steps per step
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_epochs: float = 0.0
@@ -136,7 +137,7 @@ class RunRecipe(Config):
     amp: Literal["off", "bf16", "fp16"] = "off"
     compile: bool = False
     device: str = "auto"
-    sharding: Literal["none", "fsdp"] = "none"  # of many processes: each keeps the whole model, or a share of it
+    sharding: Literal["none", "fsdp"] = "none"  # with several processes, each keeps the full model or a shard of it
 
 
 @dataclass(frozen=True)
@@ -165,14 +166,20 @@ class Recipe(Config):
                     raise TrainingError(f"{key}={value} {rule}.")
 
 
-RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
-    ("data.workers run.save_every run.keep run.minutes", lambda v: v >= 0, "must be 0 or more"),
+    (
+        "data.workers data.max_unreadable optim.momentum run.save_every run.keep run.minutes",
+        lambda v: v >= 0,
+        "must be 0 or more",
+    ),
     ("run.keep", lambda v: v <= 9, "must be 9 at most"),
     ("optim.lr optim.muon_lr", lambda v: v > 0, "must be above 0"),
     ("optim.layer_decay", lambda v: 0 < v <= 1, "must be above 0 and at most 1"),
     ("optim.final_lr augment.drop_patches_until", lambda v: 0 <= v <= 1, "must lie between 0 and 1"),
     ("augment.smoothing augment.drop_patches optim.ema", lambda v: 0 <= v < 1, "must be at least 0 and below 1"),
+    ("optim.betas", lambda v: 0 <= min(v) <= max(v) < 1, "must both be at least 0 and below 1"),
+    ("run.seed", lambda v: -(2**63) <= v < 2**63, "does not fit into 64 bits"),
 )
 GROUPS = {f.name: f.default_factory for f in fields(Recipe)}  # type: ignore[misc]
 
@@ -299,13 +306,15 @@ def _key(name: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    if isinstance(value, str | PurePath):
+        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
         return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\u{ord(match[0]):04x}", escaped) + '"'
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, Real):  # numpy's numbers too
+        return repr(int(value) if isinstance(value, Integral) else float(value))
     return repr(value)
 
 

@@ -1,11 +1,11 @@
-"""What a run writes down as it goes: a line of JSON for every event, in log.jsonl; wandb and TensorBoard beside it.
+"""The log of a run: a line of JSON for every event in log.jsonl; wandb and TensorBoard too, where the recipe says so.
 
     {"kind": "train", "step": 120, "time": 1767225600.0, "loss": 0.41, "lr": 0.0009, "images_per_second": 812.0}
     {"kind": "val", "step": 120, "time": 1767225601.5, "epoch": 2, "loss": 0.38, "top1": 0.9117}
     {"kind": "note", "step": 120, "time": 1767225601.6, "text": "saved"}
 
-Accuracies are shares of one. The process of rank 0 alone keeps a log. Nothing here imports torch, wandb or TensorBoard
-unless it is asked to.
+Accuracies are shares of one. Only the process of rank 0 writes a log. torch, wandb and TensorBoard are imported
+only where they are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunLog:
         name: str | None = None,
         start_step: int = 0,
     ) -> None:
-        """`start_step`: the step of the checkpoint the run goes on from; the log goes back to it. 0 begins anew."""
+        """`start_step`: the step that the run resumes from; later lines are removed. 0: a new log."""
         if wandb not in get_args(Wandb):
             raise TrainingError(f"track.wandb={wandb!r} is not known: use {', '.join(get_args(Wandb))}.")
         self.folder = Path(folder)
@@ -184,7 +184,7 @@ def _open_wandb(folder: Path, mode: Wandb, config: Mapping[str, object], name: s
         raise TrainingError(
             f"track.wandb={mode!r} needs wandb, which is not installed: pip install wandb. Or set track.wandb=off."
         ) from None
-    remembered = folder / "wandb" / "run_id"  # a resumed run goes on in the same curves
+    remembered = folder / "wandb" / "run_id"  # a resumed run continues the same curves
     goes_on = start_step > 0 and remembered.is_file()
     run_id = remembered.read_text(encoding="utf-8").strip() if goes_on else uuid.uuid4().hex[:8]
     remembered.parent.mkdir(exist_ok=True)

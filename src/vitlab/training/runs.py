@@ -1,4 +1,4 @@
-"""Many runs side by side: what each was, what came of it, and in which recipe keys they differ.
+"""Compares runs: their settings, their results, and the recipe keys in which they differ.
 
 rows = table(list_runs(Path("runs")).runs)       # one dict a run, newest first; the same columns in each
 """
@@ -87,7 +87,7 @@ class Run:
 @dataclass(frozen=True)
 class RunList:
     runs: list[Run]
-    skipped: list[str]  # what else lies there, and why it is no run
+    skipped: list[str]  # folders that are no runs, and why
 
 
 def list_runs(folder: Path) -> RunList:

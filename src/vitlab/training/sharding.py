@@ -1,6 +1,5 @@
-"""FSDP2 (arXiv:2304.11277): each process keeps a share of every parameter, of its gradient and of what the optimiser
-remembers of it; a block's parameters come together while it computes. Files hold whole tensors: one process can load
-what many wrote.
+"""FSDP2 (arXiv:2304.11277): each process keeps a shard of every parameter, of its gradient and of its optimiser state;
+a block's parameters are gathered while it computes. Files hold full tensors: one process can load what many wrote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run folder's checkpoints: all that a run needs to resume, written so that one intact save always exists.
 
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
-last-1/   the save before it (run.keep = 1), from which a run goes on where `last` is damaged
+last-1/   the save before it (run.keep = 1), from which a run resumes where `last` is damaged
 best/     weights.safetensors, model.json
 
 state.json holds the digest of every file beside it, and of the run's recipe.toml and result.json.
@@ -57,6 +57,8 @@ MAX_KEPT = 9  # run.keep
 
 def check_place(run: Path) -> None:
     """Refuse a run folder that cannot be written, before anything is downloaded or trained."""
+    if "\0" in str(run):
+        raise TrainingError(f"run.dir={run}: a null byte cannot be part of a path. Name another folder: run.dir=...")
     place = next(place for place in (run, *run.absolute().parents) if place.exists())
     if not place.is_dir():
         raise TrainingError(f"run.dir={run}: {place} is a file, where a folder is needed. Name another: run.dir=...")

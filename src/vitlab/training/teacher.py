@@ -23,16 +23,16 @@ from vitlab.checkpoints import native
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.load import load_with_report
 from vitlab.errors import ImageError, TrainingError
-from vitlab.images.datasets import Dataset, subset
+from vitlab.images.datasets import Dataset, first_few, subset
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.training.batches import ImageSet
-from vitlab.training.labels import class_order, differing, shown
+from vitlab.training.labels import class_order, differing
 from vitlab.training.processes import Processes
 
 HEADER, LOGITS = "answers.json", "logits.npy"
 FORMAT = 1
-SAVE_EVERY = 16  # batches between saves, from which filling goes on when it was stopped
+SAVE_EVERY = 16  # batches between saves; an interrupted computation continues from the last one
 
 
 class Teacher:
@@ -106,7 +106,7 @@ class Teacher:
             raise TrainingError(f"{self.name} has no classes, so it cannot answer. {remedy}")
         if labels is None and count == len(self.classes):
             self.notes.append(
-                f"{self.name} does not name its classes: they are taken to be {shown(self.classes)}, in this order."
+                f"{self.name} does not name its classes: they are taken to be {first_few(self.classes)}, in this order."
             )
             return None
         order = None if labels is None else class_order(labels, self.classes)
@@ -271,5 +271,4 @@ def _check(folder: Path, stored: Mapping[str, object], expected: Header) -> None
 
 
 def _write(folder: Path, header: Header) -> None:
-    text = json.dumps(header, indent=2, ensure_ascii=False) + "\n"
-    native.write_whole(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
+    native.write_text(folder / HEADER, json.dumps(header, indent=2, ensure_ascii=False) + "\n")

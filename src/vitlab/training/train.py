@@ -49,7 +49,7 @@ class TrainedRun:
 
 
 def train(
-    what: str | None = None,
+    what: str | Path | None = None,
     settings: Sequence[str] | Mapping[str, object] = (),
     *,
     resume: str | Path | None = None,
@@ -64,8 +64,14 @@ def train(
     stopped; `changed`: with another recipe than it began with. `minutes` picks all that is not given, so that the run
     ends so long after `since` (time.perf_counter(); default: now). SIGTERM and Ctrl-C save the run and raise Stopped.
     """
-    texts = [setting(*pair) for pair in settings.items()] if isinstance(settings, Mapping) else list(settings)
+    if isinstance(settings, Mapping):
+        texts = [setting(*pair) for pair in settings.items()]
+    else:
+        texts = [settings] if isinstance(settings, str) else list(settings)
+    what = None if what is None else str(what)
     show, since = show or Silent(), time.perf_counter() if since is None else since
+    if what is not None and resume is not None:
+        raise UsageError(f"{what} starts a new run, but resume={resume} continues one: leave one of the two out.")
     if changed and resume is None:
         raise UsageError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
     source = _source(what, minutes, resume) if minutes is not None else None

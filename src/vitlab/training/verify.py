@@ -49,7 +49,7 @@ class ResumeReport:
     tensors: int = 0  # compared
     differences: list[TensorDifference] = field(default_factory=list)
     broke: str = ""  # why a resumed run did not come to its end
-    repeatable: bool | None = None  # asked where bits differ: are two runs that nobody stops the same?
+    repeatable: bool | None = None  # whether two uninterrupted runs agree; tested only where bits differ
     seconds: float = 0.0
     folder: Path | None = None  # both runs, kept where something is wrong
 
@@ -103,7 +103,7 @@ def shortened(recipe: Recipe, steps: int) -> Recipe:
         data = replace(data, fraction=(data.fraction or 1.0) * wanted / n)
     n = len(data_of(replace(recipe, data=data)).train)
     plan = Plan(n=n, batch_size=data.batch_size, epochs=1, seed=recipe.run.seed, accumulate=o.accumulate)
-    epochs = steps // plan.steps_per_epoch + 1  # the end, with its evaluation, lies just behind the last step
+    epochs = steps // plan.steps_per_epoch + 1  # the final evaluation comes right after the last step
     run = replace(recipe.run, epochs=epochs, eval_every=epochs + 1, save_every=SAVE_EVERY, minutes=0.0)
     return replace(recipe, data=data, run=run, track=TrackRecipe())
 

@@ -23,9 +23,10 @@ from vitlab.explain.diff.causes import Cause, Search
 from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side, open_side
-from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, run_steps, step_name
+from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, json_values, run_steps, step_name
 from vitlab.explain.inputs import as_list
 from vitlab.images.read import Source, read_image
+from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
 
 SAME = (  # options that two copies of a network share
@@ -106,16 +107,12 @@ class Difference:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        def cause_dict(cause: Cause) -> dict[str, Any]:
-            values = {**vars(cause), "explained": cause.explained}
-            return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-
         return {
             **{name: value for name, value in vars(self).items() if name not in ("rows", "causes", "own")},
             "equal": self.equal,
             "first": self.first,
             "verdict": self.verdict,
-            "causes": [cause_dict(cause) for cause in self.causes],
+            "causes": [json_values({**vars(cause), "explained": cause.explained}) for cause in self.causes],
             "rows": [row.to_dict() for row in self.rows],
             "own": self.own.to_dict() if self.own is not None else None,
         }
@@ -146,7 +143,7 @@ def diff(
     result = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
     pictures: list[Image.Image] = []
     if images is not None and not isinstance(images, Tensor):
-        pictures = [read_image(source) for source in as_list(images)]
+        pictures = [read_image(replace_sample(source)) for source in as_list(images)]
         result.images = len(pictures)
     views = (
         _compare_pictures(A, B, pictures or [_fixed_image(size)], fitted, result) if images is None or pictures else {}

@@ -25,8 +25,7 @@ from vitlab.explain.diff.steps import Key, Steps, run_steps
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
-from vitlab.models.hierarchy import StagedConfig
-from vitlab.models.resnet import ResNetConfig
+from vitlab.models.vit_config import ViTConfig
 
 PREFIX = "transformers:"
 State = dict[str, Tensor]
@@ -36,7 +35,7 @@ class Side:
     """A model of ours."""
 
     def __init__(self, letter: str, model: Network, path: str | None = None):
-        if isinstance(model.config, StagedConfig | ResNetConfig):
+        if not isinstance(model.encoder.config, ViTConfig):
             raise UsageError(
                 f"{letter} is a {type(model).__name__}, and diff follows the steps of a ViT. `vitlab convert --check` "
                 "compares it with transformers' own."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,12 @@ class StepDifference:
     differs: bool  # relative is above the tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _json_value(value) for name, value in vars(self).items()}
+        return json_values(vars(self))
 
 
-def _json_value(value: object) -> object:
-    """None for infinity and NaN, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With None for infinity and NaN, which JSON does not have."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 class Tally:

@@ -72,8 +72,8 @@ def holds_captions(path: Path) -> bool:
     try:
         with tarfile.open(path, "r:") as tar:
             return any(info.isreg() and info.name.rpartition("/")[2] in TABLES for info in tar)
-    except (tarfile.TarError, OSError):
-        return False
+    except (tarfile.TarError, OSError, ValueError, OverflowError):  # also sizes that no file can have
+        return False  # whoever opens it next says what is wrong
 
 
 def is_table(path: Path, preferred: bool = False) -> bool:

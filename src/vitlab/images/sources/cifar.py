@@ -72,16 +72,9 @@ CIFAR100 = Layout(
         skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger
         tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""),
 )
-REMOTES.update(
-    {
-        "cifar10": Remote(
-            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
-        ),
-        "cifar100": Remote(
-            ("https://www.cs.toronto.edu/~kriz/",), {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
-        ),
-    }
-)
+TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
+REMOTES["cifar10"] = Remote(TORONTO, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"})
+REMOTES["cifar100"] = Remote(TORONTO, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"})
 KINDS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.errors import DataError
+from vitlab.errors import DataError, UsageError
 from vitlab.images.sources.dataset import ArrayDataset, Splits, subset
 from vitlab.images.sources.splits import stratified_split
 
@@ -18,7 +18,7 @@ SEED = 1998  # of that split, whatever the run's seed, so that test is the same 
 
 def open_digits(name: str, path: Path | None, download: bool) -> Splits:
     if path is not None:
-        raise DataError(f"digits: come with scikit-learn and need no path. Leave out {path}.")
+        raise UsageError(f"digits: come with scikit-learn and need no path. Leave out {path}.")
     values, labels = np.split(_digits_table(), [64], axis=1)  # (N, 64), (N, 1)
     labels = labels[:, 0]
     pixels = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)

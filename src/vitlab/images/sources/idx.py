@@ -31,27 +31,23 @@ FIRST_TEST_LABELS = {  # the two sets' files have the same names: this tells the
     "fashion-mnist": bytes([9, 2, 1, 1, 6, 1, 4, 6, 5, 7, 4, 5, 7, 3, 4, 1, 2, 4, 8, 0]),
 }
 IMAGES, LABELS = 0x0803, 0x0801  # magic numbers: 08 = unsigned bytes, then the number of dimensions
-REMOTES.update(
+REMOTES["mnist"] = Remote(
+    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     {
-        "mnist": Remote(
-            ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-            {
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-            },
-        ),
-        "fashion-mnist": Remote(
-            ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
-            {
-                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-            },
-        ),
-    }
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+)
+REMOTES["fashion-mnist"] = Remote(
+    ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
+    {
+        "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
 )
 MOST = 1 << 31  # bytes: a damaged header must not ask for all the memory there is
 
@@ -141,7 +137,7 @@ def read_idx(source: str, path: Path, magic: int) -> np.ndarray:
             actual, *shape = struct.unpack(f">{1 + dims}I", header)
             if actual != magic:
                 raise DataError(
-                    f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'pictures'} should: "
+                    f"{path}: does not begin as an IDX file of {'labels' if magic == LABELS else 'images'} should: "
                     f"magic number {actual:#010x}, expected {magic:#010x}. {remedy}"
                 )
             size = math.prod(shape)

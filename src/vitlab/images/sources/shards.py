@@ -193,7 +193,7 @@ def expand(pattern: str) -> list[str]:
     match = re.search(r"\{([^{}]*)\}", pattern)
     if match is None:
         return [pattern]
-    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+    if numbers := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", match[1]):
         first, last = int(numbers[1]), int(numbers[2])
         if not first <= last < first + MOST_SHARDS:
             raise DataError(f"{pattern}: {{{match[1]}}} must count upwards, to at most {MOST_SHARDS:,} shards.")
@@ -216,7 +216,7 @@ def _by_split(source: str, shards: list[Path]) -> dict[str, list[Path]]:
             raise DataError(
                 f"{source}: shards of {' and '.join(splits)}, but none of train. Name them train-000000.tar."
             )
-        return {"train": shards}  # val-*.tar alone: what was asked for
+        return {"train": shards}  # val-*.tar alone is what the user named
     return splits
 
 

@@ -34,7 +34,7 @@ def few_labels(
 ) -> np.ndarray:
     """Indices of exactly `per_class` of each class, or of a `fraction` of each (at least one), ascending.
 
-    A smaller subset of the same seed lies within a larger one.
+    A smaller subset of the same seed is part of a larger one.
     """
     if per_class is not None:
         held = np.bincount(labels, minlength=len(classes))

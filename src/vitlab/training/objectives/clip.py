@@ -73,7 +73,7 @@ class ContrastiveLearning(Objective):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[CLIP, list[str]]:
-        """New, with the image tower of another checkpoint, or a CLIP that goes on with its own tokenizer."""
+        """A new CLIP, also with the image tower of another checkpoint; or a loaded one with its own tokenizer."""
         model, notes = (
             _new_model(recipe, channels, tokenizer)
             if recipe.model.init_from is None

@@ -88,7 +88,7 @@ def reconstruction_numbers(prediction: Tensor, target: Tensor, mask: Tensor) -> 
 
 
 def findings(lines: Sequence[Line], *, mask_ratio: float | None = None, settled: int = 0) -> list[Finding]:
-    """lines: oldest first, with `reconstruction_numbers`; settled: the step from which the loss is judged.
+    """lines: oldest first, with `reconstruction_numbers`; settled: the step from which the loss counts.
 
     A falling loss alone proves nothing: a model whose mask is inverted learns to copy what it sees.
     """

@@ -1,4 +1,4 @@
-"""What a run looks like: its page in HTML, and figures drawn with matplotlib."""
+"""The report of a run in HTML, and figures drawn with matplotlib."""
 
 from vitlab.training.report.figures import draw_preview, picture_kind, plot
 from vitlab.training.report.html import GalleryItem, duration

@@ -47,7 +47,7 @@ class RunReport:
 
 def write_report(folder: Path, report: RunReport) -> Path:
     """Write folder/report.html."""
-    from vitlab.checkpoints.native import write_whole
+    from vitlab.checkpoints.native import write_text
 
     folder = Path(folder)
     log, recipe_text, result, classes = report.log, report.recipe_text, report.result, report.classes
@@ -71,7 +71,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
         title=escaped(folder.resolve().name), style=f"\n{_asset('page.css')}", body=body, version=escaped(__version__)
     )
     path = folder / REPORT
-    write_whole(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    write_text(path, page)
     return path
 
 
@@ -92,7 +92,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
         about.append(f'<time datetime="{ended[:10]}T{ended[11:16]}Z">{ended}</time>')
     line = " · ".join(part for part in about if part)
     names, judged = dict(TILES), str(result.get("judged_by", "top-1"))
-    if judged != "top-1":  # neighbours, or words
+    if judged != "top-1":  # k-NN, zero-shot or recall
         names["top1"] = (escaped(judged), TILES["top1"][1])
         names["loss"] = (escaped(f"Loss ({judged.removesuffix(' top-1')})"), TILES["loss"][1])
     tiles = [
@@ -104,7 +104,7 @@ def _header(name: str, log: list[dict[str, Any]], recipe_text: str, result: dict
 
 
 def _events(log: list[dict[str, Any]], most: int = 40) -> str:
-    """What is neither a curve nor a start: notes, skipped images, resumes."""
+    """Notes, skipped images and other events that no curve shows."""
     events = [e for e in log if e["kind"] not in ("train", "val", "test", "start", "result")]
     rows = []
     for event in events[:most]:
