@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 from vitlab.checkpoints.load import ModelOrName
-from vitlab.errors import CheckpointError, ImageError, UsageError
+from vitlab.errors import ImageError, UsageError, VitlabError
 from vitlab.explain import draw
 from vitlab.export.loader import open_network
 from vitlab.images.listing import Items, open_items
@@ -133,7 +133,7 @@ def search_index(
             )
         try:
             encoder, made_by = open_encoder(model if model is not None else opened.made_by["checkpoint"])
-        except CheckpointError as error:
+        except VitlabError as error:
             hint = "" if model is not None else " The index was made with it; where is it now? Add --model CHECKPOINT."
             raise UsageError(f"{error}{hint}") from None
         query = None if image is None else read_image(replace_sample(image))

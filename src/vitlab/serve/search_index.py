@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.errors import CheckpointError, SearchError
+from vitlab.errors import SearchError, VitlabError
 from vitlab.export.loader import open_network
 from vitlab.printable import valid_utf8
 from vitlab.search import Hit, Index, check
@@ -65,7 +65,7 @@ def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
         )
         try:
             served = ServedModel(unique_name(checkpoint, names), open_network(checkpoint))
-        except CheckpointError as error:
+        except VitlabError as error:
             raise SearchError(f"{problem} and cannot be loaded: {error} {remedy}") from None
         if served.fingerprint != made_by["fingerprint"]:
             raise SearchError(f"{problem} and has changed since: their embeddings cannot be compared. {remedy}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.checkpoints.load import load_with_report
-from vitlab.errors import CheckpointError, TrainingError
+from vitlab.errors import TrainingError, VitlabError
 from vitlab.factory import create
 from vitlab.images.datasets import Captioned, Captions, Data
 from vitlab.layers.collective import gather
@@ -227,7 +227,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Network, list[str]]:
     if changed:
         try:
             tower, report = load_with_report(source, encoder=True, **{"classes": 0, **changed})
-        except CheckpointError as error:
+        except VitlabError as error:
             raise TrainingError(
                 f"{error} The recipe clip_lit leaves the image tower as it is: "
                 f"vitlab train clip_lit model.init_image={source}"
