@@ -1,11 +1,11 @@
-"""A training step against transformers' with the same weights; and how fast images are prepared against what it eats.
+"""A training step against transformers' with the same weights; and how fast images are prepared against what it consumes.
 
     python benchmarks/training.py [--rounds 31] [--batch 128] [--data cifar-10-binary.tar.gz]
     python benchmarks/training.py --model swin_cifar
 
 The step (forward, loss, backward, AdamW; eager float32) is that of vit_cifar: 192 wide, 9 deep, 12 heads, patch 4,
 32 px. Both networks take it in turns in one process; a ratio of medians (ours / theirs) of 1.03 or less counts as no
-slower. The input pipeline is that of cifar10_full with all its augmentation, alone: five times what a step eats is
+slower. The input pipeline is that of cifar10_full with all its augmentation, alone: five times what a step consumes is
 enough. Without --data and without CIFAR-10 in $VITLAB_DATA or the cache, pictures of noise of the same shape are used.
 With --model swin_cifar the step is that of a small Swin (48 to 192 wide, 6 blocks, windows of 4), and nothing else is
 measured.
@@ -40,7 +40,7 @@ from vitlab.training.presets import find_recipe
 
 NETWORK = "vit_cifar"
 RECIPE = "cifar10_full"
-ENOUGH = 5  # times what a step eats
+ENOUGH = 5  # times what a step consumes
 
 
 def stepper(model: torch.nn.Module, logits: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Any:
@@ -118,7 +118,7 @@ def pipeline_time(steps: BatchDataset, mix: Mix, smoothing: float, workers: int,
 
 
 def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: float) -> None:
-    """Prints images/s with the recipe's workers and with none, against the images/s that a step eats."""
+    """Prints images/s with the recipe's workers and with none, against the images/s that a step consumes."""
     recipe = find_recipe(RECIPE)[1]
     a, pre = recipe.augment, vitlab.create(NETWORK).require_preprocess()
     options = {f.name: getattr(a, f.name) for f in fields(AugmentOptions) if hasattr(a, f.name)}
@@ -141,8 +141,8 @@ def pipeline(path: str | None, batch: int, repeats: int, count: int, eaten: floa
         spread = f"{speeds['quarter']:.0f} .. {speeds['three_quarters']:.0f}"
         verdict = "enough" if times >= ENOUGH else "TOO SLOW"
         rows.append([str(workers), f"{speeds['median']:.0f} ({spread})", f"{times:.1f} ({verdict})"])
-    print_table(["workers", "images/s, median (half of the runs in)", "times what a step eats"], rows)
-    print(f"\na step eats {eaten:.0f} images/s; {ENOUGH} times as many or more count as enough")
+    print_table(["workers", "images/s, median (half of the runs in)", "times what a step consumes"], rows)
+    print(f"\na step consumes {eaten:.0f} images/s; {ENOUGH} times as many or more count as enough")
 
 
 def main() -> None:
