@@ -60,9 +60,7 @@ def pictures(here: Path, count: int) -> None:
     for number in range(count):
         draw(here / "photos" / f"{number % 100:02d}" / f"{number}.png", number)
     model = vitlab.load(MODEL)
-    rows = [
-        ["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]
-    ]
+    rows = [["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]]
     same = Counts(unchanged=count, pictures=count)
     rows += [["again, nothing changed", *made(model, here / "photos", here / "ix", same)]]
     expected = disturb(here / "photos", count)

@@ -1,4 +1,4 @@
-"""A training step against transformers' with the same weights; and how fast images are prepared against what it consumes.
+"""A training step against transformers' with the same weights, and images prepared per second against what it consumes.
 
     python benchmarks/training.py [--rounds 31] [--batch 128] [--data cifar-10-binary.tar.gz]
     python benchmarks/training.py --model swin_cifar
