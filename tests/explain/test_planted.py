@@ -156,7 +156,7 @@ def test_of_two_squares_the_class_asked_for_is_found(model, size):
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_deletion_beats_random(model, size):
-    test = planted(24, size, seed=97, squares=1)
+    test = planted(50, size, seed=97, squares=1)
     for row in compare_methods(model, test.images, kinds=["deletion", "insertion", "road"], steps=8):
         margin = {"deletion": 0.3, "insertion": 0.08, "road": 0.2}[row.kind]  # of the area, less than random's
         found = row.to_dict()
