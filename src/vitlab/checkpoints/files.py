@@ -52,8 +52,9 @@ def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
+        hint = " predict, embed and evaluate open an exported file." if suffix in (".onnx", ".pt2") else ""
         raise CheckpointError(
-            f"{path}: unknown kind of file {suffix or '(no ending)'}. Known are {', '.join(SUFFIXES)}."
+            f"{path}: unknown kind of file {suffix or '(no ending)'}. Known are {', '.join(SUFFIXES)}.{hint}"
         )
     kind = suffix if suffix in (".safetensors", ".npz") else ".pth"
     really = _kind(path)
