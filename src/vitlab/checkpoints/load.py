@@ -270,7 +270,7 @@ def _encoder_of(weights: LoadedWeights) -> LoadedWeights:
 
 
 def _resizable(key: str) -> bool:
-    return key.split(".")[-2:] == ["positions", "table"] or key.endswith("attention.relative.table")
+    return key.split(".")[-2:] == ["positions", "table"] or key.endswith("relative.table")
 
 
 def _grid(key: str, config: Config) -> tuple[int, int]:
@@ -279,7 +279,7 @@ def _grid(key: str, config: Config) -> tuple[int, int]:
 
 def _resize(key: str, value: Tensor, old: tuple[int, int], new: tuple[int, int], config: Config) -> Tensor:
     if key.endswith("relative.table"):
-        return resize_relative(value, old, new)
+        return resize_relative(value, old, new, config.encoder.relative_rule)
     prefix = value.shape[1] - old[0] * old[1]
     return resize_positions(value, prefix, old, new, config.encoder.table_rule)
 

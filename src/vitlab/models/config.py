@@ -80,6 +80,11 @@ class Config:
         """How position tables are resized to another grid."""
         return "bilinear"
 
+    @property
+    def relative_rule(self) -> str:
+        """How tables of a relative bias are resized to another grid."""
+        return "bicubic"
+
     def table_grid(self, key: str) -> tuple[int, int]:
         """The grid that a table of positions, by its name in the weights, is made for."""
         raise NotImplementedError(f"{type(self).__name__} has no position tables.")
