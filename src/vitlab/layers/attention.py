@@ -32,6 +32,11 @@ class Heads(nn.Module):
         self.attention_dropout = attention_dropout
         self.relative: RelativeBias | None = None
 
+    @property
+    def biased(self) -> bool:
+        """Whether a bias by the offset of query and key is added to the scores."""
+        return self.relative is not None
+
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
         """(B, N, parts * hd) -> `parts` tensors (B, h, N, d)."""
         x = torch.unflatten(x, -1, (parts, self.heads, self.head_dim))  # (B, N, parts, h, d)
@@ -124,6 +129,19 @@ class Attention(Heads):
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
 
 
+class QVBiasLinear(nn.Linear):
+    """[q, k, v] = x W + [b_q, 0, b_v]: one matrix, and a bias for queries and values alone (BEiT, Swin v2)."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, 3 * inner, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(inner))
+        self.v_bias = nn.Parameter(torch.zeros(inner))
+
+    def forward(self, input: Tensor) -> Tensor:  # (B, N, D)
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        return F.linear(input, self.weight, bias)  # (B, N, 3 hd)
+
+
 def head_width(width: int, heads: int) -> int:
     if width % heads:
         raise UsageError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")
@@ -144,7 +162,7 @@ def kernel_name(model: nn.Module, device: str = "cpu") -> str:
     if layer.path == "explicit":
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
-    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.biased else None
     try:  # torch has no public function that tells which kernel it would choose
         number = torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)  # pyright: ignore
         choice = torch.nn.attention.SDPBackend(number).name.lower()

@@ -3,7 +3,7 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
+from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, swinv2, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -14,6 +14,7 @@ INDEX = (
     (clip.PAPER, "clip.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
+    (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike
     (pvt.PAPER, "pvt.PVT"),
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
