@@ -166,9 +166,17 @@ DEEP_STEM = (
     *_both("stem.convs.2", "conv1.6", "bn1"),
 )
 POOLED = "layer2.0.downsample.2.weight"  # the shortcut's norm, where pooling is number 0
-TIMM_C = replace(
-    TIMM, rules=(*DEEP_STEM, *TIMM.rules), recognise=lambda keys: "conv1.0.weight" in keys and POOLED not in keys
-)
+
+
+def _is_deep(keys: set[str]) -> bool:
+    return "conv1.0.weight" in keys and POOLED not in keys
+
+
+def _is_pooled(keys: set[str]) -> bool:
+    return {"conv1.0.weight", POOLED} <= keys
+
+
+TIMM_C = replace(TIMM, rules=(*DEEP_STEM, *TIMM.rules), recognise=_is_deep)
 TIMM_D = replace(
     TIMM,
     rules=(
@@ -176,7 +184,7 @@ TIMM_D = replace(
         *(rule for stage in range(STAGES) for rule in _timm_block(stage, shortcut=1)),
         Rule("head.*", "fc.*"),
     ),
-    recognise=lambda keys: {"conv1.0.weight", POOLED} <= keys,
+    recognise=_is_pooled,
     options={"shortcut": "pool"},
 )
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from vitlab.checkpoints import hf, keymap, staged, swin
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
@@ -79,7 +77,7 @@ def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     staged.check_type(config, "swinv2")
     swin.check_positions(config)
-    options = {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
+    options: Options = {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
     return {**options, "pretrained_windows": _each_stage(options["pretrained_windows"] or (), options["depths"])}
 
 
@@ -169,11 +167,17 @@ TIMM = Dialect(
     ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )
+
+
+def _is_authors(keys: set[str]) -> bool:
+    return {SCALE, swin.FIRST} <= keys
+
+
 AUTHORS = replace(
     TIMM,
     name="microsoft",
     rules=(*SHARED, *swin.merging("layers.{}.", later=1)),
-    recognise=lambda keys: {SCALE, swin.FIRST} <= keys,
+    recognise=_is_authors,
     options={"windows_fit": "image", "shift_axes": "together"},
     hints=_authors_hints,
 )
@@ -185,9 +189,7 @@ AUTHORS = replace(
 def _write(model: Network, state: State) -> Written:
     c: SwinV2Config = model.config
     swin.check_merge_eps(c)
-    with torch.device("meta"):
-        theirs = type(model)(c.with_options(windows_fit="config"))
-    if theirs.places(*c.image_size) != model.places(*c.image_size):
+    if c.places(*c.image_size) != replace(c, windows_fit="config").places(*c.image_size):
         raise UsageError(
             f"transformers' swinv2 has square windows, cut to the rows of image_size={list(c.image_size)}; this one's "
             "are cut to each side. Use --to native, or a square image_size."

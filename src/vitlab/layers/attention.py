@@ -160,19 +160,6 @@ class Attention(Heads):
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
 
 
-class QVBiasLinear(nn.Linear):
-    """[q, k, v] = x W + [b_q, 0, b_v]: one matrix, and a bias for queries and values alone (BEiT, Swin v2)."""
-
-    def __init__(self, width: int, inner: int):
-        super().__init__(width, 3 * inner, bias=False)
-        self.q_bias = nn.Parameter(torch.zeros(inner))
-        self.v_bias = nn.Parameter(torch.zeros(inner))
-
-    def forward(self, input: Tensor) -> Tensor:  # (B, N, D)
-        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
-        return F.linear(input, self.weight, bias)  # (B, N, 3 hd)
-
-
 def head_width(width: int, heads: int) -> int:
     if width % heads:
         raise UsageError(f"width {width} is not a multiple of heads {heads}: change one of them, or give head_dim.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # no public way to leave the pass that counts MACs
 
-from vitlab.layers.attention import Heads, Path, head_width
+from vitlab.layers.attention import Heads, Path, QVLinear, head_width
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import LayerTrace, mark
 
@@ -165,14 +165,14 @@ class WindowAttention(Heads):
         width: int,
         heads: int,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: bool | Literal["qv"] = True,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         path: Path = "auto",
         relative: RelativeBias | None = None,
     ):
         super().__init__(heads, head_width(width, heads), attention_dropout, path)
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.qkv = QVLinear(width, width) if qkv_bias == "qv" else nn.Linear(width, 3 * width, bias=qkv_bias)
         self.relative = relative
         self.proj = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)

@@ -3,10 +3,11 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, swinv2, twins, vit
+from vitlab.models import clip, deit, dino, dinov2, hybrid, mae, pvt, resnet, swin, swinv2, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
+    (hybrid.PAPER, "hybrid.FAMILY"),  # its blocks are a ViT's
     (deit.PAPER, None),  # its files are a ViT's
     (dinov2.PAPER, None),
     (dino.PAPER, None),  # no other library has the two networks of a pre-training

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.layers.attention import QVBiasLinear
 from vitlab.layers.block import BLOCK_KINDS, MLP
 from vitlab.layers.trace import LayerTrace, mark
 from vitlab.layers.windows import WindowAttention, Windows, cached
@@ -60,6 +59,14 @@ class SwinV2Config(SwinConfig):
         shift = [M // 2 if shifted and count > M else 0 for count in tokens]
         window = min(M, tokens[0]), min(M, tokens[1])
         return Windows(self.grids(*image)[stage], window, (shift[0], shift[1]))
+
+    def places(self, height: int, width: int) -> tuple[Windows, ...]:
+        """The windows of every block in images of this size."""
+        return tuple(
+            self.stage_windows(stage, (height, width), shifted=number % 2 == 1)
+            for stage, depth in enumerate(self.depths)
+            for number in range(depth)
+        )
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -102,13 +109,11 @@ class CosineAttention(WindowAttention):
         width, heads = c.widths[stage], c.heads[stage]
         super().__init__(
             *(width, heads),
-            qkv_bias=False,
+            qkv_bias="qv" if c.qkv_bias else False,
             attention_dropout=c.attention_dropout,
             dropout=c.dropout,
             path=c.attention,
         )
-        if c.qkv_bias:
-            self.qkv = QVBiasLinear(width, width)
         self.log_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))  # log(1 / tau)
         self.position_bias = ContinuousBias(heads, c.pretrained_windows[stage] if c.pretrained_windows else 0)
         self.scale = 1.0  # the queries hold it
@@ -178,12 +183,7 @@ class SwinV2(Swin):
         return ResPostNormBlock(CosineAttention(c, stage), mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
-        c = self.config
-        return tuple(
-            c.stage_windows(stage, (height, width), shifted=number % 2 == 1)
-            for stage, depth in enumerate(c.depths)
-            for number in range(depth)
-        )
+        return self.config.places(height, width)
 
 
 def _entry(name: str, config: SwinV2Config) -> Entry:
