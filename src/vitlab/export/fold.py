@@ -34,7 +34,7 @@ def fold(model: N) -> N:
     for module in list(copied.modules()):
         if isinstance(module, Block):
             _fold_block(module)
-        elif isinstance(module, GridBlock) and isinstance(module.mlp, MLP):
+        elif isinstance(module, GridBlock) and module.pre_norm and isinstance(module.mlp, MLP):
             _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are zero-padded after it
         elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore
