@@ -131,4 +131,4 @@ def to_model(geometry: Geometry, x: Coordinates, y: Coordinates) -> tuple[Coordi
 def _picture(model: TokenModel, image: Tensor) -> Image.Image:
     if model.preprocess is None:
         raise UsageError("the model has no preprocess, so what a tensor shows is unknown: pass pictures, or set it.")
-    return model.preprocess.picture(image).convert("RGB")
+    return model.preprocess.to_image(image).convert("RGB")

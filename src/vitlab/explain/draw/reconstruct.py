@@ -37,9 +37,9 @@ def reconstruction(
     side = 448 if shown <= 6 else 240
     rows = []
     for i, view in enumerate(views[:shown]):
-        original = np.asarray(preprocess.picture(result.images[i]).convert("RGB"))
+        original = np.asarray(preprocess.to_image(result.images[i]).convert("RGB"))
         masked = np.where(result.hidden[i, 0].numpy()[..., None], GREY, original).astype(np.uint8)
-        painted, pasted = (preprocess.picture(x[i]).convert("RGB") for x in (result.painted, result.pasted))
+        painted, pasted = (preprocess.to_image(x[i]).convert("RGB") for x in (result.painted, result.pasted))
         pictures = (Image.fromarray(original), Image.fromarray(masked), painted, pasted)
         cells = [ImageCell(np.asarray(drawn(replace(view, picture=picture), side))) for picture in pictures]
         rows.append(ImageRow(cells, short_name(view.name), f"error {result.error[i]:.3f}"))
