@@ -23,7 +23,7 @@ from vitlab.layers.patches import ConvStem
 from vitlab.models.hierarchy import Hierarchy
 
 FILTERS = 28  # as in the paper
-NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
+NO_IMAGES = "Give images to measure this: it depends on what the model sees."
 
 
 def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
