@@ -204,7 +204,12 @@ def _coerce(value: Any, expected: Any) -> Any:
     if get_origin(expected) is tuple and is_sequence(value):
         kinds = get_args(expected)
         return tuple(map(_coerce, value, kinds)) if len(kinds) == len(value) else tuple(value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
+    if (
+        expected in (float, float | None)
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and abs(value) < 10**300
+    ):
         return float(value)
     return value
 

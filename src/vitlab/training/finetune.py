@@ -15,11 +15,10 @@ from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.objectives import OBJECTIVES, objective_class
-from vitlab.training.objectives.base import check_own_settings
+from vitlab.training.objectives.base import HEAD, check_own_settings
 from vitlab.training.recipe import ModelRecipe, Recipe
 
 N = TypeVar("N", bound=Network)
-HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")
 
 
 def build_model(
@@ -27,7 +26,13 @@ def build_model(
 ) -> tuple[Network, list[str]]:
     """The model, and notes on how it was made. `tokenizer`: for a new model that reads text."""
     check_own_settings(recipe)
-    return objective_class(recipe.objective.name).build_model(recipe, classes, channels, tokenizer)
+    method, m = objective_class(recipe.objective.name), recipe.model
+    if m.lora and m.freeze != "none":
+        raise TrainingError("model.lora freezes all but the head and its adapters by itself: leave out model.freeze.")
+    if not m.lora and (m.lora_alpha is not None or m.lora_layers != "attention"):
+        raise TrainingError("model.lora_alpha and model.lora_layers need adapters: set model.lora=8, e.g.")
+    model, notes = method.build_model(recipe, classes, channels, tokenizer)
+    return model, [*notes, *(method.add_adapters(m, model) if m.lora else [])]
 
 
 def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> tuple[Network, list[str]]:
