@@ -149,7 +149,7 @@ def _encoder_alone(weights: LoadedWeights) -> list[str]:
         return []
     return [
         f"holds the encoder of {entry.name} and nothing else: it gives features, can be explained and fine-tuned, "
-        f"but it cannot go on learning as {entry.family} does. encoder=True takes it as it is."
+        f"and training by {entry.family} continues from it with a new head. encoder=True takes it as it is."
     ]
 
 
