@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.training.runs import flat
+from vitlab.parsing import flat
 
 
 def printable(value: object) -> str:
