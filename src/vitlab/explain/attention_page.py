@@ -23,7 +23,7 @@ from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 STAGED_TEXTS = {
-    "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where the token that holds that patch "
+    "hint": "Move over the image, touch it, or use the arrow keys: the heat is where the token that holds that patch "
     "looks. Blue is the token, of the layer's own grid, white its window. Click to hold it.",
 }
 
@@ -72,8 +72,8 @@ def _items(model: TokenModel, contents: Contents) -> Items:
     layout = model.layout(*images.shape[-2:])
     prefix, patches = list(layout.prefix), layout.grid[0] * layout.grid[1]
     one = (len(prefix) + patches) * (patches + 4 * (2 + len(prefix))) * 4 / 3  # bytes of one layer's head, in base64
-    pictures = [page.data_url(view) for view in views]
-    kept, layers, single, note = page.fit(pictures, contents.layers, heads, one, contents.limit)
+    urls = [page.data_url(view) for view in views]
+    kept, layers, single, note = page.fit(urls, contents.layers, heads, one, contents.limit)
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
 
     def keep(weights: Tensor, layer: int | None) -> None:
@@ -88,8 +88,8 @@ def _items(model: TokenModel, contents: Contents) -> Items:
     )  # (B, L, h, ...)
     names = _names(model, prefix, layers, page.head_names(heads, single))
     items = [
-        page.item_of(view, picture, (values[i], low[i], high[i], before[i])) | names
-        for i, (view, picture) in enumerate(zip(views[:kept], pictures, strict=False))
+        page.item_of(view, url, (values[i], low[i], high[i], before[i])) | names
+        for i, (view, url) in enumerate(zip(views[:kept], urls, strict=False))
     ]
     return items, {}, note
 
@@ -98,10 +98,10 @@ def _staged_items(model: Hierarchy, contents: Contents) -> Items:
     """Items of a network in stages, with the weights inside windows and on reduced keys only."""
     views, layers, heads, images = contents.views, contents.layers, contents.heads, contents.batch.images
     stages = Stages(model, *images.shape[-2:])
-    pictures, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in layers]
-    kept, fitting, single, note = page.fit(pictures, layers, heads, sum(sizes) / len(sizes), contents.limit)
+    urls, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in layers]
+    kept, fitting, single, note = page.fit(urls, layers, heads, sum(sizes) / len(sizes), contents.limit)
     if fitting != layers:  # those that stay may be larger than the mean
-        kept, fitting, single, note = page.fit(pictures, layers, heads, max(sizes), contents.limit)
+        kept, fitting, single, note = page.fit(urls, layers, heads, max(sizes), contents.limit)
     places = [_place_of(stages, stages.layers[layer]) for layer in fitting]
     distinct = [place for i, place in enumerate(places) if place not in places[:i]]  # layers of a stage share them
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in fitting}
@@ -117,7 +117,7 @@ def _staged_items(model: Hierarchy, contents: Contents) -> Items:
         run_trace(model, part, "attention", layers=fitting, heads=heads or "all", reduce=keep)
     names = _names(model, list(model.prefix), fitting, page.head_names(heads, single))
     items = []
-    for i, (view, picture) in enumerate(zip(views[:kept], pictures, strict=False)):
+    for i, (view, url) in enumerate(zip(views[:kept], urls, strict=False)):
         packed = [
             {
                 "place": distinct.index(place),
@@ -128,7 +128,7 @@ def _staged_items(model: Hierarchy, contents: Contents) -> Items:
             for place, (values, low, high) in zip(places, (rows[layer][i] for layer in fitting), strict=True)
         ]
         queries = len(model.prefix) + view.grid[0] * view.grid[1]
-        items.append({**page.place_of(view, picture), **names, "stages": packed, "queries": queries})
+        items.append({**page.place_of(view, url), **names, "stages": packed, "queries": queries})
     return items, {**STAGED_TEXTS, "places": distinct}, note
 
 
