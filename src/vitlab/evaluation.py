@@ -174,10 +174,10 @@ def evaluate(
     with_features = knn or probe or few_shot is not None
     if reducer is None and recipe is not None and recipe.model.reducer is not None:
         tell(f"{name} was trained with fewer tokens. To evaluate it so: --reducer {recipe.model.reducer}")
+    check_reducer(model, reducer)
     network = model
     if not isinstance(network, Network):
         network, device = _open_model(name, reducer, templates is not None, tell), device or "auto"
-    check_reducer(network, reducer)
     if isinstance(network, Exported):
         _check_export(network, with_features or templates is not None)
     if not isinstance(data, Data | str | PathLike):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import ImageError, UsageError
-from vitlab.export.loader import Exported, open_network
+from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.read import Source
 from vitlab.images.samples import check_image, contents, is_image
 from vitlab.layers.reducer import Reducer
@@ -69,10 +69,12 @@ def on_device(model: Network, device: str | None) -> Network:
     return model
 
 
-def check_reducer(model: Network, reducer: object) -> None:
-    """Refuse a reducer for an exported file."""
-    if reducer is not None and isinstance(model, Exported):
-        raise UsageError(f"{model.path} is an exported network: give --reducer to vitlab export, not here.")
+def check_reducer(model: ModelOrName, reducer: object) -> None:
+    """Refuse a reducer for an exported file, before it is opened."""
+    exported = isinstance(model, Exported) if isinstance(model, nn.Module) else is_export(model)
+    if reducer is not None and exported:
+        name = model.path if isinstance(model, Exported) else model
+        raise UsageError(f"{name} is an exported network: give --reducer to vitlab export, not here.")
 
 
 @dataclass
@@ -109,8 +111,8 @@ def predict(
     `reducer`: a ViT with fewer tokens, "tome:r=8". `device` and `load_options` as in `open_model`.
     """
     fewer = reducer_of(reducer) if isinstance(reducer, str) else reducer
+    check_reducer(model, fewer)
     network = open_model(model, device, **load_options)
-    check_reducer(network, fewer)
     check_predicts(network)
     compute = partial(class_probabilities, network, reducer=fewer)
     rows = _rows(network, images, compute, "scores", batch_size, progress)
