@@ -3,7 +3,23 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import beit, clip, deit, dino, dinov2, hybrid, mae, pvt, relpos, resnet, swin, swinv2, twins, vit
+from vitlab.models import (
+    aimv2,
+    beit,
+    clip,
+    deit,
+    dino,
+    dinov2,
+    hybrid,
+    mae,
+    pvt,
+    relpos,
+    resnet,
+    swin,
+    swinv2,
+    twins,
+    vit,
+)
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -21,5 +37,6 @@ INDEX = (
     (twins.PAPER, "twins.FAMILY"),
     (beit.PAPER, "beit.FAMILY"),
     (relpos.PAPER, "relpos.FAMILY"),
+    (aimv2.PAPER, "aimv2.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
