@@ -122,10 +122,11 @@ def _read_timm(source: Source) -> Stated | None:
         raise CheckpointError(
             f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152."
         )
-    if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
+    if args := {key: value for key, value in config["model_args"].items() if value}:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
     usual = {**{name: IMAGENET_CROP[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
-    return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
+    preprocess = {**usual, **timm.preprocess_from(config["pretrained_cfg"])}
+    return Stated({"stride_in": "3x3"}, preprocess, labels=timm.labels_from(config))
 
 
 MODEL_TYPES = {"resnet": ModelType("ConvNext")}

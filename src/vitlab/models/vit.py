@@ -19,7 +19,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU, run
 from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
-from vitlab.layers.pooling import AttentionPool, pool_tokens
+from vitlab.layers.pooling import NORM_AFTER, AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
 from vitlab.layers.reduced import to_map
 from vitlab.layers.reducer import Reducer, Reducing
@@ -66,7 +66,7 @@ class VisionTransformer(Network):
         self.pool = None
         if c.head.pooling == "attention":
             self.pool = AttentionPool(c.width, c.heads, c.mlp_hidden, activation=c.mlp.activation, eps=c.norm.eps)
-        self.head_norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.head.pooling == "mean_norm" else None
+        self.head_norm = nn.LayerNorm(c.width, eps=c.norm.eps) if c.head.pooling in NORM_AFTER else None
         self.pre_logits = nn.Linear(self.pooled_width, c.head.head_hidden) if c.head.head_hidden else None
         self.head = _head(self.feature_width, c.classes)
         self.head_distill = _head(c.width, c.classes) if c.tokens.distill_token else None
