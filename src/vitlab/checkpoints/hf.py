@@ -421,7 +421,8 @@ def folder(tensors: State, config: Options, preprocess: Preprocess | None, proce
     if values is None:
         note = "its preprocess has no counterpart in transformers, so none was written."
         return Written(tensors, {"config.json": config}, [note])
-    values |= {"image_processor_type": processor} if processor else {}
+    if processor:
+        values = {"do_center_crop": False, **values, "image_processor_type": processor}  # CLIP's crops if not told
     return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
 
 

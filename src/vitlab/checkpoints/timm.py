@@ -43,6 +43,11 @@ RULES = (
 )
 
 HEADS = {1536: 24} | {v["width"]: v["heads"] for _, _, v in reversed(SIZES.values())}  # by width, else to be passed
+PARTS = {
+    "model_args": schema.TIMM_ARGUMENTS,
+    "pretrained_cfg": schema.TIMM_PREPROCESS,
+    "vitlab": {"eps": schema.EPS},
+}
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -70,10 +75,8 @@ def read_config(source: Source) -> Options | None:
     if "architecture" not in config:
         return None
     schema.check(config, schema.TIMM, "config.json")
-    config = {**config, **{part: config.get(part) or {} for part in ("model_args", "pretrained_cfg", "vitlab")}}
-    schema.check(config["model_args"], schema.TIMM_ARGUMENTS, "config.json's model_args")
-    schema.check(config["pretrained_cfg"], schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
-    schema.check(config["vitlab"], {"eps": schema.EPS}, "config.json's vitlab")
+    for part, kinds in PARTS.items():
+        config[part] = schema.check(config.get(part) or {}, kinds, f"config.json's {part}")
     return config
 
 
@@ -106,7 +109,7 @@ def _read_stated(source: Source) -> Stated | None:
         options["final_norm"] = "no"
     if args.get("pos_embed") == "none":
         options["positions"] = "none"
-    pooled = args.get("global_pool") or config.get("global_pool") or ("avg" if re.search(AVERAGED, name) else "token")
+    pooled = args.get("global_pool") or config.get("global_pool") or usual_pooling(name)
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
     wrong |= {
@@ -114,12 +117,21 @@ def _read_stated(source: Source) -> Stated | None:
     }
     if wrong:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
-    if "fc_norm.weight" in state:
-        options["pooling"] = "mean_norm" if pooled == "avg" else "class_norm"
-    elif pooled == "avg":
-        options["pooling"] = "mean"
+    options |= pooling_options(pooled, state)
     size_note = "timm needs dynamic_img_size=True for that"
     return Stated(options, preprocess_from(cfg), labels=labels_from(config), size_note=size_note)
+
+
+def usual_pooling(name: str) -> str:
+    """timm's global_pool of an architecture."""
+    return "avg" if re.search(AVERAGED, name) else "token"
+
+
+def pooling_options(pooled: str, state: State, prefix: str = "") -> Options:
+    """timm's global_pool -> our pooling, where it is not the one that the weights show."""
+    if f"{prefix}fc_norm.weight" in state:
+        return {"pooling": "mean_norm" if pooled == "avg" else "class_norm"}
+    return {"pooling": "mean"} if pooled == "avg" else {}
 
 
 def preprocess_from(cfg: Options) -> Options:

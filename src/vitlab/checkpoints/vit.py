@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.checkpoints import facebook, hf, jax, lucidrains, timm, torchvision
+from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.errors import CheckpointError
@@ -309,15 +309,22 @@ def _writer(writer: Writer) -> Writer:
     return replace(writer, write=write)
 
 
+def _write_hf(model: Network, state: State) -> Written:
+    """In transformers only CLIP's towers have a norm before the blocks."""
+    return (clip_image.write if model.config.norm.norm_pre else hf.WRITER.write)(model, state)
+
+
+HF_WRITER = Writer(_write_hf, any_size=lambda c: not c.norm.norm_pre and hf.WRITER.any_size(c))
 FAMILY = Family(
     "vit",
     ViTConfig,
     (
+        *(clip_image.DIALECT, clip_image.CLASSIFIER),
         *(hf.DIALECT, facebook.MAE_ENCODER, facebook.DIALECT, timm.DIALECT),
         *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT),
     ),
     _infer,
-    {"timm": _writer(timm.WRITER), "hf": _writer(hf.WRITER), "jax": _writer(jax.WRITER)},
+    {"timm": _writer(timm.WRITER), "hf": _writer(HF_WRITER), "jax": _writer(jax.WRITER)},
     bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
     model_types=hf.MODEL_TYPES,
     map_template=Dialect(
