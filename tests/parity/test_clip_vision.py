@@ -1,4 +1,4 @@
-"""CLIP's image tower alone: transformers' three classes live, both ways; open_clip's with a text tower that is a BERT."""
+"""CLIP's image tower alone: transformers' three classes live, both ways; open_clip's beside a BERT."""
 
 import json
 
