@@ -29,6 +29,7 @@ INDEX = (
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
+    (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike
