@@ -180,18 +180,18 @@ def zero_shot(
     templates: str | Sequence[str] = "train",
     top: int = 5,
     batch_size: int = 16,
-    device: str | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
-    **load_options: Any,
+    **options: Any,
 ) -> list[Prediction]:
     """Which of these labels fits each image best, by a CLIP; the probabilities of all labels add up to 1.
 
     `labels`: a list, "cat,dog", or a text file with one a line; or, to embed them once for many calls,
-    embed_labels(model, [...]). `note` gets what a user should know; all else as in `predict`.
+    embed_labels(model, [...]). `note` gets what a user should know; `options`: `device`, and those of
+    vitlab.load. Errors and `progress` as in `predict`.
     """
     names, sentences = ([], []) if isinstance(labels, Labels) else (_label_names(labels), _sentences(templates))
-    clip = as_clip(open_model(model, device, **load_options))
+    clip = as_clip(open_model(model, **options))
     embedded = labels if isinstance(labels, Labels) else _embed_labels(clip, names, sentences)
     if note is not None and len(embedded.names) == 1:
         note("one label alone always has the probability 1: name others that it could be.")
