@@ -149,12 +149,20 @@ OPEN_CLIP_PREPROCESS: Kinds = {
     "interpolation": TEXT,
     "resize_mode": TEXT,
 }
+PEFT: Kinds = {  # adapter_config.json
+    "peft_type": TEXT,
+    "r": POSITIVE,
+    "lora_alpha": ABOVE_ZERO,
+    "base_model_name_or_path": TEXT | NULL,
+    "use_rslora": FLAG | NULL,
+}
 CARD: Kinds = {  # model.json, beside its config
     "family": TEXT,
     **dict.fromkeys(("config", "preprocess"), TABLE | NULL),
     "labels": TEXTS | NULL,
     **dict.fromkeys(("name", "source", "licence"), TEXT | NULL),
     "metrics": TABLE | NULL,
+    "lora_scale": ABOVE_ZERO | NULL,
 }
 
 

@@ -65,7 +65,7 @@ MEANINGS: dict[str, str] = {
     "decoder.masked": "a mask token wherever a patch is hidden",
     "decoder.norm": "LayerNorm",
     "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
-    "projection": "into the space that pictures and words share",
+    "projection": "into the space that images and texts share",
     "text.embed": "every token of the text becomes {width} numbers",
     "text.positions": "+ learned positions",
     "text.heads": "softmax(q k^T / sqrt({head_dim})) v, no later token; {heads} heads side by side",

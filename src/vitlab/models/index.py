@@ -3,7 +3,7 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, hybrid, mae, pvt, resnet, swin, swinv2, twins, vit
+from vitlab.models import beit, clip, deit, dino, dinov2, hybrid, mae, pvt, relpos, resnet, swin, swinv2, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -19,5 +19,7 @@ INDEX = (
     (pvt.PAPER, "pvt.PVT"),
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
+    (beit.PAPER, "beit.FAMILY"),
+    (relpos.PAPER, "relpos.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
