@@ -195,7 +195,8 @@ def expected_for(name: str) -> Preprocess:
     if name.startswith("dinov2"):
         return Preprocess((518, 518), **MARGIN(518), **IMAGENET)
     assert name.startswith("vit_")
-    return Preprocess((224, 224), **STRETCH, **HALF)
+    side = 384 if name == "vit_base_r50_s16" else 224
+    return Preprocess((side, side), **STRETCH, **HALF)
 
 
 @pytest.mark.parametrize("name", MODELS)
