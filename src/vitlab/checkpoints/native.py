@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
+from vitlab.models.config import Config
 from vitlab.parsing import is_object, is_sequence, spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
@@ -78,11 +79,11 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
 def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
-    wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
+    wanted = _expected_shapes(model.family, model.config)
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
     problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys()]
     for key in wanted.keys() & state.keys():
-        shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
+        shape, expected = tuple(state[key].shape), wanted[key]
         if shape != expected:
             problems.append(f"{key} is {shape}, expected {expected}")
     if problems:
@@ -97,6 +98,12 @@ def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
         )
     check_values(state, folder, allow_nan=True)
     return {key: value.detach().cpu().contiguous() for key, value in state.items()}
+
+
+@lru_cache(maxsize=8)  # a training run saves the same network again and again
+def _expected_shapes(family: str, config: Config) -> dict[str, tuple[int, ...]]:
+    network = on_meta(lambda: registry.build(family, config))
+    return {key: tuple(value.shape) for key, value in network.state_dict().items()}
 
 
 def _remedy(state: dict[str, Tensor], classes: int) -> str:
