@@ -29,10 +29,10 @@ from vitlab.layers.patches import check_images
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 
 SOURCES = (str, PathLike, bytes, np.ndarray, Image.Image)  # one image
-TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
+TokenModel = PlainTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
 
 
 @dataclass

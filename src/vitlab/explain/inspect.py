@@ -32,8 +32,8 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.hierarchy import Hierarchy, StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
+from vitlab.models.plain import PlainConfig
 from vitlab.models.resnet import ResNetConfig
-from vitlab.models.vit_config import ViTConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 MEANINGS: dict[str, str] = {
@@ -252,7 +252,7 @@ def inspect(
             return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))
-        if not isinstance(config.encoder, ViTConfig | ResNetConfig):
+        if not isinstance(config.encoder, PlainConfig | ResNetConfig):
             return model.meanings.get(kind, "")
         return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
 
@@ -340,11 +340,11 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "patch_size": config.patch_size,
         "width": config.width,
         "heads": config.heads,
-        "head_dim": config.head_dim or config.width // config.heads,
+        "head_dim": config.head_width,
         "hidden": config.mlp_hidden,
-        "positions": config.positions.kind,
-        "mlp": "SwiGLU" if config.mlp.kind == "swiglu" else f"MLP, {config.mlp.activation}",
-        "pooling": config.head.pooling,
+        "positions": config.position_kind,
+        "mlp": config.mlp_name,
+        "pooling": config.pool_kind,
         "classes": config.classes,
     }
 

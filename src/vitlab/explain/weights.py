@@ -83,7 +83,7 @@ def position_similarity(model: ModelOrName, grid: tuple[int, int] | None = None)
     model = one_grid(model, "position similarity")
     positions = model.positions
     if positions is None:
-        kind = model.config.positions.kind
+        kind = model.config.position_kind
         raise UsageError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)

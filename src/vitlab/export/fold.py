@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from vitlab.layers.attention import Attention
+from vitlab.layers.attention import Attention, QVLinear
 from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
 from vitlab.layers.windows import WindowAttention
 from vitlab.models.base import Network
@@ -45,6 +45,8 @@ def fold(model: N) -> N:
 
 
 def _fold_block(block: Block) -> None:
+    if isinstance(block.attention.qkv, QVLinear):
+        block.attention.qkv = block.attention.qkv.as_linear()
     if block.norm == "pre":
         _norm_into(block.norm1, block.attention.qkv)
         if isinstance(block.mlp, MLP | SwiGLU):
@@ -58,14 +60,16 @@ def _fold_block(block: Block) -> None:
             setattr(block, name, nn.Identity())
 
 
-def _norm_into(norm: nn.LayerNorm, layer: nn.Linear) -> None:
+def _norm_into(norm: nn.LayerNorm | nn.RMSNorm, layer: nn.Linear) -> None:
     if norm.weight is None:
         return
-    shift = layer.weight.double() @ norm.bias.double()
-    before = layer.bias.double() if layer.bias is not None else 0.0
-    layer.bias = nn.Parameter((before + shift).to(layer.weight.dtype), requires_grad=False)
+    if isinstance(norm, nn.LayerNorm):
+        shift = layer.weight.double() @ norm.bias.double()
+        before = layer.bias.double() if layer.bias is not None else 0.0
+        layer.bias = nn.Parameter((before + shift).to(layer.weight.dtype), requires_grad=False)
+        norm.bias = None  # type: ignore[assignment]
     layer.weight.mul_(norm.weight)
-    norm.weight = norm.bias = None  # type: ignore[assignment]
+    norm.weight = None  # type: ignore[assignment]
     norm.elementwise_affine = False
 
 

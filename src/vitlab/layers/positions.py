@@ -5,6 +5,8 @@ Grids are (rows, columns). 196 positions are 14 x 14 and also 7 x 28: grids are 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -129,9 +131,19 @@ class SinCosPositions(nn.Module):
         return F.pad(table, (0, 0, self.prefix, 0)).to(like.dtype)  # (1, prefix + N, D)
 
 
-def rotary_2d(
-    grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None
-) -> tuple[Tensor, Tensor]:
+class Rotary(NamedTuple):
+    """Angles by which pairs of channels of queries and keys are turned, one for each token and pair."""
+
+    cos: Tensor  # (N, d/2), or (B, 1, N, d/2) where samples keep other patches
+    sin: Tensor
+    halves: bool = False  # pairs are (i, i + d/2), as in DINOv3; otherwise neighbours (2i, 2i + 1)
+
+    def of_tokens(self, kept: Tensor) -> Rotary:
+        """Those of the tokens at `kept` (B, n): (B, 1, n, d/2) each."""
+        return self._replace(cos=self.cos[kept][:, None], sin=self.sin[kept][:, None])
+
+
+def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None) -> Rotary:
     """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
 
     Prefix tokens stand nowhere: their angle is 0, which turns nothing.
@@ -141,12 +153,15 @@ def rotary_2d(
     speeds = base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))
     angles = torch.cat([row.flatten()[:, None] * speeds, column.flatten()[:, None] * speeds], dim=-1)  # (N, d/2)
     angles = F.pad(angles, (0, 0, prefix, 0))  # (prefix + N, d/2)
-    return angles.cos(), angles.sin()
+    return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair of channels (2i, 2i+1) by its token's angle: the product of complex numbers."""
-    cos, sin = (part.to(x.dtype) for part in rope)  # (N, d/2), or (B, 1, N, d/2) where samples keep other patches
+def rotate(x: Tensor, rope: Rotary) -> Tensor:
+    """Turn each pair of channels by its token's angle: the product of complex numbers."""
+    cos, sin = rope.cos.to(x.dtype), rope.sin.to(x.dtype)
+    if rope.halves:
+        first, second = x.chunk(2, dim=-1)  # (B, h, N, d/2)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     even, odd = x[..., 0::2], x[..., 1::2]  # (B, h, N, d/2)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 

@@ -24,7 +24,8 @@ from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, ParsedName, half
-from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
+from vitlab.models.plain import new_token
+from vitlab.models.vit import VisionTransformer, build_block, init_weights
 from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
 
 FixedOrStored = Literal["sincos", "learned"]  # computed; or a table of weights, where a file has another one

@@ -26,7 +26,7 @@ from vitlab.export.timing import TimingOptions, alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import r_for, reducer_of
 from vitlab.study.grid import file_safe
 from vitlab.study.study import Row, Study, write_study_json
@@ -124,7 +124,7 @@ def study_tokens(
 ) -> TokenStudy:
     """`ways`: reducers as `reducer_of` reads them; None: default_ways. `images`: evaluate on this many test images."""
     model, report = load_with_report(checkpoint)
-    if not isinstance(model, VisionTransformer) or not model.config.classes:
+    if not isinstance(model, PlainTransformer) or not model.config.classes:
         raise UsageError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
     timing = timing or TimingOptions()
     if timing.batch < 1 or timing.rounds < 2:
@@ -148,7 +148,7 @@ def study_tokens(
     return study
 
 
-def default_ways(model: VisionTransformer) -> list[str]:
+def default_ways(model: PlainTransformer) -> list[str]:
     """ToMe, EViT if there is a class token, and for each as many tokens dropped at random."""
     depth, patches = len(model.blocks), math.prod(model.layout(*model.input_size).grid)
     counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
@@ -157,7 +157,7 @@ def default_ways(model: VisionTransformer) -> list[str]:
     return ways + [f"random:like={way}" for way in ways]
 
 
-def _test_images(model: VisionTransformer, data: Data, images: int | None) -> ImageSet:
+def _test_images(model: PlainTransformer, data: Data, images: int | None) -> ImageSet:
     chosen = data.test or data.val
     if images is not None and images < len(chosen):
         chosen = subset(chosen, np.linspace(0, len(chosen) - 1, images).astype(int))  # spread over the split
@@ -166,7 +166,7 @@ def _test_images(model: VisionTransformer, data: Data, images: int | None) -> Im
 
 
 def _evaluate(
-    model: VisionTransformer,
+    model: PlainTransformer,
     pictures: ImageSet,
     reducers: dict[str, Reducer | None],
     order: list[int],
@@ -185,7 +185,7 @@ def _evaluate(
     return results
 
 
-def _tokens_left(model: VisionTransformer, pictures: ImageSet, reducer: Reducer | None) -> int:
+def _tokens_left(model: PlainTransformer, pictures: ImageSet, reducer: Reducer | None) -> int:
     trace = Trace("tokens", layers=[-1])
     with evaluating(model):
         model(pictures.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
@@ -193,7 +193,7 @@ def _tokens_left(model: VisionTransformer, pictures: ImageSet, reducer: Reducer 
 
 
 def _time(
-    model: VisionTransformer,
+    model: PlainTransformer,
     images: Tensor,
     ways: list[ReducerResult],
     reducers: dict[str, Reducer | None],

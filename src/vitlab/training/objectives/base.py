@@ -28,7 +28,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import ImageSet, Plan, TrainingBatch
@@ -248,9 +248,9 @@ def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Network)
     network, why = method.image_model(model), ""
     if method.chooses_patches:
         why = f"objective.name={recipe.objective.name} decides itself which patches its model sees"
-    elif not isinstance(network, VisionTransformer):
+    elif not isinstance(network, PlainTransformer):
         why = f"a {model.family} needs all patches of an image"
-    elif network.config.positions.kind == "relative":
+    elif "relative" in network.config.position_kind:
         why = "positions=relative needs the whole grid"
     if why:
         raise TrainingError(
@@ -267,7 +267,7 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> No
     try:
         if method.chooses_patches:
             raise TrainingError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
-        if not isinstance(network, VisionTransformer):
+        if not isinstance(network, PlainTransformer):
             raise TrainingError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
@@ -280,9 +280,9 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> No
 def set_patch_dropout(network: Network, recipe: Recipe, step: int, total: int) -> None:
     """augment.drop_patches in the first part of a run, the model's own rate after it."""
     a = recipe.augment
-    if a.drop_patches and isinstance(network, VisionTransformer):  # check_patch_dropout refused any other
+    if a.drop_patches and isinstance(network, PlainTransformer):  # check_patch_dropout refused any other
         early = step < a.drop_patches_until * total
-        network.patch_dropout = a.drop_patches if early else network.config.drop.patch_dropout
+        network.patch_dropout = a.drop_patches if early else network.config.own_patch_dropout
 
 
 def mix_of(recipe: Recipe) -> Mix:
