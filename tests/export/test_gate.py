@@ -49,8 +49,8 @@ def test_preprocess_labels_and_provenance_travel_in_the_file(digits, shipped):
 
 
 def test_a_model_is_given_by_its_name(digits, shipped):
-    expected = model_metadata(digits, "logits")
-    assert open_network(shipped).metadata == expected and open_network(digits) is digits
+    expected = model_metadata(digits, "logits").to_json()
+    assert open_network(shipped).metadata.to_json() == expected and open_network(digits) is digits
     with pytest.raises(UsageError, match="leave out heads"):
         open_network(shipped, heads=4)
     with pytest.raises(UsageError, match="16 x 16"):
