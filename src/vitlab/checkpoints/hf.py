@@ -170,6 +170,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
     "Bit": _CLIP,
     "CLIP": _CLIP,
+    "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
 }

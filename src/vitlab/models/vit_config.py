@@ -17,6 +17,8 @@ from vitlab.layers.pooling import Pooling
 from vitlab.models.config import Config
 from vitlab.models.plain import PlainConfig
 
+ResizeRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset"]
+
 
 @dataclass(frozen=True)
 class Stem(Config):
@@ -38,7 +40,7 @@ class Tokens(Config):
 class Positions(Config):
     kind: Literal["learned", "sincos", "rotary", "relative", "none"] = "learned"
     prefix_positions: Literal["none", "class", "all"] = "class"  # which prefix tokens have one: class = class + distill
-    resize_rule: Literal["bicubic", "bicubic_antialias", "bicubic_offset"] = "bicubic"
+    resize_rule: ResizeRule = "bicubic"
     rotary_base: float = 100.0
 
 
