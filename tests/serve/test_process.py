@@ -130,7 +130,7 @@ def test_schemathesis_finds_no_500(server):
     for operation in (result.ok() for result in schema.get_all_operations()):
 
         @with_settings(
-            max_examples=24, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+            max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
         )
         @given(case=operation.as_strategy())
         def ask(case):
