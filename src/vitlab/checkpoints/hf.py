@@ -317,22 +317,27 @@ def architecture(c: ViTConfig) -> str:
     """The transformers model_type that is this network; raises, naming what none of them can express."""
     dino = bool(c.residual.layer_scale)
     kind = "dinov2_with_registers" if c.tokens.registers else "dinov2" if dino else "vit"
-    kind = "deit" if c.tokens.distill_token else kind
+    kind = "deit" if c.tokens.distill_token or _one_head(c) else kind
     pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "class"
     names = ("positions", "class_token", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem")
     others = {
         f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none"
-        or (c.positions.prefix_positions == "all" and bool(c.tokens.registers)),
-        "registers without layer_scale": bool(c.tokens.registers) and not dino,
+        or (c.positions.prefix_positions == "all" and bool(c.tokens.registers) and kind != "deit"),
+        "registers without layer_scale": bool(c.tokens.registers) and not dino and kind != "deit",
         "distill_token with registers or layer_scale": c.tokens.distill_token and bool(c.tokens.registers or dino),
         f"pooling={c.head.pooling} (only {pooling})": c.head.pooling != pooling,
-        "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind != "vit")),
+        "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind.startswith("dinov2"))),
         "mlp=swiglu outside DINOv2": c.mlp.kind == "swiglu" and not kind.startswith("dinov2"),
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
     check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
     return kind
+
+
+def _one_head(c: ViTConfig) -> bool:
+    """A DeiT whose distillation token no head reads: it is a register with a position."""
+    return c.tokens.registers == 1 and c.positions.prefix_positions == "all" and not c.residual.layer_scale
 
 
 CLASSES = {  # model_type -> its class with and without a classifier
@@ -343,6 +348,12 @@ CLASSES = {  # model_type -> its class with and without a classifier
 }
 
 
+def _class_for(kind: str, c: ViTConfig) -> str:
+    if kind == "deit" and c.classes and not c.tokens.distill_token:
+        return "DeiTForImageClassification"
+    return CLASSES[kind][0 if c.classes else 1]
+
+
 def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
     """The rename table for writing this network, and what {p} stands for."""
     kind = architecture(c)
@@ -350,8 +361,9 @@ def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
         blocks = DINOV2_SWIGLU_BLOCK if c.mlp.kind == "swiglu" else DINOV2_BLOCK
     else:
         blocks = VIT_BLOCK
-    head = DISTILLED_HEAD if kind == "deit" else HEAD
-    return (*COMMON, *head, *blocks), f"{kind}." if c.classes else ""
+    head = DISTILLED_HEAD if c.tokens.distill_token else HEAD
+    second = (Rule("register_tokens", "{p}embeddings.distillation_token"),) if kind == "deit" else ()
+    return (*second, *COMMON, *head, *blocks), f"{kind}." if c.classes else ""
 
 
 def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
@@ -359,7 +371,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
     kind = architecture(c)
     config: Options = {
         **write_fields(c, FIELDS),
-        "architectures": [CLASSES[kind][0 if c.classes else 1]],
+        "architectures": [_class_for(kind, c)],
         "model_type": kind,
         "hidden_act": activation_for(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
@@ -410,7 +422,8 @@ def folder(tensors: State, config: Options, preprocess: Preprocess | None, proce
     if values is None:
         note = "its preprocess has no counterpart in transformers, so none was written."
         return Written(tensors, {"config.json": config}, [note])
-    values |= {"image_processor_type": processor} if processor else {}
+    if processor:
+        values = {"do_center_crop": False, **values, "image_processor_type": processor}  # CLIP's crops if not told
     return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
 
 

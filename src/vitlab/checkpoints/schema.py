@@ -111,8 +111,10 @@ HF_PREPROCESSOR: Kinds = {
     "crop_pct": ABOVE_ZERO | NULL,
 }
 TIMM: Kinds = {
-    **dict.fromkeys(("architecture", "global_pool"), TEXT),
-    **dict.fromkeys(("model_args", "pretrained_cfg", "vitlab"), TABLE),
+    "architecture": TEXT,
+    "global_pool": TEXT | NULL,
+    "label_names": TEXTS | NULL,
+    **dict.fromkeys(("model_args", "pretrained_cfg", "vitlab"), TABLE | NULL),
 }
 TIMM_PREPROCESS: Kinds = {  # pretrained_cfg
     "input_size": Kind("[channels, height, width]", lambda value: _listed(value, _positive, range(3, 4))),

@@ -3,7 +3,23 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import beit, clip, deit, dino, dinov2, hybrid, mae, pvt, relpos, resnet, swin, swinv2, twins, vit
+from vitlab.models import (
+    aimv2,
+    beit,
+    clip,
+    deit,
+    dino,
+    dinov2,
+    hybrid,
+    mae,
+    pvt,
+    relpos,
+    resnet,
+    swin,
+    swinv2,
+    twins,
+    vit,
+)
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -13,6 +29,7 @@ INDEX = (
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
+    (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike
@@ -21,5 +38,6 @@ INDEX = (
     (twins.PAPER, "twins.FAMILY"),
     (beit.PAPER, "beit.FAMILY"),
     (relpos.PAPER, "relpos.FAMILY"),
+    (aimv2.PAPER, "aimv2.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

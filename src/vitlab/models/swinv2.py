@@ -58,7 +58,7 @@ class SwinV2Config(SwinConfig):
         M, tokens = self.window, [max(side // self.patch_size // 2**stage, 1) for side in sides]
         shift = [M // 2 if shifted and count > M else 0 for count in tokens]
         window = min(M, tokens[0]), min(M, tokens[1])
-        return Windows(self.grids(*image)[stage], window, (shift[0], shift[1]))
+        return Windows(self.grids(*image)[stage], window, (shift[0], shift[1]), self.roll_first)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
         """The windows of every block in images of this size."""
