@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.lora import is_adapter_key, lora_scale, merge_tensors
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
-from vitlab.models.config import Config
 from vitlab.parsing import is_object, is_sequence, spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
@@ -90,11 +89,11 @@ def _complete_state(model: Network, folder: Path, merge: bool) -> dict[str, Tens
         state = merge_tensors(state, scale)
     adapters = {key for key in state if is_adapter_key(key)}
     state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}  # compiled blocks
-    wanted = _expected_shapes(model.family, model.config)
+    wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
     problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys() - adapters]
     for key in wanted.keys() & state.keys():
-        shape, expected = tuple(state[key].shape), wanted[key]
+        shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
         if shape != expected:
             problems.append(f"{key} is {shape}, expected {expected}")
     if problems:
@@ -109,12 +108,6 @@ def _complete_state(model: Network, folder: Path, merge: bool) -> dict[str, Tens
         )
     check_values(state, folder, allow_nan=True)
     return {key: value.detach().cpu().contiguous() for key, value in state.items()}
-
-
-@lru_cache(maxsize=8)  # a training run saves the same network again and again
-def _expected_shapes(family: str, config: Config) -> dict[str, tuple[int, ...]]:
-    network = on_meta(lambda: registry.build(family, config))
-    return {key: tuple(value.shape) for key, value in network.state_dict().items()}
 
 
 def _remedy(state: dict[str, Tensor], classes: int) -> str:
