@@ -1,4 +1,4 @@
-"""transformers' I-JEPA and ViT-MSN, which are ViTs, built live with random weights: equal outputs, and I-JEPA both ways."""
+"""transformers' I-JEPA and ViT-MSN, which are ViTs, built live with random weights: equal outputs both ways."""
 
 import pytest
 import torch

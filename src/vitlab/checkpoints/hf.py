@@ -329,16 +329,8 @@ def architecture(c: ViTConfig) -> str:
     kind = "deit" if c.tokens.distill_token or _one_head(c) else kind
     kind = "ijepa" if kind == "vit" and not c.tokens.class_token else kind
     pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "mean" if kind == "ijepa" else "class"
-    names = (
-        "positions",
-        *(["class_token"] if kind != "ijepa" else []),
-        "head_dim",
-        "norm",
-        "norm_pre",
-        "final_norm",
-        "qk_norm",
-        "stem",
-    )
+    names = ["positions", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem", "patch_norms", "patch_bias"]
+    names += ["class_token"] * (kind != "ijepa")
     others = {
         f"prefix_positions={c.positions.prefix_positions}": (c.positions.prefix_positions == "none" and bool(c.prefix))
         or (c.positions.prefix_positions == "all" and bool(c.tokens.registers) and kind != "deit"),
@@ -350,7 +342,7 @@ def architecture(c: ViTConfig) -> str:
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
-    check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
+    check_vit(f"transformers' {kind}", c, names, others)
     return kind
 
 
