@@ -51,7 +51,7 @@ class SwinV2Config(SwinConfig):
             raise UsageError(f"pretrained_windows={list(windows)} must be 0 (the stage's own window) or at least 2.")
 
     def stage_windows(self, stage: int, image: tuple[int, int], shifted: bool) -> Windows:
-        """The windows of a stage: M x M, or the whole map where it has no more whole tokens; that is not shifted."""
+        """The windows of a stage: M x M, or the pretrained map where it has no more pretrained tokens; that is not shifted."""
         sides = (self.image_size[0],) * 2 if self.windows_fit == "config" else image
         if self.shift_axes == "together":
             sides = (min(sides),) * 2
@@ -95,8 +95,8 @@ class ContinuousBias(nn.Module):
         self.fc2 = nn.Linear(512, heads, bias=False)
 
     def forward(self, window: tuple[int, int]) -> Tensor:
-        device, whole = self.fc1.weight.device, self.pretrained_window
-        (offsets,) = cached("log_offsets", device, window, (whole, whole) if whole else window)
+        device, pretrained = self.fc1.weight.device, self.pretrained_window
+        (offsets,) = cached("log_offsets", device, window, (pretrained, pretrained) if pretrained else window)
         (index,) = cached("offsets", device, window, window)  # (n, n): which offset each pair has
         numbers = self.fc2(F.relu(self.fc1(offsets.to(self.fc1.weight.dtype))))  # (offsets, h)
         return (16 * numbers.sigmoid())[index].permute(2, 0, 1)[None]  # (1, h, n, n)
