@@ -51,7 +51,7 @@ class SwinV2Config(SwinConfig):
             raise UsageError(f"pretrained_windows={list(windows)} must be 0 (the stage's own window) or at least 2.")
 
     def stage_windows(self, stage: int, image: tuple[int, int], shifted: bool) -> Windows:
-        """The windows of a stage: M x M, or the pretrained map where it has no more pretrained tokens; that is not shifted."""
+        """The windows of a stage: M x M, or the whole map where it has no more whole tokens; that is not shifted."""
         sides = (self.image_size[0],) * 2 if self.windows_fit == "config" else image
         if self.shift_axes == "together":
             sides = (min(sides),) * 2
