@@ -1,4 +1,5 @@
-"""Hugging Face transformers folders: ViT, DeiT (also distilled), DINOv2 with and without registers, ViT-MAE.
+"""Hugging Face transformers folders: ViT, DeiT (also distilled), DINOv2 with and without registers, ViT-MAE, ViT-MSN
+and I-JEPA.
 
 transformers 5 renamed its keys in memory but still saves the names of version 4: both are read, version 4 is written.
 """
@@ -107,9 +108,12 @@ MODEL_TYPES: dict[str, ModelType] = {
     "deit": ModelType("DeiT", INTERPOLATE),
     "dinov2": ModelType("Bit"),
     "dinov2_with_registers": ModelType("Bit"),
+    "ijepa": ModelType("ViT", INTERPOLATE),
 }
 VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
-READABLE = MODEL_TYPES | VIT_MAE
+VIT_MSN = {"vit_msn": ModelType("ViT", INTERPOLATE)}  # the network is a ViT, and is written as one
+READABLE = MODEL_TYPES | VIT_MAE | VIT_MSN
+EPS = {"dinov2": 1e-6, "dinov2_with_registers": 1e-6, "vit_msn": 1e-6}  # where config.json says nothing; else 1e-12
 FIELDS: Fields = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
@@ -135,7 +139,7 @@ def options_from(config: Options) -> Options:
         raise CheckpointError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
     options = read_fields(config, FIELDS)
     options["activation"] = activation_of(config)
-    options["eps"] = config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12)
+    options["eps"] = config.get("layer_norm_eps", EPS.get(kind, 1e-12))
     options["stochastic_depth"] = config.get("drop_path_rate", 0.0)
     if config.get("layerscale_value"):
         options["layer_scale"] = float(config["layerscale_value"])
@@ -290,6 +294,10 @@ def has_decoder(keys: set[str]) -> bool:
     return "decoder.decoder_pos_embed" in keys
 
 
+def _without_prefix(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    return tuple(replace(rule, theirs=tuple(key.replace("{p}", "") for key in rule.keys)) for rule in rules)
+
+
 NO_DECODER = "MAE's decoder: only the encoder is loaded"
 _BASE = Dialect(
     name="hf",
@@ -297,12 +305,13 @@ _BASE = Dialect(
         *(*COMMON, *HEAD, *DISTILLED_HEAD),
         *(*VIT_BLOCK, *DINOV2_BLOCK, *DINOV2_SWIGLU_BLOCK),
         *(*new_names("{p}layers.{i}."), *new_names(LAYER)),
+        *_without_prefix(VIT_BLOCK),  # version 5 saves a ViTMSNForImageClassification so
     ),
     recognise=lambda keys: any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in keys),
     assumed={"eps": 1e-12, "activation": "gelu"},
     preprocess={},
     options={"resize_rule": "bicubic"},
-    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
+    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "ijepa."),
     ignored={r"decoder\..*": NO_DECODER},
     read_stated=reader(options_from, READABLE),
 )
@@ -318,10 +327,12 @@ def architecture(c: ViTConfig) -> str:
     dino = bool(c.residual.layer_scale)
     kind = "dinov2_with_registers" if c.tokens.registers else "dinov2" if dino else "vit"
     kind = "deit" if c.tokens.distill_token or _one_head(c) else kind
-    pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "class"
-    names = ("positions", "class_token", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem")
+    kind = "ijepa" if kind == "vit" and not c.tokens.class_token else kind
+    pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "mean" if kind == "ijepa" else "class"
+    names = ["positions", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem", "patch_norms", "patch_bias"]
+    names += ["class_token"] * (kind != "ijepa")
     others = {
-        f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none"
+        f"prefix_positions={c.positions.prefix_positions}": (c.positions.prefix_positions == "none" and bool(c.prefix))
         or (c.positions.prefix_positions == "all" and bool(c.tokens.registers) and kind != "deit"),
         "registers without layer_scale": bool(c.tokens.registers) and not dino and kind != "deit",
         "distill_token with registers or layer_scale": c.tokens.distill_token and bool(c.tokens.registers or dino),
@@ -331,7 +342,7 @@ def architecture(c: ViTConfig) -> str:
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
-    check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
+    check_vit(f"transformers' {kind}", c, names, others)
     return kind
 
 
@@ -345,6 +356,7 @@ CLASSES = {  # model_type -> its class with and without a classifier
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Model"),
     "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"),
+    "ijepa": ("IJepaForImageClassification", "IJepaModel"),
 }
 
 

@@ -90,6 +90,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     if clues.dialect.name == "hf" and "head.weight" in renamed.tensors:  # transformers' classifiers do not read it
         for key in {"pre_logits.weight", "pre_logits.bias"} & renamed.tensors.keys():
             renamed.leave_out(key, "a pooler, which the classifier does not read")
+    if clues.stated.model_type == "ijepa":
+        for key in {"pre_logits.weight", "pre_logits.bias"} & renamed.tensors.keys():
+            renamed.leave_out(key, "a pooler of the first patch: the mean of all patches is read instead")
     one_head = _is_deit_with_one_head(renamed.tensors)
     if one_head:
         renamed.rename("distill_token", "register_tokens")
@@ -326,7 +329,7 @@ FAMILY = Family(
     _infer,
     {"timm": _writer(timm.WRITER), "hf": _writer(HF_WRITER), "jax": _writer(jax.WRITER)},
     bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
-    model_types=hf.MODEL_TYPES,
+    model_types=hf.MODEL_TYPES | hf.VIT_MSN,
     map_template=Dialect(
         name="",
         rules=(),

@@ -250,6 +250,8 @@ def inspect(
     def meaning(kind: str, layer: int | None) -> str:
         if isinstance(model, Hierarchy):
             return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
+        if kind in model.meanings:
+            return model.meanings[kind]
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))
         if not isinstance(config.encoder, PlainConfig | ResNetConfig):
