@@ -3,7 +3,7 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
+from vitlab.models import clip, deit, dino, dinov2, dinov3, mae, pvt, resnet, swin, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -17,5 +17,6 @@ INDEX = (
     (pvt.PAPER, "pvt.PVT"),
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
+    (dinov3.PAPER, "dinov3.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
