@@ -1,4 +1,4 @@
-"""DINOv3 against transformers, live with random weights; timm's stored tensors; and Meta's files by their definition."""
+"""DINOv3 against transformers, live with random weights; timm's stored tensors; Meta's files by their definition."""
 
 import json
 import re

@@ -139,7 +139,7 @@ TIMM_RULES = (
 SEEN = re.compile(  # model_args of timm's Eva that the weights show, or that change nothing
     r"patch_size|embed_dim|depth|in_chans|num_classes|mlp_ratio|qkv_bias|qkv_fused|swiglu_mlp|swiglu_align_to|"
     r"scale_mlp|scale_attn_inner|init_values|class_token|num_reg_tokens|use_abs_pos_emb|use_rot_pos_emb|use_fc_norm|"
-    r"use_pre_transformer_norm|use_post_transformer_norm|attn_type|dynamic_img_\w+|head_init_scale|.*drop.*"
+    r"use_pre_transformer_norm|use_post_transformer_norm|attn_type|attn_pool_mlp_ratio|dynamic_img_\w+|head_init_scale|.*drop.*"
 )
 ARGUMENTS = {"num_heads": "heads"}  # those that are options here
 

@@ -149,6 +149,24 @@ def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, de
     return rotary_at(grid_points(rows, columns), rotary_speeds(head_dim, base, device), prefix)
 
 
+def rotary_scaled(
+    grid: tuple[int, int],
+    reference: tuple[int, int],
+    speeds: Tensor,
+    prefix: int,
+    *,
+    first: int = 0,
+    columns_first: bool = False,
+) -> Rotary:
+    """Rotary positions counted from `first`, stretched so that every grid spans the reference grid (EVA-02, PE)."""
+    axes = [
+        (torch.arange(n, dtype=torch.float32, device=speeds.device) + first) / n * wanted
+        for n, wanted in zip(grid, reference, strict=True)
+    ]
+    points = grid_points(*axes)  # (N, 2)
+    return rotary_at(points.flip(1) if columns_first else points, speeds, prefix)
+
+
 def rotary_speeds(head_dim: int, base: float, device: Device = None) -> Tensor:
     """(d/4,), from 1 down towards 1 / base: how fast each pair of channels turns along an axis."""
     return base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))

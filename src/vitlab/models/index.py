@@ -3,7 +3,7 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, dinov3, mae, pvt, resnet, swin, twins, vit
+from vitlab.models import clip, deit, dino, dinov2, dinov3, eva02, mae, pe, pvt, resnet, swin, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -18,5 +18,7 @@ INDEX = (
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
     (dinov3.PAPER, "dinov3.FAMILY"),
+    (eva02.PAPER, "eva02.FAMILY"),
+    (pe.PAPER, "pe.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)
