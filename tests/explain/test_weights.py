@@ -116,12 +116,12 @@ def test_planted_high_norm_tokens_are_found(known, options):
             model.register_tokens *= 10
     found = high_norm_tokens(model, torch.zeros(2, 3, 12, 20))
     torch.testing.assert_close(found.share, torch.full((9,), 2 / 15).double())
-    assert found.found == pytest.approx(2 / 15) and found.layers == (7, 8)
+    assert found.mean_share == pytest.approx(2 / 15) and found.layers == (7, 8)
     assert found.mask.shape == (2, 9, 3, 5)
     assert found.mask[1, 8].nonzero().tolist() == [[0, 3], [2, 4]]
     torch.testing.assert_close(found.threshold, torch.full((9,), 3.0))
     by_length = high_norm_tokens(model, torch.zeros(2, 3, 12, 20), threshold=11.0)
-    assert by_length.found == 0
+    assert by_length.mean_share == 0
     with pytest.raises(ValueError, match="above 1"):
         high_norm_tokens(model, torch.zeros(2, 3, 12, 20), factor=1)
 
@@ -135,9 +135,13 @@ def test_half_precision_norms_are_finite(known):
 
 
 DOOR = """
-import sys, vitlab, vitlab.explain
+import os, sys, vitlab, vitlab.explain
 assert "torch" not in sys.modules
-{first}
+import torch
+if os.fork():
+    assert os.wait()[1] == 0
+else:
+    from vitlab.explain.rollout import rollout
 names = "attention_maps rollout attention_distance attention_entropy position_similarity filters token_norms".split()
 for _ in range(2):
     assert [callable(getattr(vitlab.explain, name)) for name in names] == [True] * 7
@@ -146,9 +150,8 @@ assert callable(rollout)
 """
 
 
-@pytest.mark.parametrize("first", ["", "from vitlab.explain.rollout import rollout"])
-def test_the_door_gives_functions_whatever_was_imported_first(first):
-    subprocess.run([sys.executable, "-c", DOOR.format(first=first)], check=True)
+def test_the_door_gives_functions_whatever_was_imported_first():
+    subprocess.run([sys.executable, "-c", DOOR], check=True)
 
 
 def test_the_door_names_what_it_has():

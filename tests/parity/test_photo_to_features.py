@@ -91,6 +91,13 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         224,
     ),
     "clip": (clip_model, lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)), 48),
+    "clip_vision_model": (
+        lambda: hf.CLIPVisionModelWithProjection(
+            hf.CLIPVisionConfig(**SMALL, image_size=48, patch_size=16, projection_dim=24)
+        ),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
+    ),
     "clip, smaller than its positions": (
         clip_model,
         lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size=square(32)),
@@ -180,6 +187,8 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     model = getattr(hf, architecture).from_pretrained(folder).eval()
     interpolate = {"interpolate_pos_encoding": True} if "positions" in name else {}
     with torch.inference_mode():
+        if name == "clip_vision_model":
+            return model(pixels).image_embeds, None
         if name.startswith("clip"):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None

@@ -1,25 +1,24 @@
 """CLIP in three dialects: OpenAI's and open_clip's state dicts, which share their names, and transformers' CLIPModel.
 
 QuickGELU or GELU cannot be seen in weights and makes another network of them: where no config beside the file says
-which, it is asked for. Read all; write open_clip and transformers.
+which, it is asked for. Read all; write open_clip and transformers. Of a CLIP without a text tower that is known here,
+the image tower and its projection are read: transformers' CLIPVisionModelWithProjection, BiomedCLIP's.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from vitlab.checkpoints import hf, keymap, schema
+from vitlab.checkpoints import clip_image, hf, keymap, schema, timm, vit
+from vitlab.checkpoints.clip_image import check_square, hf_blocks, hf_tower, openai_blocks, openai_tower, tower_config
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import (
-    JOIN,
     SAME,
-    TOKENS,
     TRANSPOSE,
-    Codec,
     Dialect,
     Options,
     Renamed,
@@ -29,50 +28,29 @@ from vitlab.checkpoints.keymap import (
     Stated,
     shape_of,
 )
+from vitlab.checkpoints.timm_names import facts_of, other_network
 from vitlab.checkpoints.vit import infer_options
-from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIPConfig, TextConfig
+from vitlab.models.clip import CLIPConfig, CLIPVisionConfig, TextConfig
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import ViTConfig
-from vitlab.parsing import is_object
+from vitlab.parsing import is_object, is_sequence
 from vitlab.text.tokenizer import END, START, Tokenizer
 
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
 TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be passed
-CLASS = Codec(TOKENS.read, lambda t, n, h: [t.reshape(-1)])  # (D,) <-> (1, 1, D)
-TABLE = Codec(TOKENS.read, lambda t, n, h: [t[0]])  # (N, D) <-> (1, N, D)
-
-NAMES = {  # ours -> theirs, in every block of both towers
-    "norm1.*": ("ln_1.*", "layer_norm1.*"),
-    "attention.proj.*": ("attn.out_proj.*", "self_attn.out_proj.*"),
-    "norm2.*": ("ln_2.*", "layer_norm2.*"),
-    "mlp.fc1.*": ("mlp.c_fc.*", "mlp.fc1.*"),
-    "mlp.fc2.*": ("mlp.c_proj.*", "mlp.fc2.*"),
-}
-
-
-def _openai_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
-    joined = [Rule(f"{ours}attention.qkv.{part}", f"{theirs}attn.in_proj_{part}") for part in ("weight", "bias")]
-    return *joined, *(Rule(ours + name, theirs + names[0]) for name, names in NAMES.items())
-
-
-def _hf_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
-    parts = tuple(f"{theirs}self_attn.{part}_proj.*" for part in "qkv")
-    joined = Rule(f"{ours}attention.qkv.*", parts, JOIN)
-    return joined, *(Rule(ours + name, theirs + names[1]) for name, names in NAMES.items())
-
 
 # ------------------------------------------------------------------------------------------ files beside the weights
 
 MODEL_TYPES = {"clip": ModelType("CLIP", hf.INTERPOLATE, {})}
+TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 def _read_tokenizer(source: Source) -> Stated:
     """The tokenizer of a folder, with the context length that the text tower's positions have."""
-    if not any((source.path / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    if not any((source.path / name).is_file() for name in TOKENIZERS):
         return Stated()
     theirs = next((rule.keys[0] for rule in source.dialect.rules if rule.ours == "text.positions"), "")
     tables = [source.state.get(theirs.replace("{p}", prefix)) for prefix in source.dialect.prefixes]
@@ -89,7 +67,7 @@ def _read_hf(source: Source) -> Stated:
 
 
 def _read_open_clip(source: Source) -> Stated:
-    stated, path = _read_tokenizer(source), source.path / "open_clip_config.json"
+    stated, path = _read_tokenizer(source), source.path / OPEN_CLIP_FILE
     return _open_clip_stated(read_json(path), stated.tokenizer) if path.is_file() else stated
 
 
@@ -101,15 +79,7 @@ TEXT_FIELDS: hf.Fields = {  # of transformers
     "text.heads": ("num_attention_heads", 8),
     "text.eps": ("layer_norm_eps", 1e-5),
 }
-IMAGE_FIELDS: hf.Fields = {
-    "image.image_size": ("image_size", 224),
-    "image.patch_size": ("patch_size", 32),
-    "image.channels": ("num_channels", 3),
-    "image.width": ("hidden_size", 768),
-    "image.depth": ("num_hidden_layers", 12),
-    "image.heads": ("num_attention_heads", 12),
-    "image.eps": ("layer_norm_eps", 1e-5),
-}
+IMAGE_FIELDS: hf.Fields = {f"image.{name}": field for name, field in clip_image.FIELDS.items()}
 
 
 def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
@@ -119,7 +89,7 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         raise CheckpointError(
             f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
         )
-    text, vision = (_tower_config(config, part) for part in ("text", "vision"))
+    text, vision = (tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
@@ -131,12 +101,6 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else end,  # config.json's pad_token_id is not used
         "embed_dim": config.get("projection_dim", 512),
     }
-
-
-def _tower_config(config: Options, tower: str) -> Options:
-    """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
-    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
-    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
 
 
 OPEN_CLIP_IMAGE: hf.Fields = {  # what open_clip_config.json leaves out, the weights show
@@ -152,6 +116,7 @@ OPEN_CLIP_TEXT: hf.Fields = {
     "text.depth": ("layers", None),
     "text.heads": ("heads", None),
 }
+OPEN_CLIP_FILE = "open_clip_config.json"
 READ = {
     "vision_cfg": ("head_width", "mlp_ratio", *(name for name, _ in OPEN_CLIP_IMAGE.values())),
     "text_cfg": ("mlp_ratio", *(name for name, _ in OPEN_CLIP_TEXT.values())),
@@ -169,50 +134,61 @@ WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are no
 
 def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
     """open_clip_config.json -> options by path, and preprocess values."""
-    where = "open_clip_config.json"
-    schema.check(config, schema.OPEN_CLIP, where)
-    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
-    vision, text = (
-        schema.check(model.get(part) or {}, schema.OPEN_CLIP_TOWER, f"{where}'s {part}")
-        for part in ("vision_cfg", "text_cfg")
-    )
-    for part, values in (("vision_cfg", vision), ("text_cfg", text)):
-        for name, value in values.items():
-            harmless = WITHOUT_EFFECT.get(name, ()) if name not in READ[part] else None
-            if value and harmless is not None and value not in harmless:
-                raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
+    model, vision = _open_clip_vision(config)
+    text = schema.check(model.get("text_cfg") or {}, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s text_cfg")
+    _check_options("vision_cfg", vision)
+    _check_options("text_cfg", text)
     options = hf.read_fields(vision, OPEN_CLIP_IMAGE) | hf.read_fields(text, OPEN_CLIP_TEXT)
     options |= {
         "image.heads": vision["width"] // vision.get("head_width", 64) if "width" in vision else None,
         "embed_dim": model.get("embed_dim"),
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else None,
         "eps": 1e-5,  # another would stand in norm_kwargs
+        "activation": "quick_gelu" if model.get("quick_gelu") else "gelu",  # left out, it is GELU there
     }
-    if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
-        options["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
-    how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
-    cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, f"{where}'s preprocess_cfg")
-    if (mode := cfg.get("resize_mode", "shortest")) not in how:
-        raise CheckpointError(f"{where} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
-    preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
-    preprocess |= {"how": how[mode]} if preprocess else {}
     options = {name: value for name, value in options.items() if value is not None}
-    return Stated(options, preprocess, tokenizer=tokenizer)
+    return Stated(options, _open_clip_preprocess(config), tokenizer=tokenizer)
+
+
+def _open_clip_vision(config: Options) -> tuple[Options, Options]:
+    """model_cfg, and the vision_cfg in it."""
+    schema.check(config, schema.OPEN_CLIP, OPEN_CLIP_FILE)
+    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{OPEN_CLIP_FILE}'s model_cfg")
+    vision: Options = model.get("vision_cfg") or {}
+    if is_sequence(layers := vision.get("layers")):
+        raise CheckpointError(
+            f"{OPEN_CLIP_FILE} has an image tower of layers {list(layers)}, a ResNet of CLIP's own: only ViTs are "
+            "known here."
+        )
+    return model, schema.check(vision, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s vision_cfg")
+
+
+def _check_options(part: str, values: Options, known: tuple[str, ...] = ()) -> None:
+    for name, value in values.items():
+        harmless = WITHOUT_EFFECT.get(name, ()) if name not in (*READ[part], *known) else None
+        if value and harmless is not None and value not in harmless:
+            raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
+
+
+def _open_clip_preprocess(config: Options) -> Options:
+    how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
+    where = f"{OPEN_CLIP_FILE}'s preprocess_cfg"
+    cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, where)
+    if (mode := cfg.get("resize_mode", "shortest")) not in how:
+        raise CheckpointError(f"{OPEN_CLIP_FILE} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
+    preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
+    return preprocess | ({"how": how[mode]} if preprocess else {})
 
 
 OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a part of its own
     name="open_clip",
     rules=(
-        Rule("image.class_token", "visual.class_embedding", CLASS),
-        Rule("image.positions.table", "visual.positional_embedding", TABLE),
-        Rule("image.patch_embed.proj.weight", "visual.conv1.weight"),
-        Rule("image.norm_pre.*", "visual.ln_pre.*"),
-        *_openai_blocks("image.blocks.{i}.", "visual.transformer.resblocks.{i}."),
+        *openai_tower("image.", "visual."),
         Rule("image.norm.*", "visual.ln_post.*"),
         Rule("image_projection.weight", "visual.proj", TRANSPOSE),
         Rule("text.embed.weight", "{p}token_embedding.weight"),
         Rule("text.positions", "{p}positional_embedding"),
-        *_openai_blocks("text.blocks.{i}.", "{p}transformer.resblocks.{i}."),
+        *openai_blocks("text.blocks.{i}.", "{p}transformer.resblocks.{i}."),
         Rule("text.norm.*", "{p}ln_final.*"),
         Rule("text_projection.weight", "{p}text_projection", TRANSPOSE),
         Rule("log_scale", "logit_scale", SAME),
@@ -229,16 +205,12 @@ OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a 
 HF = Dialect(
     name="hf",
     rules=(
-        Rule("image.class_token", "vision_model.embeddings.class_embedding", CLASS),
-        Rule("image.positions.table", "vision_model.embeddings.position_embedding.weight", TABLE),
-        Rule("image.patch_embed.proj.weight", "vision_model.embeddings.patch_embedding.weight"),
-        Rule("image.norm_pre.*", "vision_model.pre_layrnorm.*"),
-        *_hf_blocks("image.blocks.{i}.", "vision_model.encoder.layers.{i}."),
+        *hf_tower("image.", "vision_model."),
         Rule("image.norm.*", "vision_model.post_layernorm.*"),
         Rule("image_projection.weight", "visual_projection.weight"),
         Rule("text.embed.weight", "text_model.embeddings.token_embedding.weight"),
         Rule("text.positions", "text_model.embeddings.position_embedding.weight"),
-        *_hf_blocks("text.blocks.{i}.", "text_model.encoder.layers.{i}."),
+        *hf_blocks("text.blocks.{i}.", "text_model.encoder.layers.{i}."),
         Rule("text.norm.*", "text_model.final_layer_norm.*"),
         Rule("text_projection.weight", "text_projection.weight"),
         Rule("log_scale", "logit_scale"),
@@ -343,23 +315,10 @@ def _infer_text(state: State, facts: Options) -> Options:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-UNSUPPORTED = (
-    *("positions", "class_token", "pooling", "head_hidden", "head_dim", "norm", "final_norm"),
-    *("layer_scale", "qk_norm", "qkv_bias", "stem", "patch_norms", "mlp"),
-)
-
-
 def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> None:
     v = c.image
-    image_tower = {
-        f"prefix_positions={v.positions.prefix_positions}": v.positions.prefix_positions != "class",
-        "registers, a distillation or a mask token": bool(
-            v.tokens.registers or v.tokens.distill_token or v.tokens.mask_token
-        ),
-        "norm_pre=False": not v.norm.norm_pre,
-        "patch_bias=True": v.stem.patch_bias and v.stem.kind == "patch",
-    }
-    check_vit(library, v, UNSUPPORTED, image_tower | others)
+    pooling = {f"pooling={v.head.pooling}": v.head.pooling != "class", "final_norm=no": v.final_norm == "no"}
+    clip_image.check_tower(library, v, pooling | others)
 
 
 def _hf_files(model: Network) -> Options:
@@ -375,13 +334,7 @@ def _hf_files(model: Network) -> Options:
         "eos_token_id": c.text.end_id,
         "pad_token_id": c.text.end_id,
     }
-    vision = {
-        **hf.write_fields(c, IMAGE_FIELDS),
-        "model_type": "clip_vision_model",
-        "intermediate_size": c.image.mlp_hidden,
-        "hidden_act": hf.activation_for(c.image.mlp.activation),
-        "projection_dim": c.embed_dim,
-    }
+    vision = {**clip_image.vision_config(c.image), "projection_dim": c.embed_dim}
     config = {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
@@ -437,12 +390,7 @@ def _open_clip_files(model: Network) -> Options:
 
 def _write_hf(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
-    height, width = c.image_size
-    others = {
-        "loss=sigmoid": c.loss == "sigmoid",
-        f"images of {height}x{width}, which are no square": height != width,
-        "end_id=2": c.text.end_id == 2,
-    }
+    others = {"loss=sigmoid": c.loss == "sigmoid", "end_id=2": c.text.end_id == 2, **check_square(c.image)}
     _check_writable("transformers' CLIPModel", c, others)
     tokenizer, files = model.tokenizer, _hf_files(model)
     notes: list[str] = []
@@ -500,4 +448,155 @@ FAMILY = Family(
     by_path=_by_path,
     check_inputs=_three_texts,
     check_output=lambda output: output.logits_per_image,
+)
+
+
+# -------------------------------------------------------------------------------------------- the image tower alone
+
+
+def _read_hf_vision(source: Source) -> Stated:
+    path = source.path / "config.json"
+    if not path.is_file():
+        return Stated()
+    config = read_json(path)
+    options = clip_image.hf_options(config)
+    if "projection_dim" in config:
+        options["embed_dim"] = config["projection_dim"]
+    return clip_image.with_processor(Stated(options), source.path)
+
+
+def _read_open_clip_vision(source: Source) -> Stated:
+    """open_clip_config.json of a CLIP whose text tower is another network: the image tower's options."""
+    path = source.path / OPEN_CLIP_FILE
+    if not path.is_file():
+        return Stated()
+    config = read_json(path)
+    model, vision = _open_clip_vision(config)
+    text: Options = model.get("text_cfg") or {}
+    name: object = vision.get("timm_model_name")
+    if isinstance(name, str):
+        options = _trunk_options(name, vision, source.state)
+    else:
+        _check_options("vision_cfg", vision)
+        fields = {ours.removeprefix("image."): field for ours, field in OPEN_CLIP_IMAGE.items()}
+        options = hf.read_fields(vision, fields)
+        options["heads"] = vision["width"] // vision.get("head_width", 64) if "width" in vision else None
+        options |= {"eps": 1e-5, "activation": "quick_gelu" if model.get("quick_gelu") else "gelu"}
+    options["embed_dim"] = model.get("embed_dim")
+    options = {name: value for name, value in options.items() if value is not None}
+    named = f" ({text['hf_model_name']})" if isinstance(text.get("hf_model_name"), str) else ""
+    note = f"its text tower{named} is not known here and left out: the model embeds images, and reads no text."
+    return Stated(options, _open_clip_preprocess(config), notes=(note,))
+
+
+TRUNK_OPTIONS = ("timm_model_name", "timm_model_pretrained", "timm_drop", "timm_drop_path")
+
+
+def _trunk_options(name: str, vision: Options, state: State) -> Options:
+    """What is certain of a timm network inside an open_clip model; open_clip's quick_gelu does not reach it."""
+    _check_options("vision_cfg", vision, known=TRUNK_OPTIONS)
+    pool, projection = vision.get("timm_pool") or "", vision.get("timm_proj", "linear")
+    if what := other_network(name):
+        raise CheckpointError(f"its image tower, timm's {name}, has {what}, which is not known here.")
+    if pool not in ("", "token", "avg") or projection != "linear":
+        raise CheckpointError(
+            f"its image tower, timm's {name}, ends in timm_pool={pool!r}, timm_proj={projection!r}; known are token or "
+            "avg, and linear."
+        )
+    facts = facts_of(name)
+    if facts.pop("width", None) != state["visual.trunk.patch_embed.proj.weight"].shape[0]:
+        facts.pop("heads", None)
+    return {**facts, **timm.pooling_options(pool or timm.usual_pooling(name), state, "visual.trunk.")} | {
+        "image_size": vision.get("image_size")
+    }
+
+
+def _is_projected(keys: set[str]) -> bool:
+    return clip_image.has_tower(keys) and "visual_projection.weight" in keys
+
+
+def _is_trunk(keys: set[str]) -> bool:
+    """A ViT of timm in an open_clip model with another text tower than CLIP's; SigLIP's pools by attention."""
+    trunk = {"visual.trunk.blocks.0.attn.qkv.weight", "visual.trunk.patch_embed.proj.weight"} <= keys
+    return trunk and "visual.trunk.attn_pool.latent" not in keys and not OPEN_CLIP.recognise(keys)
+
+
+VISION_HF = replace(
+    clip_image.DIALECT,
+    rules=(*clip_image.RULES, Rule("projection.weight", "visual_projection.weight")),
+    recognise=_is_projected,
+    read_stated=_read_hf_vision,
+)
+OTHER_TEXT = {r"text\..*|logit_scale|logit_bias": "the text tower, which is not known here, and its scale"}
+VISION_OPEN_CLIP = Dialect(
+    name="open_clip",
+    rules=(
+        *openai_tower("", "visual."),
+        Rule("norm.*", "visual.ln_post.*"),
+        Rule("projection.weight", "visual.proj", TRANSPOSE),
+    ),
+    recognise=lambda keys: {"visual.class_embedding", "visual.proj"} <= keys and not OPEN_CLIP.recognise(keys),
+    assumed={"eps": 1e-5},
+    preprocess=CLIP_CROP,
+    options={"resize_rule": "bicubic_antialias"},
+    read_stated=_read_open_clip_vision,
+    ignored=OTHER_TEXT,
+)
+VISION_TRUNK = replace(
+    VISION_OPEN_CLIP,
+    rules=(
+        *(
+            Rule(rule.ours, tuple(f"visual.trunk.{key}" for key in rule.keys), rule.codec)
+            for rule in timm.RULES
+            if not rule.ours.startswith("head.")
+        ),
+        Rule("projection.weight", "visual.head.proj.weight"),
+    ),
+    recognise=_is_trunk,
+    assumed={"eps": 1e-6},
+)
+
+
+def _infer_vision(renamed: Renamed, clues: Clues) -> Reading:
+    embed_dim, _ = shape_of(renamed.tensors, "projection.weight", 2, "CLIP image tower")
+    stated = dict(clues.stated.options)
+    if stated.pop("embed_dim", embed_dim) != embed_dim:
+        check_agreement(clues.stated.options, {"embed_dim": embed_dim})
+    clues = replace(clues, stated=replace(clues.stated, options=stated))
+    if not {"activation", "mlp.activation"} & {*clues.given, *clues.hints, *stated}:
+        raise CheckpointError(UNKNOWN_ACTIVATION)
+    tower = vit.infer_config(renamed, clues)
+    groups = {group.name: getattr(tower, group.name) for group in fields(tower)}
+    config = CLIPVisionConfig(**groups, embed_dim=embed_dim)
+    if "activation" in clues.given and "activation" not in stated:
+        config = config.with_options(activation=clues.given["activation"])
+    return Reading(config, vit.assumed_options(tower, clues), notes=tuple(vit.resize_notes(tower, clues)))
+
+
+def _write_vision(model: Network, state: State) -> Written:
+    """transformers' CLIPVisionModelWithProjection."""
+    c: CLIPVisionConfig = model.config
+    others = {
+        f"pooling={c.head.pooling}": c.head.pooling not in ("class", "class_norm"),
+        "final_norm=no": not clip_image.has_last_norm(state),
+        "classes": bool(c.classes),
+    }
+    clip_image.check_tower("transformers' CLIPVisionModelWithProjection", c, others | check_square(c))
+    tensors = {key: value for key, value in state.items() if not key.startswith(("norm.", "head_norm."))}
+    written = keymap.write(
+        "transformers", VISION_HF.rules, tensors | clip_image.last_norm(state), prefix="vision_model.", heads=c.heads
+    )
+    config = {**clip_image.vision_config(c), "projection_dim": c.embed_dim, "dtype": "float32"}
+    config["architectures"] = ["CLIPVisionModelWithProjection"]
+    return hf.folder(written, config, model.preprocess, processor="CLIPImageProcessor")
+
+
+VISION = Family(
+    "clip_vision",
+    CLIPVisionConfig,
+    (VISION_HF, VISION_OPEN_CLIP, VISION_TRUNK),
+    _infer_vision,
+    {"hf": Writer(_write_vision)},
+    bare_options=("heads", "activation", "eps", "image_size"),
+    model_types={clip_image.TOWER_TYPE: clip_image.PROCESSOR},
 )

@@ -30,11 +30,12 @@ def family(
     def infer(renamed: Renamed, clues: Clues) -> Reading:
         dialect, stated = clues.dialect, clues.stated.options
         given = {name: clues.given[name] for name in bare_options if name in clues.given}
-        inferred = infer_options(renamed, {**given, **stated})
+        hints = {name: clues.hints[name] for name in bare_options if name in clues.hints}
+        inferred = infer_options(renamed, {**hints, **given, **stated})
         check_agreement(stated, inferred)
         usual = {"image_size": dialect.preprocess["size"], **dialect.assumed, **dialect.options}
-        made = config(**{**usual, **given, **stated, **inferred})
-        unstated = {*dialect.assumed, "heads"} - stated.keys() - given.keys()
+        made = config(**{**usual, **hints, **given, **stated, **inferred})
+        unstated = {*dialect.assumed, "heads"} - stated.keys() - hints.keys() - given.keys()
         return Reading(made, {name: getattr(made, name) for name in bare_options if name in unstated})
 
     return Family(name, config, dialects, infer, writers or {}, bare_options, model_types or {})
@@ -46,10 +47,10 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
     def read(source: Source) -> Stated | None:
         if (config := timm.read_config(source)) is None:
             return None
-        preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
+        preprocess = timm.preprocess_from(config["pretrained_cfg"])
         size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
         usual = {name: IMAGENET_CROP[name] for name in ("mean", "std", "how", "interpolation")}
-        return Stated({**size, **options(config)}, {**usual, **preprocess})
+        return Stated({**size, **options(config)}, {**usual, **preprocess}, labels=timm.labels_from(config))
 
     return read
 
@@ -112,7 +113,7 @@ def check_type(config: Options, kind: str) -> None:
 
 def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
     """timm's model_args; what would make another network of the same tensors is refused."""
-    args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
+    args = {key: value for key, value in config["model_args"].items() if value is not None}
     rates = ("drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate")
     harmless = ("num_classes", "in_chans", "img_size", *rates)
     wrong = {key: value for key, value in args.items() if key not in (*known, *harmless) and value}

@@ -47,7 +47,7 @@ def _timm_block(stage: int) -> tuple[Rule, ...]:
     )
 
 
-def _merging(theirs: str, later: int) -> tuple[Rule, ...]:
+def merging(theirs: str, later: int) -> tuple[Rule, ...]:
     """`later`: how many stages after the one whose number their key has."""
     return tuple(
         rule
@@ -64,24 +64,34 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     options = staged.common_options(state)
     options["patch_size"] = options.pop("kernel")
     widths = staged.widths_of(state, options["depths"])
+    check_widths(widths)
+    tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
+    rows = [rows for rows, _ in tables]
+    sides = [math.isqrt(count) for count in rows]  # 2M - 1
+    if any(side**2 != count or side % 2 == 0 for side, count in zip(sides, rows, strict=True)):
+        raise CheckpointError(
+            f"bias tables of {rows} entries: expected (2M - 1)^2 in each stage, for windows of M x M."
+        )
+    windows = tuple((side + 1) // 2 for side in sides)
+    options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables)}
+    options["window"] = windows[0] if len(set(windows)) == 1 else windows
+    options["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
+    return options | mlp_ratio(state, widths[0], stated)
+
+
+def check_widths(widths: tuple[int, ...]) -> None:
     if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
         raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
-    tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
-    rows = {rows for rows, _ in tables}
-    side = math.isqrt(min(rows))
-    if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
-        raise CheckpointError(
-            f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
-            "windows of M x M."
-        )
-    options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
-    options["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
-    ratio = staged.mlp_ratio(state, 0, widths[0])
+
+
+def mlp_ratio(state: State, width: int, stated: Options) -> Options:
+    """As the weights show it, unless it is stated, which must then agree."""
+    ratio = staged.mlp_ratio(state, 0, width)
     if "mlp_ratio" not in stated:
-        options["mlp_ratio"] = ratio
-    elif int(widths[0] * stated["mlp_ratio"]) != int(widths[0] * ratio):
+        return {"mlp_ratio": ratio}
+    if int(width * stated["mlp_ratio"]) != int(width * ratio):
         raise CheckpointError(f"mlp_ratio={stated['mlp_ratio']} is stated, but the weights have {ratio:g}.")
-    return options
+    return {}
 
 
 FIELDS: hf.Fields = {
@@ -104,9 +114,13 @@ FIELDS: hf.Fields = {
 def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     staged.check_type(config, "swin")
+    check_positions(config)
+    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
+
+
+def check_positions(config: Options) -> None:
     if config.get("use_absolute_embeddings", False):
         raise CheckpointError("config.json has use_absolute_embeddings, which is not known here.")
-    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
 
 
 def _timm_options(config: Options) -> Options:
@@ -117,13 +131,14 @@ def _timm_options(config: Options) -> Options:
 
 
 MODEL_TYPES = {"swin": ModelType("ViT")}
+MASKING = {r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded"}
 HF = Dialect(
     name="hf",
     rules=(
         Rule("embeds.0.proj.*", "{p}embeddings.patch_embeddings.projection.*"),
         Rule("embeds.0.norm.*", "{p}embeddings.norm.*"),
         *(rule for stage in range(STAGES) for rule in _hf_block(stage)),
-        *_merging("{{p}}encoder.layers.{}.", later=1),
+        *merging("{{p}}encoder.layers.{}.", later=1),
         Rule("norm.*", "{p}layernorm.*"),
         Rule("head.*", "classifier.*"),
     ),
@@ -133,10 +148,7 @@ HF = Dialect(
     options={"shift_axes": "together"},
     prefixes=("", "swin."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
-    ignored={
-        r".*relative_position_index": "computed from the window",
-        r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
-    },
+    ignored={r".*relative_position_index": "computed from the window", **MASKING},
 )
 SHARED = (
     Rule("embeds.0.proj.*", "patch_embed.proj.*"),
@@ -150,17 +162,17 @@ TABLE, FIRST = "layers.0.blocks.0.attn.relative_position_bias_table", "layers.0.
 COMPUTED = {r".*relative_position_index|.*attn_mask": "computed from the window"}
 TIMM = Dialect(
     name="timm",
-    rules=(*SHARED, *_merging("layers.{}.", later=0)),
+    rules=(*SHARED, *merging("layers.{}.", later=0)),
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
-    options={"shift_axes": "each"},
+    options={"shift_axes": "each", "roll_first": True},
     ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )
 AUTHORS = Dialect(
     name="microsoft",
-    rules=(*SHARED, *_merging("layers.{}.", later=1)),
+    rules=(*SHARED, *merging("layers.{}.", later=1)),
     recognise=lambda keys: {TABLE, FIRST} <= keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
@@ -175,14 +187,36 @@ AUTHORS = Dialect(
 
 def _write(model: Network, state: State) -> Written:
     c: SwinConfig = model.config
-    if c.merge_eps != 1e-5:
-        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+    check_merge_eps(c)
+    if not isinstance(c.window, int):
+        raise UsageError(
+            f"transformers' swin has one window for all stages, and this network {c.window}: load it with window="
+            f"{max(c.window)}, which resizes its bias tables (and changes its numbers a little), or use --to native."
+        )
     activation = {"hidden_act": hf.activation_for(c.activation), "use_absolute_embeddings": False}
     written = hf.classifier(model, state, HF.rules, "Swin", hf.write_fields(c, FIELDS) | activation)
     index = relative_index((c.window, c.window), prefix=0, device=torch.device("cpu"))
     tables = [key for key in written.tensors if key.endswith("relative_position_bias_table")]
     indices = {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
-    return replace(written, tensors=written.tensors | indices)
+    return replace(written, tensors=written.tensors | indices, notes=[*written.notes, *_shift_note(c)])
+
+
+def _shift_note(c: SwinConfig) -> list[str]:
+    """Whether timm and transformers cut other windows at the network's own image size."""
+    theirs = replace(c, shift_axes="together", roll_first=False)
+    for grid, M in zip(c.grids(*c.image_size), c.window_sizes, strict=True):
+        ours, others = (config.windows(grid, M, shifted=True) for config in (c, theirs))
+        if ours.shift != others.shift or (ours.padded != grid and ours.roll_first):
+            return [
+                f"maps of {grid[0]}x{grid[1]} are no multiple of the window {M}: timm, where it comes from, rolls them "
+                "before it pads them, transformers afterwards, so its numbers will differ a little there."
+            ]
+    return []
+
+
+def check_merge_eps(c: SwinConfig) -> None:
+    if c.merge_eps != 1e-5:
+        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
 
 
 FAMILY = staged.family(

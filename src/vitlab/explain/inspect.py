@@ -65,7 +65,7 @@ MEANINGS: dict[str, str] = {
     "decoder.masked": "a mask token wherever a patch is hidden",
     "decoder.norm": "LayerNorm",
     "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
-    "projection": "into the space that pictures and words share",
+    "projection": "into the space that images and texts share",
     "text.embed": "every token of the text becomes {width} numbers",
     "text.positions": "+ learned positions",
     "text.heads": "softmax(q k^T / sqrt({head_dim})) v, no later token; {heads} heads side by side",
@@ -249,7 +249,9 @@ def inspect(
 
     def meaning(kind: str, layer: int | None) -> str:
         if isinstance(model, Hierarchy):
-            return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
+            return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
+        if kind in model.meanings:
+            return model.meanings[kind]
         if kind.startswith(TEXT):
             return _meaning(kind, _text_details(config))
         if not isinstance(config.encoder, PlainConfig | ResNetConfig):
@@ -327,7 +329,10 @@ def step_name(kind: str, layer: int | None, config: Any = None) -> str:
 def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     """Values of the placeholders in MEANINGS."""
     if isinstance(config, ResNetConfig):
-        stem = {"imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2"}
+        stem = {
+            "imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2",
+            "deep": "three 3x3 convolutions with batch norm and relu, the first by 2; 3x3 max-pooling by 2",
+        }
         relu = ", relu" if config.block == "bottleneck" else ""
         blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
         return {**blocks, "pooling": "mean", "classes": config.classes}
@@ -342,7 +347,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "heads": config.heads,
         "head_dim": config.head_width,
         "hidden": config.mlp_hidden,
-        "positions": config.position_kind,
+        "positions": config.position_kind.split(" + ")[0],  # what is added; rotary and relative ones are not
         "mlp": config.mlp_name,
         "pooling": config.pool_kind,
         "classes": config.classes,
@@ -371,7 +376,7 @@ def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -
         "hidden": block.mlp.fc1.out_features,
         "grid": f"{rows} x {columns}",
         "where": _where(at),
-        "bias": " + B" if getattr(block.attention, "relative", None) is not None else "",
+        "bias": " + B" if block.attention.biased else "",
         "mlp": f"MLP, {config.activation}",
         "activation": config.activation,
         "after_embed": ", then LayerNorm",

@@ -73,7 +73,7 @@ def walk_through(model: ModelOrName, image: Images) -> Walk:
         )
     batch = as_batch(model, image)
     if len(batch) != 1:
-        raise UsageError(f"a walk is through one picture, found {len(batch)}.")
+        raise UsageError(f"a walk is through one image, found {len(batch)}.")
     x = batch.images
     kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)

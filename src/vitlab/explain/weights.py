@@ -109,10 +109,10 @@ class HighNormTokens:
     share: Tensor  # (layers,), of all patch tokens after that layer
     mask: Tensor  # (B, layers, grid_h, grid_w), True where long
     threshold: Tensor  # (layers,), lengths above it are long
-    layers: tuple[int, ...]  # the last ones, of which `found` is the mean
+    layers: tuple[int, ...]  # the last ones, over which `mean_share` is taken
 
     @property
-    def found(self) -> float:
+    def mean_share(self) -> float:
         """The mean share in the last layers; the paper finds about 0.02 in large models without registers."""
         return float(self.share[list(self.layers)].mean())
 

@@ -19,6 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from vitlab.layers.attention import Attention, QVLinear
 from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
+from vitlab.layers.lora import merge_lora
 from vitlab.layers.windows import WindowAttention
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import GridBlock
@@ -29,12 +30,12 @@ N = TypeVar("N", bound=Network)
 
 @torch.no_grad()
 def fold(model: N) -> N:
-    """A folded copy in evaluation mode; the model stays as it is."""
-    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    """A folded copy in evaluation mode, its adapters merged; the model stays as it is."""
+    copied = merge_lora(copy.deepcopy(model)).eval().requires_grad_(False)
     for module in list(copied.modules()):
         if isinstance(module, Block):
             _fold_block(module)
-        elif isinstance(module, GridBlock) and isinstance(module.mlp, MLP):
+        elif isinstance(module, GridBlock) and module.pre_norm and isinstance(module.mlp, MLP):
             _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are zero-padded after it
         elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore

@@ -32,6 +32,11 @@ class Heads(nn.Module):
         self.attention_dropout = attention_dropout
         self.relative: RelativeBias | None = None
 
+    @property
+    def biased(self) -> bool:
+        """Whether a bias by the offset of query and key is added to the scores."""
+        return self.relative is not None
+
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
         """(B, N, parts * hd) -> `parts` tensors (B, h, N, d)."""
         x = torch.unflatten(x, -1, (parts, self.heads, self.head_dim))  # (B, N, parts, h, d)
@@ -175,7 +180,7 @@ def kernel_name(model: nn.Module, device: str = "cpu") -> str:
     if layer.path == "explicit":
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
-    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.biased else None
     try:  # torch has no public function that tells which kernel it would choose
         number = torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)  # pyright: ignore
         choice = torch.nn.attention.SDPBackend(number).name.lower()

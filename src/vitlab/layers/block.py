@@ -127,7 +127,8 @@ def run(function: Callable[..., T], *inputs: Tensor | object, recompute: bool = 
 class Block(nn.Module):
     """Encoder block, eqs. 2-3 of ViT: pre-norm, or post-norm as in the first Transformer (arXiv:1706.03762).
 
-    `rms`: norms divide by the root mean square and subtract no mean (arXiv:1910.07467).
+    `norm="branch"` puts each norm at the end of its branch, before the sum (Swin v2, arXiv:2111.09883). `rms`: norms
+    divide by the root mean square and subtract no mean (arXiv:1910.07467).
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Block(nn.Module):
         mlp: MLP | SwiGLU,
         width: int,
         *,
-        norm: Literal["pre", "post"] = "pre",
+        norm: Literal["pre", "post", "branch"] = "pre",
         rms: bool = False,
         eps: float = 1e-6,
         layer_scale: float = 0.0,
@@ -164,14 +165,16 @@ class Block(nn.Module):
         """z (B, N, D); `reduce` shortens the token list between the two halves."""
         y = mark(trace, "norm1", self.norm1(z)) if self.norm == "pre" else z
         y = self.attention(y, rope, bias, trace)
+        y = self.norm1(y) if self.norm == "branch" else y
         z = z + self.depth_drop(self.scale1(y))  # eq. 2
-        z = mark(trace, "after_attention", z if self.norm == "pre" else self.norm1(z))
+        z = mark(trace, "after_attention", self.norm1(z) if self.norm == "post" else z)
         if reduce is not None:
             z = reduce(z)  # (B, M, D), M < N
         y = mark(trace, "norm2", self.norm2(z)) if self.norm == "pre" else z
         y = self.mlp(y, trace)
+        y = self.norm2(y) if self.norm == "branch" else y
         z = z + self.depth_drop(self.scale2(y))  # eq. 3
-        return mark(trace, "tokens", z if self.norm == "pre" else self.norm2(z))
+        return mark(trace, "tokens", self.norm2(z) if self.norm == "post" else z)
 
 
 BLOCK_KINDS = ("norm1", "qkv", "heads", "proj", "after_attention", "norm2", "fc1", "fc2", "tokens")

@@ -85,13 +85,13 @@ def resize_positions(table: Tensor, prefix: int, old: tuple[int, int], new: tupl
     return torch.cat([table[:, :prefix], resize_grid(table[:, prefix:], old, new, rule)], dim=1)
 
 
-def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "bicubic") -> Tensor:
     """Resize a relative bias table, (offsets + 3, h), made for the old grid; the prefix tokens' entries stay."""
     if same_grid(old, new):
         return table
     before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
     count = before[0] * before[1]
-    return torch.cat([resize_grid(table[None, :count], before, after)[0], table[count:]])
+    return torch.cat([resize_grid(table[None, :count], before, after, rule)[0], table[count:]])
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10000.0, device: Device = None) -> Tensor:
@@ -219,13 +219,13 @@ def relative_index(grid: tuple[int, int], prefix: int, device: Device = None) ->
 class RelativeBias(nn.Module):
     """A learned number per head and per offset between query and key, added to Q K^T (Swin, arXiv:2103.14030)."""
 
-    def __init__(self, grid: tuple[int, int], heads: int, *, prefix: int):
+    def __init__(self, grid: tuple[int, int], heads: int, *, prefix: int, rule: str = "bicubic"):
         super().__init__()
-        self.grid = grid
+        self.grid, self.rule = grid, rule
         offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
         self.table = nn.Parameter(torch.empty(offsets + (3 if prefix else 0), heads))
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, index: Tensor, grid: tuple[int, int]) -> Tensor:
-        table = resize_relative(self.table, self.grid, grid)  # (offsets + 3, h)
+        table = resize_relative(self.table, self.grid, grid, self.rule)  # (offsets + 3, h)
         return table[index].permute(2, 0, 1)[None]  # (1, h, N, N)

@@ -1,6 +1,7 @@
 """Attention inside windows: a grid of tokens is cut into windows, perhaps shifted, and put together again.
 
-Swin (arXiv:2103.14030, sec. 3.2) shifts every second layer; Twins (arXiv:2104.13840) has windows without shift.
+Swin (arXiv:2103.14030, sec. 3.2) shifts every second layer; Twins (arXiv:2104.13840) has windows without shift;
+Swin v2 (models/swinv2.py) compares tokens by cosines.
 `Windows` says where every token goes; the same object tells `explain` where it came from.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # no public way to leave the pass that counts MACs
 
-from vitlab.layers.attention import Heads, Path, head_width
+from vitlab.layers.attention import Heads, Path, QVLinear, head_width
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import LayerTrace, mark
 
@@ -26,12 +27,13 @@ APART = -100.0  # added to the score of tokens that only a shift made neighbours
 @dataclass(frozen=True)
 class Windows:
     """How a grid of tokens is cut: filled up with zeros at the right and bottom to whole windows, rolled up and left by
-    `shift`, cut row by row. n = window rows x window columns.
+    `shift`, cut row by row. n = window rows x window columns. `roll_first`: rolled before it is filled up.
     """
 
     grid: tuple[int, int]  # rows, columns of tokens
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
+    roll_first: bool = False
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -43,19 +45,24 @@ class Windows:
         """Windows of an image."""
         return self.padded[0] // self.window[0] * (self.padded[1] // self.window[1])
 
+    @property
+    def moved(self) -> bool:
+        """Whether tokens change their order; in one window that is not shifted they keep it."""
+        return self.padded != self.window or self.shift != (0, 0)
+
     def cut(self, x: Tensor) -> Tensor:
         """(B, N, D), row by row -> (B * count, n, D)."""
         (rows, columns), (high, wide) = self.grid, self.padded
         if self.padded != self.grid:
             x = F.pad(torch.unflatten(x, 1, self.grid), (0, 0, 0, wide - columns, 0, high - rows)).flatten(1, 2)
-        if self.padded != self.window:  # with one window the order is the same
+        if self.moved:
             x = reorder(x, *self.orders(x.device))  # (B, count * n, D)
         return x.reshape(-1, self.window[0] * self.window[1], x.shape[-1])
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `cut`; what stands on padding is dropped."""
         x = x.reshape(-1, self.padded[0] * self.padded[1], x.shape[-1])
-        if self.padded != self.window:
+        if self.moved:
             x = reorder(x, *reversed(self.orders(x.device)))
         if self.padded != self.grid:
             x = torch.unflatten(x, 1, self.padded)[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
@@ -63,7 +70,7 @@ class Windows:
 
     def orders(self, device: torch.device) -> tuple[Tensor, ...]:
         """The order in which tokens of the padded grid stand in windows, and the way back."""
-        return cached("orders", device, self.grid, self.window, self.shift)
+        return cached("orders", device, self.grid, self.window, self.shift, self.roll_first)
 
     def mask(self, device: torch.device) -> Tensor | None:
         """(count, 1, n, n): 0, and APART between tokens that the roll brought together from two ends of the grid
@@ -73,7 +80,7 @@ class Windows:
 
     def places(self) -> np.ndarray:
         """(count, n): which token of the grid, row by row, stands in each place of each window; -1 on padding."""
-        row, column = np.divmod(_orders(self.grid, self.window, self.shift)[0], self.padded[1])
+        row, column = np.divmod(_orders(self.grid, self.window, self.shift, self.roll_first)[0], self.padded[1])
         inside = (row < self.grid[0]) & (column < self.grid[1])
         return np.where(inside, row * self.grid[1] + column, -1).reshape(self.count, -1)
 
@@ -96,14 +103,16 @@ def reorder(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
     return Reorder.apply(x, order, back)  # type: ignore[return-value]
 
 
-def _orders(*about: tuple[int, int]) -> list[np.ndarray]:
+def _orders(*about: Any) -> list[np.ndarray]:
     w = Windows(*about)
-    (down, right), (high, wide) = w.shift, w.padded
-    order = _cut(w, np.roll(np.arange(high * wide).reshape(high, wide), (-down, -right), axis=(0, 1))).reshape(-1)
+    (down, right), (rows, columns) = w.shift, w.grid if w.roll_first else w.padded
+    tokens = np.arange(w.padded[0] * w.padded[1]).reshape(w.padded)
+    tokens[:rows, :columns] = np.roll(tokens[:rows, :columns], (-down, -right), axis=(0, 1))
+    order = _cut(w, tokens).reshape(-1)
     return [order, np.argsort(order)]
 
 
-def _mask(*about: tuple[int, int]) -> list[np.ndarray]:
+def _mask(*about: Any) -> list[np.ndarray]:
     w = Windows(*about)
     down, right = (np.arange(size) >= size - shift for size, shift in zip(w.padded, w.shift, strict=True))
     region = _cut(w, down[:, None] * 2 + right)  # after the roll: what came from the other end
@@ -125,7 +134,16 @@ def _offsets(window: tuple[int, int], table: tuple[int, int]) -> list[np.ndarray
     return [down * (2 * table[1] - 1) + right]
 
 
-def cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+def _log_offsets(window: tuple[int, int], scale: tuple[int, int]) -> list[np.ndarray]:
+    """((2 rows - 1)(2 columns - 1), 2): offsets down and right, in the order that `_offsets` counts, on a log scale
+    where 1 is the largest in a window of size `scale` (eq. 4 of Swin v2, arXiv:2111.09883, as released: to base 8).
+    """
+    axes = [np.arange(1 - side, side) / max(whole - 1, 1) for side, whole in zip(window, scale, strict=True)]
+    offsets = 8 * np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)  # -8 .. 8
+    return [(np.sign(offsets) * np.log2(np.abs(offsets) + 1) / 3).astype(np.float32)]
+
+
+def cached(what: str, device: torch.device, *about: tuple[int, int] | bool) -> tuple[Tensor, ...]:
     """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
     return _cached(what, device, *about)
 
@@ -136,8 +154,8 @@ cached.__dict__["_dynamo_marked_constant"] = True
 
 
 @lru_cache(maxsize=512)
-def _cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
-    arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets}[what](*about)
+def _cached(what: str, device: torch.device, *about: Any) -> tuple[Tensor, ...]:
+    arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets, "log_offsets": _log_offsets}[what](*about)
     with torch.inference_mode(False), unset_fake_temporarily():  # this pass may be one for inference, or to count
         return tuple(torch.as_tensor(array, device=device) for array in arrays)
 
@@ -150,24 +168,28 @@ class WindowAttention(Heads):
         width: int,
         heads: int,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: bool | Literal["qv"] = True,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         path: Path = "auto",
         relative: RelativeBias | None = None,
     ):
         super().__init__(heads, head_width(width, heads), attention_dropout, path)
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.qkv = QVLinear(width, width) if qkv_bias == "qv" else nn.Linear(width, 3 * width, bias=qkv_bias)
         self.relative = relative
         self.proj = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Windows, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        q, k, v = self.split(mark(trace, "qkv", self.qkv(at.cut(x))), 3)  # each (B * count, h, n, d)
+        q, k, v = self.project(at.cut(x), trace)  # each (B * count, h, n, d)
         inside = trace.in_windows(at.count) if trace is not None else None
         x = self.attend(q, k, v, self.bias(at), inside)  # (B * count, h, n, d)
         x = mark(trace, "heads", at.join(x.transpose(1, 2).flatten(2)))  # (B, N, D), heads side by side
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
+
+    def project(self, x: Tensor, trace: LayerTrace | None) -> list[Tensor]:
+        """(B * count, n, D) -> q, k and v, each (B * count, h, n, d)."""
+        return self.split(mark(trace, "qkv", self.qkv(x)), 3)
 
     def bias(self, at: Windows) -> Tensor | None:
         """B and the mask of shifted windows: (1 or count, h, n, n)."""

@@ -3,22 +3,47 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, dinov3, eva02, mae, pe, pvt, resnet, swin, twins, vit
+from vitlab.models import (
+    aimv2,
+    beit,
+    clip,
+    deit,
+    dino,
+    dinov2,
+    dinov3,
+    eva02,
+    hybrid,
+    mae,
+    pe,
+    pvt,
+    relpos,
+    resnet,
+    swin,
+    swinv2,
+    twins,
+    vit,
+)
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
+    (hybrid.PAPER, "hybrid.FAMILY"),  # its blocks are a ViT's
     (deit.PAPER, None),  # its files are a ViT's
     (dinov2.PAPER, None),
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
+    (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
+    (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike
     (pvt.PAPER, "pvt.PVT"),
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
+    (beit.PAPER, "beit.FAMILY"),
+    (relpos.PAPER, "relpos.FAMILY"),
+    (aimv2.PAPER, "aimv2.FAMILY"),
     (dinov3.PAPER, "dinov3.FAMILY"),
-    (eva02.PAPER, "eva02.FAMILY"),
+    (eva02.PAPER, "eva02.FAMILY"),  # after beit: its Ti and S look like one with absolute positions
     (pe.PAPER, "pe.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

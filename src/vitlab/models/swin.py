@@ -49,9 +49,10 @@ class SwinConfig(StagedConfig):
     width: int = 96  # C of the first stage; each later one has twice as many
     depths: tuple[int, ...] = (2, 2, 6, 2)  # blocks in each stage; every second one is shifted
     heads: tuple[int, ...] = (3, 6, 12, 24)
-    window: int = 7  # M; a map that is smaller is one window
+    window: int | tuple[int, ...] = 7  # M, or one for each stage; a map that is smaller is one window
     shift_axes: Literal["together", "each"] = "together"  # where a map is one window along one axis, the other is still
     # shifted ("each": timm), or not (the paper's code, transformers)
+    roll_first: bool = False  # timm rolls a map before it is filled up to whole windows, the others afterwards
     mlp_ratio: float = 4.0
     activation: Activation = "gelu"
     qkv_bias: bool = True
@@ -67,7 +68,14 @@ class SwinConfig(StagedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_stages(self, "heads")
-        if self.window < 1 or self.width < 1:
+        if not isinstance(self.window, int):
+            sizes = tuple(self.window)
+            object.__setattr__(self, "window", sizes[0] if len(set(sizes)) == 1 else sizes)
+            if len(sizes) != len(self.depths):
+                raise UsageError(
+                    f"window={sizes} must be one number, or one for each of the {len(self.depths)} stages."
+                )
+        if min(self.window_sizes) < 1 or self.width < 1:
             raise UsageError(f"window={self.window} and width={self.width} must be at least 1.")
 
     @property
@@ -79,17 +87,22 @@ class SwinConfig(StagedConfig):
         P = self.patch_size
         return Merge(P, P, fill=True), *(Merge(2, 2, fill=True) for _ in self.depths[1:])
 
-    def table_grid(self, key: str) -> Grid:
-        return self.window, self.window
+    @property
+    def window_sizes(self) -> tuple[int, ...]:
+        """M of each stage; timm and the authors store the last stage's smaller where its map is."""
+        return (self.window,) * len(self.depths) if isinstance(self.window, int) else self.window
 
-    def windows(self, grid: Grid, shifted: bool) -> Windows:
+    def table_grid(self, key: str) -> Grid:
+        M = self.window_sizes[int(key.split(".")[1])]  # stages.2.0.attention.relative.table
+        return M, M
+
+    def windows(self, grid: Grid, M: int, shifted: bool) -> Windows:
         """Sec. 3.2: windows of M x M; shifted ones by half of it, unless the whole map is in view."""
-        M = self.window
         one_window = [side <= M for side in grid]
         if self.shift_axes == "together":
             one_window = [any(one_window)] * 2
         shift = [0 if single or not shifted else M // 2 for single in one_window]
-        return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]))
+        return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]), self.roll_first)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {  # sec. 3.3
@@ -125,7 +138,7 @@ class SwinEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours side by side, normed, and by one matrix from 4C to 2C channels; odd sides are filled up."""
+    """Four neighbours side by side, normed, and by one matrix from 4C to 2C channels."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -133,12 +146,17 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, z: Tensor, grid: Grid) -> Tensor:  # (B, N, C)
-        x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
-        if grid[0] % 2 or grid[1] % 2:
-            x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
-        B, rows, columns, C = x.shape
-        x = x.reshape(B, rows // 2, 2, columns // 2, 2, C).permute(0, 1, 3, 4, 2, 5)  # left column first, top to bottom
-        return self.reduction(self.norm(x.reshape(B, -1, 4 * C)))  # (B, N/4, 2C)
+        return self.reduction(self.norm(neighbours(z, grid)))  # (B, N/4, 2C)
+
+
+def neighbours(z: Tensor, grid: Grid) -> Tensor:
+    """Four neighbours side by side, (B, N, C) -> (B, N/4, 4C); odd sides are filled up."""
+    x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
+    if grid[0] % 2 or grid[1] % 2:
+        x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
+    B, rows, columns, C = x.shape
+    x = x.reshape(B, rows // 2, 2, columns // 2, 2, C).permute(0, 1, 3, 4, 2, 5)  # left column first, top to bottom
+    return x.reshape(B, -1, 4 * C)
 
 
 class Swin(Hierarchy):
@@ -150,22 +168,29 @@ class Swin(Hierarchy):
     def __init__(self, config: SwinConfig):
         super().__init__(config)
         c, widths = config, config.widths
-        self.embeds = nn.ModuleList([SwinEmbed(c), *(PatchMerging(width, c.merge_eps) for width in widths[:-1])])
+        self.embeds = nn.ModuleList([SwinEmbed(c), *(self.merging(width) for width in widths[:-1])])
         self.dropout = nn.Dropout(c.dropout)
         rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
-            nn.ModuleList(swin_block(c, width, heads, next(rates)) for _ in range(depth))
-            for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)
+            nn.ModuleList(self.block(stage, next(rates)) for _ in range(depth)) for stage, depth in enumerate(c.depths)
         )
         self.norm = nn.LayerNorm(widths[-1], eps=c.eps)
         self.apply(init_matrices)  # the patches as torch starts them
         self.head = new_head(widths[-1], c.classes)
 
+    def merging(self, width: int) -> nn.Module:
+        """From `width` channels to twice as many."""
+        return PatchMerging(width, self.config.merge_eps)
+
+    def block(self, stage: int, stochastic_depth: float) -> GridBlock:
+        c = self.config
+        return swin_block(c, c.widths[stage], c.heads[stage], c.window_sizes[stage], stochastic_depth)
+
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
         grids = self.config.grids(height, width)
         return tuple(
-            self.config.windows(grid, shifted=number % 2 == 1)
-            for grid, depth in zip(grids, self.config.depths, strict=True)
+            self.config.windows(grid, M, shifted=number % 2 == 1)
+            for grid, M, depth in zip(grids, self.config.window_sizes, self.config.depths, strict=True)
             for number in range(depth)
         )
 
@@ -182,14 +207,14 @@ class Swin(Hierarchy):
             yield z, grid
 
 
-def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -> GridBlock:
+def swin_block(c: SwinConfig, width: int, heads: int, M: int, stochastic_depth: float) -> GridBlock:
     attention = WindowAttention(
         *(width, heads),
         qkv_bias=c.qkv_bias,
         attention_dropout=c.attention_dropout,
         dropout=c.dropout,
         path=c.attention,
-        relative=RelativeBias((c.window, c.window), heads, prefix=0),
+        relative=RelativeBias((M, M), heads, prefix=0),
     )
     mlp = MLP(width, int(width * c.mlp_ratio), activation=c.activation, dropout=c.dropout)
     return GridBlock(attention, mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)

@@ -253,7 +253,7 @@ def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:
 
 
 def _pixels(served: ServedModel, normalised: Tensor) -> np.ndarray:
-    return np.asarray(served.preprocess.picture(normalised).convert("RGB"))
+    return np.asarray(served.preprocess.to_image(normalised).convert("RGB"))
 
 
 def _integer(options: Options, name: str, minimum: int, maximum: int) -> int:

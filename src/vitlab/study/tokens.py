@@ -134,14 +134,14 @@ def study_tokens(
     order = class_order(model.labels, opened.classes) if model.labels else list(range(len(opened.classes)))
     if order is None:
         raise UsageError(f"{checkpoint} was not trained on the classes of {data.source}, so it cannot be evaluated.")
-    pictures = _test_images(model, opened, images)
+    image_set = _test_images(model, opened, images)
     folder = folder or Path("studies") / file_safe(f"tokens-{Path(checkpoint).parent.name or checkpoint}")
-    results = _evaluate(model, pictures, {ALL: None, **reducers}, order, watch)
-    batch, _ = pictures.normalised(np.arange(min(timing.batch, len(pictures))))
+    results = _evaluate(model, image_set, {ALL: None, **reducers}, order, watch)
+    batch, _ = image_set.normalised(np.arange(min(timing.batch, len(image_set))))
     _time(model, batch, results, {ALL: None, **reducers}, timing.rounds)
     title = f"{Path(checkpoint).parent.name or checkpoint} on {Path(data.source).name}"
     study = TokenStudy(folder, title, len(batch), results, notes=list(report.notes))
-    about = {"checkpoint": checkpoint, "source": data.source, "pictures": len(pictures)}
+    about = {"checkpoint": checkpoint, "source": data.source, "pictures": len(image_set)}
     write_study_json(folder, "tokens", {"batch": study.batch, **about}, command)
     study.write()
     study.notes += study.write_plot()
@@ -167,7 +167,7 @@ def _test_images(model: PlainTransformer, data: Data, images: int | None) -> Ima
 
 def _evaluate(
     model: PlainTransformer,
-    pictures: ImageSet,
+    image_set: ImageSet,
     reducers: dict[str, Reducer | None],
     order: list[int],
     watch: Watch | None,
@@ -176,19 +176,19 @@ def _evaluate(
     answers: dict[str, Tensor] = {}
     for name, reducer in reducers.items():
         run = partial(model, reducer=reducer)
-        with nullcontext() if watch is None else watch(name, len(pictures)) as progress:
-            logits, read, _ = forward_all(model, run, model.config.classes, pictures, progress=progress)
+        with nullcontext() if watch is None else watch(name, len(image_set)) as progress:
+            logits, read, _ = forward_all(model, run, model.config.classes, image_set, progress=progress)
         answers[name] = logits[read][:, order].argmax(dim=1)
-        top1 = float((answers[name] == pictures.labels[read]).float().mean())
+        top1 = float((answers[name] == image_set.labels[read]).float().mean())
         agreement = float((answers[name] == answers[ALL]).float().mean())
-        results.append(ReducerResult(name, _tokens_left(model, pictures, reducer), top1, agreement))
+        results.append(ReducerResult(name, _tokens_left(model, image_set, reducer), top1, agreement))
     return results
 
 
-def _tokens_left(model: PlainTransformer, pictures: ImageSet, reducer: Reducer | None) -> int:
+def _tokens_left(model: PlainTransformer, image_set: ImageSet, reducer: Reducer | None) -> int:
     trace = Trace("tokens", layers=[-1])
     with evaluating(model):
-        model(pictures.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
+        model(image_set.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
     return trace["tokens", -1].shape[1]
 
 
