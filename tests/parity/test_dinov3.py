@@ -213,9 +213,10 @@ def test_a_config_is_honoured_or_refused(tmp_path):
 def test_the_convolutional_variants_are_refused_in_words(tmp_path):
     config = hf.DINOv3ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
     hf.DINOv3ConvNextModel(config).save_pretrained(tmp_path)
-    for path in (tmp_path, tmp_path / "model.safetensors"):
-        with pytest.raises(vitlab.CheckpointError, match="a ConvNeXt, as DINOv3's convolutional variants"):
-            vitlab.load(path)
+    with pytest.raises(vitlab.CheckpointError, match="model_type 'dinov3_convnext', a convolutional network"):
+        vitlab.load(tmp_path)
+    with pytest.raises(vitlab.CheckpointError, match="a ConvNeXt, as DINOv3's convolutional variants"):
+        vitlab.load(tmp_path / "model.safetensors")
 
 
 def test_images_are_read_as_its_processor_does(tmp_path):

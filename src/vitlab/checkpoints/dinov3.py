@@ -22,7 +22,6 @@ from vitlab.checkpoints.keymap import (
     Options,
     Renamed,
     Rule,
-    Source,
     State,
     layers,
 )
@@ -293,7 +292,7 @@ FACEBOOK = Dialect(
 # ------------------------------------------------------------------------------------------------------------ ConvNeXt
 
 
-def _refuse(source: Source | State) -> NoReturn:
+def _refuse(state: State) -> NoReturn:
     raise CheckpointError(
         "a ConvNeXt, as DINOv3's convolutional variants are: it has no patches and no attention, and is not read here. "
         "Take a Vision Transformer of DINOv3, e.g. hf-hub:facebook/dinov3-vits16-pretrain-lvd1689m."
@@ -301,7 +300,7 @@ def _refuse(source: Source | State) -> NoReturn:
 
 
 MARKS = ("stages.0.layers.0.depthwise_conv.weight", "stages.0.blocks.0.conv_dw.weight", "stages.0.0.dwconv.weight")
-CONVNEXT = Dialect(
+CONVNEXT = Dialect(  # of bare files: a folder's config.json says what it is
     name="convnext",
     rules=(),
     recognise=lambda keys: any(key.endswith(MARKS) for key in keys),
@@ -309,7 +308,6 @@ CONVNEXT = Dialect(
     preprocess={},
     ignored={".*": ""},
     hints=_refuse,
-    read_stated=_refuse,
 )
 
 FAMILY = plain.family(
