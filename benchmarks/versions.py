@@ -2,7 +2,7 @@
 
     git worktree add ../before v0.2 && python benchmarks/versions.py ../before [--model S/16] [--rounds 21]
 
-Prints the median and quartiles of a forward pass and of a training step of each, and the ratio of medians (now / before).
+Prints median and quartiles of a forward pass and of a training step of each, and the ratio of medians (now / before).
 """
 
 from __future__ import annotations
