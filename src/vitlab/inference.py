@@ -26,7 +26,7 @@ from vitlab.images.read import Source
 from vitlab.images.samples import replace_sample
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
-from vitlab.models.clip import CLIP, as_clip
+from vitlab.models.two_towers import TwoTowers, as_two_towers
 from vitlab.text.templates import class_prompts, read_templates
 
 __all__ = [
@@ -88,8 +88,8 @@ def check_predicts(model: Network) -> None:
     """Refuse a model without a classifier, and say what it can do instead."""
     if reads_text(model):
         raise UsageError(
-            "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
-            "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
+            f"a {model.family} model knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', "
+            "'dog']), or vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
         )
     if model.encoder is not model:
         raise UsageError(
@@ -110,7 +110,7 @@ def class_probabilities(model: Network, tensors: list[Tensor], reducer: Reducer 
 
 @dataclass(frozen=True)
 class Labels:
-    """Class names for a CLIP, embedded once for many images."""
+    """Class names for a CLIP or SigLIP, embedded once for many images."""
 
     names: list[str]
     weights: Tensor  # (K, E), rows of length 1
@@ -118,7 +118,7 @@ class Labels:
 
 def embed_labels(model: ModelOrName, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
     """Each label as the mean of its prompts; `templates`: what text/templates.py reads, or a list of sentences."""
-    clip = as_clip(as_network(model))
+    clip = as_two_towers(as_network(model))
     names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UsageError(f"the label {repeated[0]!r} is given twice: name each class once.")
@@ -137,11 +137,12 @@ def zero_shot(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> list[Prediction]:
-    """Which of these labels fits each image best, by a CLIP; the probabilities of all labels add up to 1.
+    """Which of these labels fits each image best, by a CLIP or SigLIP.
 
+    The probabilities of all labels add up to 1; after the sigmoid loss (SigLIP) each label has its own: none may fit.
     A server embeds its labels once: labels=embed_labels(model, [...]). Errors and `progress` as in `predict`.
     """
-    clip = as_clip(as_network(model))
+    clip = as_two_towers(as_network(model))
     embedded = labels if isinstance(labels, Labels) else embed_labels(clip, labels, templates)
 
     def compute(tensors: list[Tensor]) -> Tensor:
@@ -150,9 +151,10 @@ def zero_shot(
     return _predictions(_rows(clip, images, compute, "scores", batch_size, progress), embedded.names, top)
 
 
-def zero_shot_probabilities(model: CLIP, features: Tensor, labels: Labels) -> Tensor:
-    """Image features (B, E) of a CLIP -> their probabilities (B, K) among the labels."""
-    return (model.scale.item() * features @ labels.weights.T).softmax(dim=1)
+def zero_shot_probabilities(model: TwoTowers, features: Tensor, labels: Labels) -> Tensor:
+    """Image features (B, E) -> probabilities (B, K) of the labels: among each other, or with the sigmoid loss alone."""
+    bias = 0.0 if model.bias is None else model.bias.item()
+    return model.probabilities(model.scale.item() * features @ labels.weights.T + bias)
 
 
 def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
@@ -195,8 +197,8 @@ def embed(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> list[Embedding]:
-    """Unit-length embeddings. Those of a CLIP are in one space with those of `embed_text`; those of any other model
-    are what its classifier reads, or would read. Errors and `progress` as in `predict`.
+    """Unit-length embeddings. Those of a CLIP or SigLIP are in one space with those of `embed_text`; those of any other
+    model are what its classifier reads, or would read. Errors and `progress` as in `predict`.
     """
     network = as_network(model)
     rows = _rows(network, images, partial(image_vectors, network), "features", batch_size, progress)
@@ -217,7 +219,7 @@ def embed_text(model: ModelOrName, texts: str | Iterable[str]) -> np.ndarray:
     """Texts -> (T, E), float32, rows of length 1, in one space with the images of `embed`. One text is one row."""
     network = as_network(model)
     if not reads_text(network):
-        raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP.")
+        raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP or SigLIP.")
     ids = network.require_tokenizer()([texts] if isinstance(texts, str) else list(texts))  # (T, N)
     like = next(network.parameters(), ids)
     with evaluating(network):

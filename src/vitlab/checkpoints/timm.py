@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import Writer, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
@@ -16,6 +16,10 @@ from vitlab.models.base import Network
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import SIZES, ViTConfig
 
+ATTENTION_POOL = (  # global_pool="map", as in SigLIP
+    Rule("pool.query", "attn_pool.latent"),
+    *layers("pool.", "attn_pool.", ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")),
+)
 RULES = (
     Rule("patch_embed.proj.*", "patch_embed.proj.*"),
     Rule("class_token", "cls_token"),
@@ -35,12 +39,15 @@ RULES = (
     Rule("blocks.{i}.scale2.gamma", "blocks.{i}.ls2.gamma"),
     Rule("norm.*", "norm.*"),
     Rule("head_norm.*", "fc_norm.*"),
+    *ATTENTION_POOL,
     Rule("pre_logits.*", "pre_logits.fc.*"),
     Rule("head.*", "head.*"),
     Rule("head_distill.*", "head_dist.*"),
 )
 
 HEADS = {1536: 24} | {v["width"]: v["heads"] for _, _, v in reversed(SIZES.values())}  # by width, else to be passed
+SIGLIP_SIZES: dict[str, Options] = {"so400m": dict(width=1152, heads=16), "giantopt": dict(width=1536, heads=16)}
+SIGLIP_TANH = re.compile("so400m_patch16_|giantopt_|patch32_|large_patch16_siglip_(gap_)?512")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -83,10 +90,7 @@ def _read_stated(source: Source) -> Stated | None:
     if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
         options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
     options |= config.get("vitlab", {})
-    size = re.match(r"(?:vit|deit)_([a-z]+)_", name)
-    variant = SIZES[size[1]][2] if size and size[1] in SIZES else {}
-    if "heads" not in options and variant.get("width") == state["patch_embed.proj.weight"].shape[0]:
-        options["heads"] = variant["heads"]
+    options = {**named_options(name, state["patch_embed.proj.weight"].shape[0]), **options}
     if options.get("activation", "gelu") not in ACTIVATIONS:
         raise CheckpointError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
@@ -99,7 +103,8 @@ def _read_stated(source: Source) -> Stated | None:
         options["positions"] = "none"
     pooled = args.get("global_pool", config.get("global_pool", "token"))
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
-    wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
+    poolings = ("token", "avg", *(["map"] if "attn_pool.latent" in state else []))
+    wrong |= {} if pooled in poolings else {"global_pool": pooled}
     wrong |= {
         k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
     }
@@ -108,6 +113,17 @@ def _read_stated(source: Source) -> Stated | None:
     if pooled == "avg" and "fc_norm.weight" not in state:
         options["pooling"] = "mean"
     return Stated(options, preprocess_from(cfg), size_note="timm needs dynamic_img_size=True for that")
+
+
+def named_options(name: str, width: int) -> Options:
+    """What timm's name of an architecture says and its weights of this width do not show."""
+    size = re.match(r"(?:vit|deit)_([a-z0-9]+)_", name)
+    known = {key: options for key, (_, _, options) in SIZES.items()} | SIGLIP_SIZES
+    variant = known.get(size[1], {}) if size else {}
+    options: Options = {"heads": variant["heads"]} if variant.get("width") == width else {}
+    if "_siglip_" in name:  # some of timm's have exact GELU, others the tanh of the paper
+        options["activation"] = "gelu_tanh" if SIGLIP_TANH.search(name) else "gelu"
+    return options
 
 
 def preprocess_from(cfg: Options) -> Options:
@@ -175,7 +191,7 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
         "embed_dim": c.width,
         "depth": c.depth,
         "num_heads": c.heads,
-        "mlp_ratio": _ratio(c),
+        "mlp_ratio": ratio(c.width, c.mlp.mlp_ratio, c.mlp_hidden),
         "qkv_bias": c.attention.qkv_bias,
         "qk_norm": c.attention.qk_norm,
         "class_token": c.tokens.class_token,
@@ -212,9 +228,9 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
     return config
 
 
-def _ratio(c: ViTConfig) -> float:
-    """timm truncates width * ratio where we round it."""
-    return c.mlp.mlp_ratio if int(c.width * c.mlp.mlp_ratio) == c.mlp_hidden else (c.mlp_hidden + 0.5) / c.width
+def ratio(width: int, ours: float, hidden: int) -> float:
+    """timm and open_clip truncate width * ratio where we round it."""
+    return ours if int(width * ours) == hidden else (hidden + 0.5) / width
 
 
 def eps_note(library: str, c: ViTConfig) -> list[str]:

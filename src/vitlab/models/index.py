@@ -3,7 +3,7 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, swin, twins, vit
+from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, siglip, swin, twins, vit
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
@@ -12,6 +12,7 @@ INDEX = (
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
+    (siglip.PAPER, "siglip.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (pvt.PAPER, "pvt.PVT"),

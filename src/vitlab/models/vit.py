@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Block, SwiGLU, run
-from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, grid_of, keep_patches
+from vitlab.layers.patches import ConvStem, PatchEmbed, check_images, drop_patches, keep_patches
 from vitlab.layers.pooling import AttentionPool, pool_tokens
 from vitlab.layers.positions import LearnedPositions, RelativeBias, SinCosPositions, relative_index, rotary_2d
 from vitlab.layers.reduced import to_map
@@ -48,6 +48,7 @@ class VisionTransformer(Network):
                 norms=c.stem.patch_norms,
                 eps=c.norm.eps,
                 pad=c.stem.pad,
+                crop=c.stem.crop,
             )
         self.class_token = new_token(c.width) if c.tokens.class_token else None
         self.distill_token = new_token(c.width) if c.tokens.distill_token else None
@@ -109,7 +110,7 @@ class VisionTransformer(Network):
         return tuple(k for k in (*steps, "norm", "pool", "pre_logits", "head") if not absent.get(k))
 
     def layout(self, height: int, width: int) -> TokenLayout:
-        return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
+        return TokenLayout(self.config.prefix, self.config.grid_of(height, width))
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.layout(*size).grid

@@ -22,7 +22,8 @@ class Stem(Config):
     kind: Literal["patch", "conv"] = "patch"  # one patch convolution, or a small convolutional stem
     patch_bias: bool = True
     patch_norms: bool = False  # LayerNorm before and after the projection (vit-pytorch)
-    pad: bool = False  # let any image size in
+    pad: bool = False  # let any image size in: zeros fill the last patches
+    crop: bool = False  # let any image size in: pixels after the last whole patch are not read
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class ViTConfig(Config):
 
     def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
         P = self.patch_size
-        return size if self.stem.pad else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+        return size if self.stem.pad or self.stem.crop else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
 
     @property
     def table_rule(self) -> str:
@@ -132,7 +133,10 @@ class ViTConfig(Config):
 
     @property
     def grid(self) -> tuple[int, int]:
-        return grid_of(*self.image_size, self.patch_size)
+        return self.grid_of(*self.image_size)
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        return grid_of(height, width, self.patch_size, self.stem.crop)
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -168,7 +172,9 @@ def check_vit(c: ViTConfig) -> None:
     if c.classes < 0:
         raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
     for what, size in zip(("image height", "image width"), c.image_size, strict=True):
-        if not c.stem.pad or size < 1:
+        if c.stem.crop and size < c.patch_size:
+            raise UsageError(f"{what}: {size} has no room for a patch of {c.patch_size}: use {c.patch_size} or more.")
+        if not (c.stem.pad or c.stem.crop) or size < 1:
             check_multiple(what, size, c.patch_size)
     if c.head_dim is None and c.width % c.heads:
         fitting = largest_divisor(c.width, c.heads)
@@ -201,13 +207,15 @@ def check_vit(c: ViTConfig) -> None:
     if c.tokens.registers < 0 or c.head.head_hidden < 0 or c.residual.layer_scale < 0:
         raise UsageError("registers, head_hidden and layer_scale must be 0 or more.")
     if c.stem.kind == "conv":
-        if c.stem.patch_norms or not c.stem.patch_bias:
-            raise UsageError('patch_norms=True and patch_bias=False belong to stem="patch".')
+        if c.stem.patch_norms or not c.stem.patch_bias or c.stem.crop:
+            raise UsageError('patch_norms=True, patch_bias=False and crop=True belong to stem="patch".')
         check_halving(c.patch_size)
     rates = {**c.drop.to_dict(), "stochastic_depth": c.residual.stochastic_depth}
     for name, rate in rates.items():
         if not 0 <= rate < 1:
             raise UsageError(f"{name}={rate} must be at least 0 and below 1.")
+    if c.stem.pad and c.stem.crop:
+        raise UsageError("pad=True fills the last patches and crop=True leaves them out: choose one.")
     if c.drop.patch_dropout and c.positions.kind == "relative":
         raise UsageError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
 

@@ -64,6 +64,11 @@ class Tokenizer:
             backend.no_truncation()
 
     @property
+    def padding_side(self) -> str:
+        """Where padding stands: right or left of the text."""
+        return (self.backend.padding or {}).get("direction", "right")
+
+    @property
     def vocab(self) -> int:
         """How many tokens there are."""
         return self.backend.get_vocab_size()
@@ -169,6 +174,11 @@ class Tokenizer:
         if (folder / "vocab.json").is_file():
             return cls(_two_files(folder), **{**defaults, **options})
         raise TokenizerError(f"expected {FILE}, or vocab.json and merges.txt, and found neither.")
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder holds the files of a tokenizer."""
+        return any((folder / name).is_file() for name in (FILE, "vocab.json"))
 
     def to_two_files(self) -> dict[str, str]:
         """vocab.json and merges.txt, for programs that do not read tokenizer.json."""
