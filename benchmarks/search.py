@@ -60,13 +60,13 @@ def pictures(here: Path, count: int) -> None:
     for number in range(count):
         draw(here / "photos" / f"{number % 100:02d}" / f"{number}.png", number)
     model = vitlab.load(MODEL)
-    rows = [["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, pictures=count))]]
-    same = Counts(unchanged=count, pictures=count)
+    rows = [["made", *made(model, here / "photos", here / "ix", Counts(new=count, embedded=count, images=count))]]
+    same = Counts(unchanged=count, images=count)
     rows += [["again, nothing changed", *made(model, here / "photos", here / "ix", same)]]
     expected = disturb(here / "photos", count)
     rows += [["after some changes", *made(model, here / "photos", here / "ix", expected)]]
     print_table(["Index", "seconds", "embedded", "new", "changed", "moved", "removed", "unchanged"], rows)
-    killed(model, here, expected.pictures)
+    killed(model, here, expected.images)
 
 
 def draw(path: Path, seed: int) -> None:
@@ -87,7 +87,7 @@ def disturb(folder: Path, count: int) -> Counts:
     for path in files[3 * part : 13 * part]:
         os.utime(path)
     unchanged = count - 3 * part
-    return Counts(part, part, part, unchanged, 2 * part, embedded=2 * part, pictures=unchanged + 3 * part)
+    return Counts(part, part, part, unchanged, 2 * part, embedded=2 * part, images=unchanged + 3 * part)
 
 
 def made(model: Any, folder: Path, index: Path, expected: Counts) -> list[str]:

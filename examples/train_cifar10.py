@@ -3,7 +3,7 @@
     python examples/train_cifar10.py --data cifar-10-binary.tar.gz
 
 It ends with the weights that `vitlab train cifar10_30min` has after its last step, to the bit; a test compares them.
-Then `vitlab predict runs/train_cifar10 cat.png` asks the model about a picture of yours.
+Then `vitlab predict runs/train_cifar10 cat.png` asks the model about an image of yours.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ OPTIM = OptimRecipe(name="muon", lr=2e-3, muon_lr=0.014, weight_decay=0.05, sche
 
 
 def pixels(split: Dataset) -> tuple[Tensor, Tensor]:
-    """All pictures of a split, (N, 3, 32, 32) uint8, and their labels (N,)."""
-    pictures = np.stack([split.read(i) for i in range(len(split))])  # (N, 32, 32, 3)
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(split.labels)
+    """All images of a split, (N, 3, 32, 32) uint8, and their labels (N,)."""
+    images = np.stack([split.read(i) for i in range(len(split))])  # (N, 32, 32, 3)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(split.labels)
 
 
 @torch.inference_mode()
 def accuracy(model: torch.nn.Module, augment: Augment, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers; each picture is asked twice, once mirrored, which gains a little for free."""
+    """Share of right answers; each image is asked twice, once mirrored, which gains a little for free."""
     model.eval()
     right = 0
     for x, y in zip(images.split(500), labels.split(500), strict=True):

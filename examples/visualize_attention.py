@@ -3,7 +3,7 @@
     python examples/visualize_attention.py                              # a digit, by the small model in the package
     python examples/visualize_attention.py CHECKPOINT cat.jpg --out cat.png
 
-Any checkpoint that vitlab.load reads will do, with or without a class token, and a picture of any shape.
+Any checkpoint that vitlab.load reads will do, with or without a class token, and a image of any shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def look(model: Any, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     logits = model.eval()(image, trace=trace)
     A = trace.stack("attention")[:, 0]  # (L, h, N, N): row = who looks, column = at whom; rows sum to 1
 
-    # The token list starts with what is no patch: a class token, perhaps registers. They stand nowhere in the picture.
+    # The token list starts with what is no patch: a class token, perhaps registers. They stand nowhere in the image.
     prefix, (rows, columns) = len(trace.layout.prefix), trace.layout.grid
     # Who looks? The token that the classifier reads; where it reads the mean of all patches, they all do.
     reader = slice(0, 1) if model.config.head.pooling == "class" else slice(prefix, None)
@@ -47,10 +47,10 @@ def look(model: Any, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return logits, maps, rollout
 
 
-def draw(picture: Image.Image, model: Any, maps: Tensor, rollout: Tensor, title: str) -> Figure:
-    """The picture; the head mean of the first, middle and last layer; rollout."""
-    # The model saw a resized, perhaps cropped or padded picture. Where does that view lie in the original?
-    geometry = model.preprocess.geometry((picture.height, picture.width))
+def draw(image: Image.Image, model: Any, maps: Tensor, rollout: Tensor, title: str) -> Figure:
+    """The image; the head mean of the first, middle and last layer; rollout."""
+    # The model saw a resized, perhaps cropped or padded image. Where does that view lie in the original?
+    geometry = model.preprocess.geometry((image.height, image.width))
     H, W = model.preprocess.size
     left, top, right, bottom = geometry.to_original((0, 0, W, H))
 
@@ -59,8 +59,8 @@ def draw(picture: Image.Image, model: Any, maps: Tensor, rollout: Tensor, title:
     figure = Figure(figsize=(2.6 * (1 + len(shown)), 3.2), layout="constrained")
     axes = figure.subplots(1, 1 + len(shown))
     for ax, (name, heat) in zip(axes, {title: None, **shown}.items(), strict=True):
-        ax.imshow(picture.convert("RGB"), interpolation="nearest" if picture.width < 100 else None)
-        size = ax.axis()  # a crop or padding reaches over the picture's edge: keep to the picture
+        ax.imshow(image.convert("RGB"), interpolation="nearest" if image.width < 100 else None)
+        size = ax.axis()  # a crop or padding reaches over the image's edge: keep to the image
         if heat is not None:
             ax.imshow(heat, extent=(left, right, bottom, top), cmap="inferno", alpha=0.7, interpolation="bilinear")
         ax.axis(size)
@@ -72,17 +72,17 @@ def draw(picture: Image.Image, model: Any, maps: Tensor, rollout: Tensor, title:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", default="bundled:digits")
-    parser.add_argument("picture", nargs="?", default="digits#3", help="a file, or a sample like digits#3")
+    parser.add_argument("image", nargs="?", default="digits#3", help="a file, or a sample like digits#3")
     parser.add_argument("--out", type=Path, default=Path("attention.png"))
     args = parser.parse_args()
 
     model = vitlab.load(args.checkpoint)
-    picture = open_sample(args.picture).picture if is_sample(args.picture) else read_image(args.picture)
-    image = model.preprocess(picture)[None]  # (1, C, H, W)
-    tokens = model.layout(*image.shape[-2:])
-    print(f"{args.picture}: {picture.width} x {picture.height} pixels, seen as {tokens} by {len(model.blocks)} layers")
+    image = open_sample(args.image).image if is_sample(args.image) else read_image(args.image)
+    tensor = model.preprocess(image)[None]  # (1, C, H, W)
+    tokens = model.layout(*tensor.shape[-2:])
+    print(f"{args.image}: {image.width} x {image.height} pixels, seen as {tokens} by {len(model.blocks)} layers")
 
-    logits, maps, rollout = look(model, image)
+    logits, maps, rollout = look(model, tensor)
     probability, answer = (float(v) for v in logits.softmax(-1).max(-1))
     title = f"{model.labels[int(answer)] if model.labels else f'class {int(answer)}'} {probability:.0%}"
     print(f"it is taken for: {title}")
@@ -92,7 +92,7 @@ def main() -> None:
     row, column = divmod(int(rollout.argmax()), maps.shape[-1])
     print(f"rollout: most of row {row}, column {column} arrives at the end")
 
-    draw(picture, model, maps, rollout, title).savefig(args.out, dpi=150)
+    draw(image, model, maps, rollout, title).savefig(args.out, dpi=150)
     print(f"drawn: {args.out}")
 
 

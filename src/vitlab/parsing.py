@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 MAX_DEPTH = 64  # nested tables; files written by people are far below
@@ -17,6 +17,14 @@ MAX_DEPTH = 64  # nested tables; files written by people are far below
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
     """A JSON object, or a TOML table."""
     return isinstance(value, dict)
+
+
+def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+    """{"run": {"seed": 0}} -> {"run.seed": 0}"""
+    pairs: dict[str, Any] = {}
+    for key, value in tables.items():
+        pairs |= flat(value, f"{prefix}{key}.") if is_object(value) else {f"{prefix}{key}": value}
+    return pairs
 
 
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:

@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # layout and model -> how it 
     ),
     "hf resnet": ("resnet18", dict(depths=(1, 1), widths=(8, 16), stem_width=8, classes=3)),
     "hf swin": ("swin_tiny", dict(image_size=16, width=8, depths=(1, 1), heads=(1, 2), window=2, classes=3)),
+    "hf swinv2": ("swinv2_tiny", dict(image_size=16, width=8, depths=(1, 1), heads=(1, 2), window=2, classes=3)),
     "hf pvt": ("pvt_tiny", {**STAGES, "image_size": 16, "classes": 3}),
     "hf pvt_v2": ("pvt_v2_b0", {**STAGES, "image_size": 16, "classes": 3}),
     "hf clip": ("clip_nano", {"image.depth": 1, "text.depth": 1, "image.width": 16, "text.width": 16, "embed_dim": 8}),

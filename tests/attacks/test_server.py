@@ -533,7 +533,7 @@ def test_charsets_that_make_no_text(client, charset, text):
 )
 def test_reducers_that_cannot_be(client, reducer):
     file = io.BytesIO()
-    open_sample("digits#0").picture.save(file, "PNG")
+    open_sample("digits#0").image.save(file, "PNG")
     look = client.post("/page/look", files={"image": ("x", file.getvalue())}).json()["look"]
     assert client.get(f"/page/look/{look}/fewer", params={"reducer": reducer}).status_code == 422
     assert client.get(f"/page/look/{look}/fewer", params={"reducer": "tome:r=1"}).status_code == 200

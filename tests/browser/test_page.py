@@ -218,7 +218,7 @@ def test_a_sentence_or_the_picture_at_hand_finds_pictures_in_order(page, site, p
     tab.fill("#search-text", "two cats")
     tab.keyboard.press("Enter")
     assert shown() == found(vitlab.embed_text(clip, "two cats")[0])
-    assert "12 nearest of 14 pictures" in tab.inner_text("#search-told")
+    assert "12 nearest of 14 images" in tab.inner_text("#search-told")
     upload(tab, picture)
     tab.click("#search-like")
     assert shown() == found(vitlab.embed(clip, picture)[0].vector)

@@ -75,7 +75,7 @@ def test_a_sample_is_a_picture_of_the_test_split_with_its_label():
     pixels, labels = load_digits(return_X_y=True)
     for number in (0, 7):
         sample = open_sample(f"digits#{number}")
-        values = np.asarray(sample.picture) * (16 / 255)  # (8, 8)
+        values = np.asarray(sample.image) * (16 / 255)  # (8, 8)
         where = np.flatnonzero((np.abs(pixels - values.reshape(-1)) < 0.05).all(axis=1))
         assert len(where) and sample.label in {str(labels[i]) for i in where}
 

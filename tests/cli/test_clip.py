@@ -66,7 +66,7 @@ def test_labels_and_templates_that_say_nothing(clip, run):
 
 
 def test_an_empty_question(clip, run, tmp_path):
-    vitlab.images.samples.open_sample("digits#3").picture.save(tmp_path / "3.png")
+    vitlab.images.samples.open_sample("digits#3").image.save(tmp_path / "3.png")
     run("index", tmp_path, "-o", tmp_path / "index", "--model", clip)
     assert "the text is empty" in run("search", tmp_path / "index", " ", code=2).err
     assert "3.png" in run("search", tmp_path / "index", "a three").out

@@ -175,7 +175,7 @@ def test_figure7_with_and_without_pictures(run, made):
     np.testing.assert_allclose(data["similarity"], vitlab.explain.position_similarity(made.model), rtol=1e-5)
     np.testing.assert_allclose(data["filters"], vitlab.explain.filters(made.model, 28), atol=1e-5)
     done = run("figure7", checkpoint(made), "-o", "w.png", "--html")
-    assert "note: distance, entropy, norms: Give pictures" in done.stderr
+    assert "note: distance, entropy, norms: Give images" in done.stderr
     assert set(numbers("w.npz")) == {"filters", "similarity"}
 
 

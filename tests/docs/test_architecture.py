@@ -89,7 +89,7 @@ def test_an_explanation_method_is_one_file_and_one_row(monkeypatch):
     (line,) = blocks(PAGES["en"], "python row=METHODS")
     method = eval(line, {"ScoringMethod": ScoringMethod})
     monkeypatch.setitem(METHODS, method.name, method)
-    digit, cat = open_sample("digits#3").picture, ROOT / "docs" / "pictures" / "chelsea.jpg"
+    digit, cat = open_sample("digits#3").image, ROOT / "docs" / "pictures" / "chelsea.jpg"
     for model, image, grid in (("bundled:digits", digit, (4, 4)), ("bundled:cifar10", cat, (8, 8))):
         network = vitlab.load(model)
         assert method.supports(network) and method(network, image).shape == (1, *grid)

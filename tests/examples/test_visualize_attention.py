@@ -61,7 +61,7 @@ def test_without_arguments_it_shows_a_digit(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    label = vitlab.predict(vitlab.load("bundled:digits"), open_sample("digits#3").picture)[0].label
+    label = vitlab.predict(vitlab.load("bundled:digits"), open_sample("digits#3").image)[0].label
     assert f"it is taken for: {label} " in capsys.readouterr().out and (tmp_path / "attention.png").is_file()
 
 

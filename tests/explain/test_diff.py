@@ -684,8 +684,8 @@ def test_wrong_input(tmp_path):
         diff(a, a, torch.randn(2, 1, 24, 40))
     bare = copy.deepcopy(a)
     bare.preprocess = None
-    assert "B says nothing of how pictures are prepared" in diff(a, bare).notes[0]
-    with pytest.raises(ValueError, match="neither A nor B says how pictures are prepared"):
+    assert "B says nothing of how images are preprocessed" in diff(a, bare).notes[0]
+    with pytest.raises(ValueError, match="neither A nor B says how images are preprocessed"):
         diff(bare, bare, Image.new("RGB", (30, 30)))
 
 

@@ -118,7 +118,7 @@ def test_a_turned_photo_is_lit_where_it_is_upright(tmp_path):
     exif[0x0112] = 6  # the camera was held upright
     Image.fromarray(rng.integers(0, 256, (120, 200, 3), dtype=np.uint8)).save(tmp_path / "p.jpg", exif=exif, quality=95)
     (view,) = draw.views(model, tmp_path / "p.jpg")
-    assert view.picture.size == (120, 200) and view.geometry.original == (200, 120)
+    assert view.image.size == (120, 200) and view.geometry.original == (200, 120)
     lit = np.nan_to_num(draw.spread(hot(8), view, smooth=False)) == 1
     upright = Image.open(tmp_path / "p.jpg").transpose(Image.Transpose.ROTATE_270)
     pixels = np.asarray(upright, dtype=float) * lit[..., None]  # only that patch is left of the photo
@@ -211,7 +211,7 @@ def test_views_say_what_the_model_says(tmp_path):
         assert view.prediction == f"{one.label} · {100 * one.scores[0][1]:.0f} %"
     tensor = model.preprocess.batch(names)
     shown = draw.views(model, tensor)
-    assert [v.label for v in shown] == [v.label for v in seen] and shown[0].picture.size == (48, 32)
+    assert [v.label for v in shown] == [v.label for v in seen] and shown[0].image.size == (48, 32)
     assert draw.views(small(classes=0), names)[0].prediction == ""
 
 
@@ -254,13 +254,13 @@ def test_several_pictures_are_rows_of_head_means(two):
 
 def test_maps_that_do_not_fit_the_pictures_are_refused(two):
     _, _, views = two
-    with pytest.raises(ValueError, match=r"\(3, 4, 6\) for 2 pictures"):
+    with pytest.raises(ValueError, match=r"\(3, 4, 6\) for 2 images"):
         draw.heat(views, {"x": np.zeros((3, 4, 6))}, title="")
 
 
 def test_every_kind_of_file_is_written_and_chinese_has_its_characters(two, tmp_path):
     model, pictures, views = two
-    named = [draw.View(v.picture, v.geometry, v.size, v.patch_size, "照片 $x$ _1.png", "猫", 0.9) for v in views]
+    named = [draw.View(v.image, v.geometry, v.size, v.patch_size, "照片 $x$ _1.png", "猫", 0.9) for v in views]
     figure = draw.heat(named, {"热图": vitlab.explain.rollout(model, pictures)}, title="注意力 $a$")
     heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "jpg": b"\xff\xd8", "webp": b"RIFF"}
     for kind, head in heads.items():
@@ -331,7 +331,7 @@ def test_figure7_draws_what_there_is_and_says_what_there_is_not(two):
     np.testing.assert_array_equal(found["stem_filters"], vitlab.explain.stem_filters(odd))
     assert set(found["missing"]) == {"similarity", "distance", "entropy", "norms"}
     words = " ".join(words_of(draw.figure7(found)).split())
-    for part in ("of the stem's first layer, 3 x 3 pixels", "no position vectors", "Give pictures to measure this"):
+    for part in ("of the stem's first layer, 3 x 3 pixels", "no position vectors", "Give images to measure this"):
         assert part in words
 
 
@@ -378,7 +378,7 @@ def test_what_a_reducer_merged_and_dropped_is_told_and_drawn(two):
         assert torch.equal(image[2], last)
     groups, view = found.groups[0, 2].numpy(), views[0]
     pixels = draw.grouped(groups, view, side=60 * 7).astype(float)
-    plain = np.asarray(view.picture, dtype=float).repeat(7, 0).repeat(7, 1)
+    plain = np.asarray(view.image, dtype=float).repeat(7, 0).repeat(7, 1)
     laid = draw.spread(groups.astype(float), view, (280, 420), smooth=False)
     inside = np.zeros((280, 420), bool)
     inside[3:-3, 3:-3] = True

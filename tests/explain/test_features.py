@@ -177,7 +177,7 @@ def test_a_damaged_picture_stops_the_search_unless_it_may_be_left_out(tmp_path):
     with pytest.raises(ValueError, match="k=0"):
         nearest(model, tmp_path / "0.png", tmp_path, k=0)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no pictures"):
+    with pytest.raises(ValueError, match="no images"):
         nearest(model, tmp_path / "0.png", tmp_path / "empty")
 
 

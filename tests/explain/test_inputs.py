@@ -40,7 +40,7 @@ def test_every_kind_of_picture_gives_the_models_own_input(model, picture, tmp_pa
     expected = model.preprocess(picture)
     assert batch.images.shape == (5, 3, 32, 48)
     assert all(torch.equal(image, expected) for image in batch.images)
-    assert batch.pictures is not None and all(p.tobytes() == picture.tobytes() for p in batch.pictures)
+    assert batch.originals is not None and all(p.tobytes() == picture.tobytes() for p in batch.originals)
     assert torch.equal(as_batch(model, tmp_path / "a.png").images[0], expected)
     assert as_batch(model, batch) is batch
     assert grid_of(model, batch) == grid_of(model, batch.images) == (4, 6)
@@ -59,14 +59,14 @@ def test_a_camera_held_sideways_is_set_upright(model, picture, tmp_path):
     picture.save(tmp_path / "turned.png", exif=exif)
     batch = as_batch(model, tmp_path / "turned.png")
     turned = picture.transpose(Image.Transpose.ROTATE_270)
-    assert batch.pictures[0].tobytes() == turned.tobytes() and batch.geometries[0].original == (61, 90)
+    assert batch.originals[0].tobytes() == turned.tobytes() and batch.geometries[0].original == (61, 90)
     assert torch.equal(batch.images[0], model.preprocess(turned))
 
 
 def test_tensors_follow_the_model(model):
     images = torch.randn(5, 3, 32, 48)
     batch = as_batch(model.to(torch.bfloat16), images)
-    assert batch.images.dtype == torch.bfloat16 and batch.pictures is None
+    assert batch.images.dtype == torch.bfloat16 and batch.originals is None
     assert [len(part) for part in batches(model, images, 2)] == [2, 2, 1]
     assert torch.equal(torch.cat([part.images for part in batches(model, images, 2)]), batch.images)
 

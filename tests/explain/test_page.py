@@ -68,7 +68,7 @@ def test_a_page_stays_small_and_says_what_it_leaves_out():
     views = draw.views(model, [picture] * 3)
     page, note = draw.attention_page(model, [picture] * 3, views)
     assert len(page) < 5_000_000
-    assert "single heads" in note and "layers 0, 1, 2" in note and "2 of 3 pictures" in note
+    assert "single heads" in note and "layers 0, 1, 2" in note and "2 of 3 images" in note
     data = data_of(page)
     assert data["note"] == note and data["items"][0]["layers"] == ["layer 3"] and len(data["items"]) == 1
     with pytest.raises(ValueError, match="--image-size"):
@@ -78,7 +78,7 @@ def test_a_page_stays_small_and_says_what_it_leaves_out():
 def test_no_name_ends_the_script(two):
     _, _, views = two
     evil = "</script><script>alert(1)</script>{{data}}.png"
-    named = [draw.View(v.picture, v.geometry, v.size, v.patch_size, evil, "<b>", 0.5) for v in views]
+    named = [draw.View(v.image, v.geometry, v.size, v.patch_size, evil, "<b>", 0.5) for v in views]
     page = draw.maps_page(named, {"<i>": np.zeros((2, 4, 6))}, title="<u>&{{data}}")
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert data_of(page)["items"][0]["name"] == evil
@@ -93,7 +93,7 @@ def test_maps_of_two_models_share_a_page(two):
     item = data["items"][0]
     assert item["layers"] == ["A", "B"] and item["grid"] == [43, 64] and item["box"] == [0, 0, 1, 1]
     found = rows_of(item, 2, 1)[:, 0, 0].reshape(2, 43, 64)
-    whole = draw.View(views[0].picture, Geometry((40, 60), (43, 64), 0, 0), (43, 64), 1)
+    whole = draw.View(views[0].image, Geometry((40, 60), (43, 64), 0, 0), (43, 64), 1)
     np.testing.assert_allclose(
         draw.spread(found[1], whole, smooth=False)[20, 30], draw.spread(b[0], theirs[0])[20, 30], atol=0.12
     )

@@ -105,7 +105,7 @@ def test_the_drawing_shows_seen_masked_painted_and_pasted():
         np.testing.assert_array_equal(seen, np.asarray(model.preprocess.view(pictures(2)[i])))
         np.testing.assert_array_equal(left[~hidden], seen[~hidden])
         assert (left[hidden] == 128).all()
-        np.testing.assert_array_equal(painted, np.asarray(model.preprocess.picture(found.painted[i])))
+        np.testing.assert_array_equal(painted, np.asarray(model.preprocess.to_image(found.painted[i])))
         np.testing.assert_array_equal(pasted[~hidden], seen[~hidden])
         np.testing.assert_array_equal(pasted[hidden], painted[hidden])
     words = "\n".join(text.get_text() for axes in figure.axes for text in axes.texts)

@@ -67,5 +67,5 @@ def test_without_classes_nothing_is_read_out():
 def test_what_cannot_be_walked_through_is_told():
     with pytest.raises(ValueError, match=r"plain ViT.*swin"):
         walk_through(vitlab.create("swin_cifar"), torch.randn(1, 3, 32, 32))
-    with pytest.raises(ValueError, match="one picture, found 2"):
+    with pytest.raises(ValueError, match="one image, found 2"):
         walk_through(vitlab.create("vit_digits"), torch.randn(2, 1, 8, 8))

@@ -116,12 +116,12 @@ def test_planted_high_norm_tokens_are_found(known, options):
             model.register_tokens *= 10
     found = high_norm_tokens(model, torch.zeros(2, 3, 12, 20))
     torch.testing.assert_close(found.share, torch.full((9,), 2 / 15).double())
-    assert found.found == pytest.approx(2 / 15) and found.layers == (7, 8)
+    assert found.mean_share == pytest.approx(2 / 15) and found.layers == (7, 8)
     assert found.mask.shape == (2, 9, 3, 5)
     assert found.mask[1, 8].nonzero().tolist() == [[0, 3], [2, 4]]
     torch.testing.assert_close(found.threshold, torch.full((9,), 3.0))
     by_length = high_norm_tokens(model, torch.zeros(2, 3, 12, 20), threshold=11.0)
-    assert by_length.found == 0
+    assert by_length.mean_share == 0
     with pytest.raises(ValueError, match="above 1"):
         high_norm_tokens(model, torch.zeros(2, 3, 12, 20), factor=1)
 

@@ -103,7 +103,7 @@ def test_embed_with_a_file(made, command, tmp_path):
     (model, path), table = made("dino"), tmp_path / "out.parquet"
     found = json.loads(command("embed", "digits", "-o", table, "--model", path, "--json").stdout)
     assert found["width"] == model.encoder.feature_width
-    (ours,), (theirs,) = (vitlab.embed(m, [open_sample("digits#3").picture]) for m in (model, open_export(path)))
+    (ours,), (theirs,) = (vitlab.embed(m, [open_sample("digits#3").image]) for m in (model, open_export(path)))
     torch.testing.assert_close(torch.tensor(ours.vector), torch.tensor(theirs.vector), atol=1e-5, rtol=0)
     assert "--features" in command("embed", "digits", "-o", table, "--model", made("vit")[1], code=2).stderr
 

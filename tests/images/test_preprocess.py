@@ -176,12 +176,12 @@ def test_json_round_trip(name):
 
 
 @pytest.mark.parametrize("values", [HALF, IMAGENET, CLIP, dict(mean=(0.0,) * 3, std=(1.0,) * 3)])
-def test_picture_inverts_normalize_for_every_8_bit_value(values):
+def test_to_image_inverts_normalize_for_every_8_bit_value(values):
     every = np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=-1)
     ours = Preprocess((16, 16), **values)
-    assert np.array_equal(np.asarray(ours.picture(ours(every))), every)
+    assert np.array_equal(np.asarray(ours.to_image(ours(every))), every)
     grey = Preprocess((16, 16), mean=values["mean"][:1], std=values["std"][:1])
-    assert np.array_equal(np.asarray(grey.picture(grey(every[..., 0]))), every[..., 0])
+    assert np.array_equal(np.asarray(grey.to_image(grey(every[..., 0]))), every[..., 0])
 
 
 def test_with_size_keeps_the_share_that_is_cut_off():

@@ -50,6 +50,7 @@ PUBLISHED = {  # parameters as timm and the papers' code count them; MACs as the
 TWO = dict(widths=(12, 24), depths=(3, 2), heads=(2, 3), mlp_ratios=(2, 3))
 SMALL = {  # every family, cut small; odd depths, so that both kinds of block are there
     "swin": ("swin_tiny", dict(width=12, depths=(3, 2), heads=(2, 3), window=3)),
+    "swinv2": ("swinv2_tiny", dict(width=12, depths=(3, 2), heads=(2, 3), window=3)),
     "pvt": ("pvt_tiny", dict(**TWO, reductions=(3, 1))),
     "pvt_v2": ("pvt_v2_b0", dict(**TWO, reductions=(3, 2))),
     "pvt_v2 linear": ("pvt_v2_b2_li", dict(**TWO, reductions=(1, 1))),
@@ -278,7 +279,7 @@ def test_it_exports(family):
         expected = model(images)
         program = torch.export.export(model, (images,))
         torch.testing.assert_close(program.module()(images), expected, atol=1e-6, rtol=1e-6)
-    if family == "swin":  # whose windows are made in Python, once
+    if family.startswith("swin"):  # whose windows are made in Python, once
         whole = torch.compile(model, backend="eager", fullgraph=True)
         torch.testing.assert_close(whole(images), model(images))
 
@@ -301,7 +302,7 @@ def test_it_predicts(family):
 
 
 def test_images_that_are_too_small_are_refused(family):
-    if family in ("swin", "pvt_v2 linear"):  # which fill up, or pool to as many keys as ever
+    if family in ("swin", "swinv2", "pvt_v2 linear"):  # which fill up, or pool to as many keys as ever
         assert small(family).eval()(torch.randn(1, 3, 3, 5)).shape == (1, 5)
         return
     least = {"pvt": 12, "pvt_v2": 9, "twins": 16, "twins without windows": 16}[family]  # pixels of one whole key

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitlab.layers.block import MLP, StochasticDepth
-from vitlab.layers.positions import rotary_2d, sincos_2d
+from vitlab.layers.positions import Rotary, rotary_2d, sincos_2d
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import ViTConfig
 
@@ -211,8 +211,8 @@ def test_patch_dropout_with_rotary_positions_turns_the_kept_patches_by_their_own
     out = model(IMAGES)
     torch.manual_seed(3)
     z, kept = model.embed(IMAGES, model.layout(32, 48))
-    cos, sin = rotary_2d((4, 6), 12, 100.0, prefix=1)
-    one_by_one = [model.blocks[0](z[i : i + 1], (cos[kept[i]], sin[kept[i]])) for i in range(2)]
+    cos, sin, _ = rotary_2d((4, 6), 12, 100.0, prefix=1)
+    one_by_one = [model.blocks[0](z[i : i + 1], Rotary(cos[kept[i]], sin[kept[i]])) for i in range(2)]
     torch.testing.assert_close(out, model.forward_head(model.norm(torch.cat(one_by_one))), atol=1e-6, rtol=1e-5)
     assert z.shape[1] == 1 + 12
 

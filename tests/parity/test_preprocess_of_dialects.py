@@ -183,6 +183,9 @@ def expected_for(name: str) -> Preprocess:
     if name.startswith("clip_vit"):
         side = 336 if name.endswith("_336") else 224
         return Preprocess((side, side), **CROP, **OPENAI)
+    if name.startswith("swinv2"):
+        side, resize = (192, 213) if name == "swinv2_large" else (256, 284)  # nine tenths, as timm
+        return Preprocess((side, side), **{**CROP, "resize": resize}, **IMAGENET)
     if name.startswith("swin") and name.endswith("_384"):
         return Preprocess((384, 384), **{**CROP, "resize": 384}, **IMAGENET)
     if name.startswith(("deit", "mae", "dino_", "swin", "pvt", "twins")):

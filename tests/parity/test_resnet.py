@@ -20,6 +20,8 @@ from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.trace import Trace
 
+from .test_golden import unpack
+
 CONFIGS = {  # 18 and 50 in their depths, narrow
     "18": dict(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[8, 12, 16, 24], embedding_size=8),
     "50": dict(layer_type="bottleneck", depths=[3, 4, 6, 3], hidden_sizes=[16, 24, 32, 48], embedding_size=12),
@@ -281,6 +283,56 @@ def test_variants_that_only_their_config_tells_are_refused(changed, message, tmp
         vitlab.load(tmp_path)
 
 
+# ---------------------------------------------------------------- deep stems and pooled shortcuts
+
+
+def test_stored_outputs_of_a_resnet_d_agree(tmp_path):
+    path, tensors = unpack("timm_resnet_d", tmp_path)
+    model, report = load_with_report(path)
+    assert report.dialect == "timm" and report.counts()["matched"] == len(model.state_dict()) == len(report.rows)
+    c = model.config
+    assert (c.stem, c.stem_inner, c.stem_width, c.shortcut) == ("deep", (32, 32), 64, "pool")
+    with torch.inference_mode():
+        maps, logits = model.forward_features(tensors["input.images"]), model(tensors["input.images"])
+        torch.testing.assert_close(maps, tensors["output.features"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits, tensors["output.logits"], atol=1e-5, rtol=0)
+    (tmp_path / "timm").mkdir()
+    path.rename(tmp_path / "timm" / "model.safetensors")
+    args = {"layers": [1, 1, 1, 1], "channels": [16, 24, 32, 48]}
+    config = {"architecture": "resnet26d", "num_classes": 7, "model_args": args}
+    (tmp_path / "timm" / "config.json").write_text(json.dumps(config))
+    assert vitlab.load(tmp_path / "timm").config == c
+
+
+def test_pooled_shortcuts_of_odd_maps_are_means_of_what_is_there():
+    model = vitlab.create("resnet50d", depths=(1, 1), widths=(8, 16), stem_width=8, stem_inner=(4, 6), classes=3).eval()
+    trace = Trace("block", "shortcut")
+    with torch.inference_mode():
+        model(torch.randn(2, 3, 42, 35), trace=trace)  # 11 x 9, then 6 x 5
+        x, block = trace["block", 0], model.stages[1][0]
+        means = [[x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((2, 3)) for j in range(5)] for i in range(6)]
+        pooled = torch.stack([torch.stack(row, dim=-1) for row in means], dim=-2)
+        torch.testing.assert_close(trace["shortcut", 1], block.shortcut(pooled), atol=1e-6, rtol=0)
+
+
+def test_a_deep_stem_without_pooled_shortcuts_is_read(tmp_path):
+    """timm's resnet50c: the names of a D in the stem, those of a plain ResNet in the shortcuts."""
+    state = as_torchvision(classifier("50").state_dict())
+    for key in [key for key in state if key.startswith("conv1.")]:
+        del state[key]
+    width = len(state["bn1.weight"])
+    norms = {name: state[f"bn1.{name}"][:4].clone() for name in ("weight", "bias", "running_mean", "running_var")}
+    norms["num_batches_tracked"] = state["bn1.num_batches_tracked"]
+    for number, shape in ((0, (4, 3)), (3, (4, 4)), (6, (width, 4))):
+        state[f"conv1.{number}.weight"] = torch.randn(*shape, 3, 3) * 0.2
+        if number < 6:
+            state |= {f"conv1.{number + 1}.{name}": value for name, value in norms.items()}
+    torch.save(state, tmp_path / "resnet50c.pth")
+    model, report = load_with_report(tmp_path / "resnet50c.pth")
+    assert (model.config.stem, model.config.stem_inner, model.config.shortcut) == ("deep", (4, 4), "stride")
+    assert report.counts()["matched"] == len(state) == len(model.state_dict())
+
+
 # ---------------------------------------------------------------- what is not a ResNet
 
 
@@ -341,4 +393,6 @@ def test_what_is_not_written_is_said(tmp_path):
         convert.write(small, tmp_path / "hf", "hf")
     with pytest.raises(ValueError, match="not written as timm: use --to hf or native"):
         convert.write(small, tmp_path / "timm", "timm")
+    with pytest.raises(ValueError, match="cannot express shortcut=pool"):
+        convert.write(vitlab.create("resnet18", shortcut="pool"), tmp_path / "hf", "hf")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from vitlab.search import embed_dataset, index_folder, search_index
 
 def test_a_model_and_its_name_make_the_same_index(checkpoint, photos, tmp_path):
     counts = index_folder(photos, tmp_path / "named", checkpoint)
-    assert (counts.model, counts.new, counts.pictures) == (str(checkpoint), 23, 23)
+    assert (counts.model, counts.new, counts.images) == (str(checkpoint), 23, 23)
     assert index_folder(photos, tmp_path / "named").unchanged == 23  # by the model that made it
     model = vitlab.load(checkpoint)
     index_folder(photos, tmp_path / "given", model)
@@ -49,7 +49,7 @@ def test_wrong_queries(checkpoint, photos, tmp_path):
 def test_a_table_of_a_source(checkpoint, photos, tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     table = embed_dataset(photos, tmp_path / "photos.parquet", checkpoint)
-    assert (table.data, table.model, table.pictures) == (str(photos), str(checkpoint), 23)
+    assert (table.data, table.model, table.images) == (str(photos), str(checkpoint), 23)
     row = pq.read_table(tmp_path / "photos.parquet").to_pylist()[0]
     (embedding,) = vitlab.embed(vitlab.load(checkpoint), photos / row["path"])
     np.testing.assert_allclose(row["embedding"], embedding.vector, atol=1e-6)

@@ -204,7 +204,7 @@ def test_a_picture_of_a_data_source(command, tmp_path):
     for number in range(60):
         sample = open_sample(f"digits#{number}")
         (tmp_path / "digits" / sample.label).mkdir(parents=True, exist_ok=True)
-        sample.picture.save(tmp_path / "digits" / sample.label / f"{number}.png")
+        sample.image.save(tmp_path / "digits" / sample.label / f"{number}.png")
     command("index", tmp_path / "digits", "-o", tmp_path / "ix", "--model", "bundled:digits")
     right = []
     for name in ("digits#60", "digits#61", "digits#62"):

@@ -86,7 +86,7 @@ def assert_right(index: Path, folder: Path) -> None:
 
 def test_holds_what_brute_force_finds(photos, tmp_path):
     counts = update(tmp_path / "ix", photos, MODEL, Embed(), batch_size=5)
-    assert (counts.new, counts.embedded, counts.pictures, counts.unreadable) == (23, 23, 23, {})
+    assert (counts.new, counts.embedded, counts.images, counts.unreadable) == (23, 23, 23, {})
     assert_right(tmp_path / "ix", photos)
 
 
@@ -164,7 +164,7 @@ def test_unreadable_pictures_are_named_and_do_not_stop_the_others(photos, tmp_pa
     draw(photos / "bad.png", 50)
     draw(photos / "nowhere.png", 51)
     counts = update(tmp_path / "ix", photos, MODEL, Embed())
-    assert counts.unreadable == {} and counts.pictures == 26
+    assert counts.unreadable == {} and counts.images == 26
     assert_right(tmp_path / "ix", photos)
 
 
@@ -274,7 +274,7 @@ def test_parts_that_a_killed_run_left_are_taken_over(photos, tmp_path, draw):
     embed = Embed()
     counts = update(index, photos, MODEL, embed)
     assert len(second.seen) + 2 + len(embed.seen) == 12 and len(second.seen) > 0
-    assert (counts.removed, counts.pictures) == (1, 22 + 12)
+    assert (counts.removed, counts.images) == (1, 22 + 12)
     assert not list(index.glob("part-*"))
     assert_right(index, photos)
 
@@ -357,4 +357,4 @@ def test_a_folder_that_cannot_be_read_drops_nothing(photos, tmp_path, monkeypatc
 def test_progress_counts_to_the_end(photos, tmp_path):
     said = []
     update(tmp_path / "ix", photos, MODEL, Embed(), batch_size=10, progress=lambda *far: said.append(far))
-    assert said == [("pictures", 10, 23), ("pictures", 20, 23), ("pictures", 23, 23), ("graph", 23, 23)]
+    assert said == [("images", 10, 23), ("images", 20, 23), ("images", 23, 23), ("graph", 23, 23)]

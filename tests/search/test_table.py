@@ -102,7 +102,7 @@ def test_killed_and_resumed(checkpoint, photos, tmp_path, after):
     kept = len(list((tmp_path / "out.parquet.parts").glob("chunk-*")))
     assert kept == (after - 1) // 2  # one call is a grey picture, and two make a chunk
     found = write_table(tmp_path / "out.parquet", items, made_by, partial(vitlab.embed, model), **options)
-    assert found.embedded == 23 - 8 * kept and found.pictures == 23
+    assert found.embedded == 23 - 8 * kept and found.images == 23
     check_against_embed(read(tmp_path / "out.parquet"), model, photos)
     with pytest.raises(SearchError, match="chunks of 8, not of 9"):
         write_table(tmp_path / "out.parquet", items, made_by, partial(vitlab.embed, model), chunk=9)
@@ -131,7 +131,7 @@ def test_sigkill(checkpoint, photos, tmp_path):
     os.kill(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     found = write_table(tmp_path / "out.parquet", items, made_by, partial(vitlab.embed, model), chunk=8)
-    assert found.embedded == 23 - 16 and found.pictures == 23
+    assert found.embedded == 23 - 16 and found.images == 23
     check_against_embed(read(tmp_path / "out.parquet"), model, photos)
 
 
@@ -150,7 +150,7 @@ def test_killed_while_it_joins(checkpoint, photos, tmp_path, monkeypatch):
         patch.setattr(table, "_join", dying)
         write_table(*args, chunk=8)
     found = write_table(*args, chunk=8)
-    assert found.embedded == 0 and found.pictures == 23
+    assert found.embedded == 0 and found.images == 23
     check_against_embed(read(tmp_path / "out.parquet"), model, photos)
 
 

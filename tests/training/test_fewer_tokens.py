@@ -150,7 +150,7 @@ def test_eval_and_predict_with_fewer_tokens(command):
     assert fewer["knn"] != plain["knn"]
     assert (plain["reducer"], fewer["reducer"]) == (None, "tome:r=7")
     found = json.loads(command("predict", "bundled:digits", "digits#3", "--reducer", "tome:r=7", "--json").stdout)
-    image = model.preprocess(open_sample("digits#3").picture)
+    image = model.preprocess(open_sample("digits#3").image)
     expected = model.eval()(image[None], reducer=reducer_of("tome:r=7"))[0].softmax(-1)
     assert found[0]["scores"][0]["probability"] == pytest.approx(expected.max().item(), rel=1e-4)
     assert "Did you mean 'tome'" in command("predict", "bundled:digits", "digits#3", "--reducer", "tom", code=2).stderr

@@ -19,7 +19,7 @@ from vitlab.training.objectives.dino import SelfDistillation
 from vitlab.training.presets import find_recipe
 from vitlab.training.preview import describe, preview, shares
 from vitlab.training.recipe import Recipe, from_tables, with_settings
-from vitlab.training.report import draw_preview, picture_kind
+from vitlab.training.report import draw_preview, figure_format
 
 CLASSES = ["$a_b$", "_x", "大熊猫", "x" * 60]
 SIZE = (16, 24)  # (H, W)
@@ -247,7 +247,7 @@ def test_what_cannot_be_drawn_is_said_before_work_begins(run, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match="--preview needs matplotlib"):
-        picture_kind(tmp_path / "x.png", "--preview")
+        figure_format(tmp_path / "x.png", "--preview")
 
 
 def test_a_broken_write_leaves_the_old_figure(run, tmp_path, monkeypatch):

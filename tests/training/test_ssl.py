@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from vitlab.checkpoints.load import load, load_with_report
+from vitlab.checkpoints.native import save
+from vitlab.errors import TrainingError
 from vitlab.images.datasets import open_data
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.training.batches import ImageSet
 from vitlab.training.job import prepare
-from vitlab.training.loop import fit
+from vitlab.training.loop import Silent, fit
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import RunLog, read_log
@@ -74,6 +76,92 @@ def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, com
         assert key.startswith("head.") or torch.equal(value, source[prefix + key]), key
     found = json.loads(command("eval", run / "best", "digits", "--knn", "--probe", "--json").stdout)
     assert found["knn"] == pytest.approx(result["top1"], abs=0.003) and found["linear_probe"] > found["knn"] - 0.1
+
+
+class FirstLosses(Silent):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def step(self, done, numbers):
+        self.losses.append(numbers["loss"])
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_training_continues_from_an_encoder_alone(method, learned, tmp_path):
+    """Features and k-NN before the first step are the file's; the decoder or head is new; sizes are the file's."""
+    run, result = learned[method]
+    encoder = load(run / "best", encoder=True)
+    save(encoder, tmp_path / "encoder")
+    recipe = find_recipe(f"{method}_digits")[1]  # of another depth
+    job = prepare(with_settings(recipe, [f"model.init_from={tmp_path / 'encoder'}"]), tmp_path / "job")
+    images = torch.randn(4, 1, 8, 8)
+    job.model.eval()
+    with torch.no_grad():
+        assert torch.equal(job.model.features(images), encoder.features(images))
+    scores = job.objective.evaluate(job.model, ImageSet(job.data.test, job.model.preprocess), final=True)
+    assert scores.top(1) == pytest.approx(result["top1"], abs=1e-6) and job.model.config.depth == 2
+    whole = load_file(run / "best" / "weights.safetensors")
+    new = {key.split(".")[0] for key, value in job.model.state_dict().items() if not torch.equal(value, whole[key])}
+    assert new <= {"decoder", "student", "student_head", "teacher_head", "centre"} and new & {"decoder", "student_head"}
+    if method == "dino":  # the student begins as the teacher
+        assert all(torch.equal(v, job.model.teacher.state_dict()[k]) for k, v in job.model.student.state_dict().items())
+    assert any("Untrained: " in note and "encoder" in note for note in job.notes)
+
+
+def test_a_whole_checkpoint_continues_with_its_loss(learned, tmp_path):
+    """The first steps of a new run start where the old one ended, far below a start from scratch."""
+    run, _ = learned["mae"]
+    losses = {}
+    for name, source in {"continued": [f"model.init_from={run / 'best'}"], "scratch": []}.items():
+        settings = ["model.depth=2", "run.epochs=1", "data.per_class=32", "run.seed=3", *source]
+        show = FirstLosses()
+        fit(with_settings(find_recipe("mae_digits")[1], settings), tmp_path / name, show=show)
+        losses[name] = show.losses[0]
+    last = [event["loss"] for event in read_log(run) if event["kind"] == "train"][-1]
+    assert losses["continued"] < 1.3 * last and losses["scratch"] > 1.7 * last
+
+
+def test_training_continues_from_other_libraries_encoders(tmp_path):
+    """transformers' ViTMAE, DINO and DINOv2 without heads, of their own sizes; what does not fit is refused by name."""
+    transformers = pytest.importorskip("transformers")
+    common = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_channels=1)
+    torch.manual_seed(0)
+    kinds = {
+        "mae": transformers.ViTMAEModel(
+            transformers.ViTMAEConfig(**common, intermediate_size=48, image_size=8, patch_size=2)
+        ),
+        "dino": transformers.ViTModel(
+            transformers.ViTConfig(**common, intermediate_size=40, image_size=8, patch_size=4)
+        ),
+        "dinov2": transformers.Dinov2Model(transformers.Dinov2Config(**common, image_size=12, patch_size=2)),
+    }
+    grey = {"image_mean": [0.5], "image_std": [0.5], "image_processor_type": "ViTImageProcessor"}
+    for name, theirs in kinds.items():
+        theirs.eval().save_pretrained(tmp_path / name)
+        size = theirs.config.image_size
+        (tmp_path / name / "preprocessor_config.json").write_text(json.dumps({**grey, "size": size}))
+    for method, name in (("mae", "mae"), ("mae", "dino"), ("dino", "dino"), ("dino", "dinov2"), ("dino", "mae")):
+        recipe = with_settings(find_recipe(f"{method}_digits")[1], [f"model.init_from={tmp_path / name}"])
+        recipe = with_settings(recipe, ["model.stochastic_depth=0.1", "model.width=64"] if method == "dino" else [])
+        job = prepare(recipe, tmp_path / "job")
+        size = kinds[name].config.image_size
+        images = torch.randn(2, 1, size, size)
+        with torch.no_grad():
+            ours = job.model.eval().forward_features(images)
+            options = {"noise": torch.arange(16.0).expand(2, 16)} if name == "mae" else {}
+            if name == "mae":
+                kinds[name].config.mask_ratio = 0.0
+            theirs = kinds[name](images, **options).last_hidden_state
+        assert ours.shape == theirs.shape and (ours - theirs).abs().max() < 1e-5, (method, name)
+        assert any("model.width=64 is not used" in note for note in job.notes) == (method == "dino")
+        save(job.model, tmp_path / "saved")
+        assert load(tmp_path / "saved").config == job.model.config
+    recipe = with_settings(find_recipe("mae_digits")[1], [f"model.init_from={tmp_path / 'dinov2'}"])
+    with pytest.raises(TrainingError, match=r"cannot be continued by mae: .* this one has residual.layer_scale"):
+        prepare(recipe, tmp_path / "job")
+    with pytest.raises(TrainingError, match=r"model.name must be a mae, not vit_digits"):
+        prepare(with_settings(recipe, ["model.name=vit_digits"]), tmp_path / "job")
 
 
 WRONG = {

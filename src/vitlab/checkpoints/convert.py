@@ -23,6 +23,7 @@ from vitlab.checkpoints.keymap import Options, State
 from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
 from vitlab.checkpoints.report import Report
 from vitlab.errors import CheckpointError, UsageError
+from vitlab.layers.lora import merged
 from vitlab.models.base import Capability, Network, unwrap
 from vitlab.text.tokenizer import Tokenizer
 
@@ -89,7 +90,7 @@ def _add_tokenizer(model: Network, path: Path) -> None:
 
 def write(model: Network, target: str | Path, to: str) -> list[str]:
     """Write a model in the named layout; returns notes on what the other library will do differently."""
-    target = Path(target)
+    target, model = Path(target), merged(model)
     _check_layout(to)
     if to == "native":
         native.save(model, target)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
@@ -80,8 +81,14 @@ def fingerprint(model: Network) -> str:
         None if preprocess is None else preprocess.to_dict(),
         None if tokenizer is None else tokenizer.to_json(),
     ]
-    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
-    for key, value in sorted(model.state_dict().items()):
+    return tensor_digest(model.state_dict(), json.dumps(settings, sort_keys=True))
+
+
+def tensor_digest(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Of names and values, and of a text."""
+    digest = hashlib.blake2b(about.encode(), digest_size=16)
+    for key, value in sorted(tensors.items()):
         digest.update(key.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # numpy has no bfloat16
+        numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bfloat16
+        digest.update(numbers.numpy().data)
     return digest.hexdigest()

@@ -180,6 +180,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Bit": _CLIP,
     "CLIP": _CLIP,
     "Siglip": {"resample": 3, "size": {"height": 224, "width": 224}, **HALF},
+    "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
 }

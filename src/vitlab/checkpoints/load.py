@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.checkpoints import bundled, files, hub, native
+from vitlab.checkpoints import adapters, bundled, files, hub, native
 from vitlab.checkpoints.families import family_of
 from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.foreign import assumed_notes, read_foreign
@@ -47,6 +47,7 @@ def load(
     preprocess: dict[str, Any] | None = None,
     allow_nan: bool = False,
     encoder: bool = False,
+    base: str | Path | None = None,
     **overrides: Any,
 ):
     """A model from a native, transformers or timm folder, an .npz, .pth or .safetensors file, hf-hub:owner/name,
@@ -55,10 +56,11 @@ def load(
     Overrides change options by name (classes=10 gives a new head, image_size=384 resizes positions) and state what a
     bare state dict does not: heads, image_size or grid. `map` is a rename table for an unknown network; `preprocess`
     changes how images are read, e.g. preprocess=dict(mean=..., std=...). encoder=True loads the encoder alone of a
-    model that learned without labels (MAE, DINO, CLIP); it can have classes.
+    model that learned without labels (MAE, DINO, CLIP); it can have classes. `base` is the checkpoint that a low-rank
+    adapter (a folder of its own, by vitlab or peft) is put on, where it does not lie where the adapter says.
     """
     model, report = load_with_report(
-        source, map=map, preprocess=preprocess, allow_nan=allow_nan, encoder=encoder, **overrides
+        source, map=map, preprocess=preprocess, allow_nan=allow_nan, encoder=encoder, base=base, **overrides
     )
     for note in report.notes:
         warnings.warn(f"{source}: {note}", AssumedWarning, stacklevel=2)
@@ -77,6 +79,7 @@ def load_with_report(
     preprocess: dict[str, Any] | None = None,
     allow_nan: bool = False,
     encoder: bool = False,
+    base: str | Path | None = None,
     **overrides: Any,
 ) -> tuple[Any, Report]:
     """Like `load`, with what became of every key. `encoder`: a model that is an encoder itself is loaded as it is."""
@@ -85,7 +88,11 @@ def load_with_report(
     path = locate(source)
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
-    if path.is_dir() and (path / native.CARD).is_file() and map is None:
+    if base is not None and not adapters.is_adapter(path):
+        raise UsageError(f"{source}: base= is for a low-rank adapter ({adapters.CONFIG}, {adapters.WEIGHTS}).")
+    if adapters.is_adapter(path):
+        weights = adapters.read(path, base)
+    elif path.is_dir() and (path / native.CARD).is_file() and map is None:
         weights = native.read(path)
         weights.notes += [] if encoder else _encoder_alone(weights)
     else:
@@ -142,7 +149,7 @@ def _encoder_alone(weights: LoadedWeights) -> list[str]:
         return []
     return [
         f"holds the encoder of {entry.name} and nothing else: it gives features, can be explained and fine-tuned, "
-        f"but it cannot go on learning as {entry.family} does. encoder=True takes it as it is."
+        f"and training by {entry.family} continues from it with a new head. encoder=True takes it as it is."
     ]
 
 
@@ -270,7 +277,7 @@ def _encoder_of(weights: LoadedWeights) -> LoadedWeights:
 
 
 def _resizable(key: str) -> bool:
-    return key.split(".")[-2:] == ["positions", "table"] or key.endswith("attention.relative.table")
+    return key.split(".")[-2:] == ["positions", "table"] or key.endswith("relative.table")
 
 
 def _grid(key: str, config: Config) -> tuple[int, int]:
@@ -279,7 +286,7 @@ def _grid(key: str, config: Config) -> tuple[int, int]:
 
 def _resize(key: str, value: Tensor, old: tuple[int, int], new: tuple[int, int], config: Config) -> Tensor:
     if key.endswith("relative.table"):
-        return resize_relative(value, old, new)
+        return resize_relative(value, old, new, config.encoder.relative_rule)
     prefix = value.shape[1] - old[0] * old[1]
     return resize_positions(value, prefix, old, new, config.encoder.table_rule)
 

@@ -129,6 +129,7 @@ def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
         eps=c.norm.eps,
         dropout=c.drop.dropout,
         attention_dropout=c.drop.attention_dropout,
+        resize_rule=c.positions.resize_rule,
         positions=c.positions.kind,  # type: ignore[arg-type]  # checked at birth
         decoder=DecoderOptions(width, depth, heads, hidden / width, "learned"),
         **{name: facts.get(name, usual) for name, usual in USUAL.items()},

@@ -24,6 +24,7 @@ from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors, save_tensors
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.lora import is_adapter_key, lora_scale, merge_tensors
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
 from vitlab.parsing import is_object, is_sequence, spell_not_finite
@@ -32,10 +33,14 @@ from vitlab.version import __version__
 
 FORMAT = 1
 WEIGHTS, CARD, TOKENIZER = "weights.safetensors", "model.json", "tokenizer.json"
+LORA_SCALE = "lora_scale"  # in model.json, where weights and adapters are stored apart
 
 
-def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
-    """Write a checkpoint folder. Files appear under their names only when they are complete and will load."""
+def save(model: nn.Module | str | os.PathLike[str], folder: str | Path, *, merge: bool = True) -> Path:
+    """Write a checkpoint folder. Files appear under their names only when they are complete and will load.
+
+    Low-rank adapters are merged. merge=False keeps them apart, so that training can resume; `load` merges them.
+    """
     if isinstance(model, str | os.PathLike):
         from vitlab.checkpoints.load import load  # which reads what is written here
 
@@ -43,7 +48,7 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
     folder, network = Path(folder).expanduser(), unwrap(model)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file. A checkpoint is a folder: name another place.")
-    state = _complete_state(network, folder)
+    state = _complete_state(network, folder, merge)
     _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
@@ -55,6 +60,8 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
         "labels": network.labels,
         **asdict(network.card or Card()),
     }
+    if not merge and (scale := lora_scale(network)) is not None:
+        card[LORA_SCALE] = scale
     tokenizer = network.tokenizer
     writes: dict[str, Callable[[Path], object]] = {WEIGHTS: partial(save_tensors, state)}
     if tokenizer is not None:
@@ -75,12 +82,16 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path) -> Path:
     return folder
 
 
-def _complete_state(model: Network, folder: Path) -> dict[str, Tensor]:
+def _complete_state(model: Network, folder: Path, merge: bool) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
-    state = {key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()}  # compiled blocks
+    scale, state = lora_scale(model), model.state_dict()
+    if scale is not None and merge:
+        state = merge_tensors(state, scale)
+    adapters = {key for key in state if is_adapter_key(key)}
+    state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}  # compiled blocks
     wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
-    problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys()]
+    problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys() - adapters]
     for key in wanted.keys() & state.keys():
         shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
         if shape != expected:
@@ -186,6 +197,8 @@ def read(folder: Path) -> LoadedWeights:
     tensors = read_tensors(folder / WEIGHTS)
     with naming(folder / CARD):
         schema.check(card, schema.CARD, CARD)
+        if (scale := card.get(LORA_SCALE)) is not None:
+            tensors = merge_tensors(tensors, scale)
         check_plausible(card["config"], tensors, WEIGHTS)
         config: Any = registry.FAMILIES[card["family"]][0].from_dict(card["config"])
         preprocess = Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else None

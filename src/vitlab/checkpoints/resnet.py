@@ -5,10 +5,11 @@ of timm and torchvision, which name everything alike (read only).
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
 
-from vitlab.checkpoints import hf, schema, timm
+from vitlab.checkpoints import hf, schema, staged, timm
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES, depths_of
@@ -39,20 +40,24 @@ def _hf_block(stage: int) -> tuple[Rule, ...]:
     )
 
 
-def _timm_block(stage: int) -> tuple[Rule, ...]:
+def _timm_block(stage: int, shortcut: int) -> tuple[Rule, ...]:
+    """`shortcut`: the number of its convolution, which is 1 where pooling comes first."""
     ours, theirs = f"stages.{stage}.{{i}}.", f"layer{stage + 1}.{{i}}."
     convs = [rule for n in range(3) for rule in _both(f"{ours}convs.{n}", f"{theirs}conv{n + 1}", f"{theirs}bn{n + 1}")]
-    return *convs, *_both(f"{ours}shortcut", f"{theirs}downsample.0", f"{theirs}downsample.1")
+    return *convs, *_both(f"{ours}shortcut", f"{theirs}downsample.{shortcut}", f"{theirs}downsample.{shortcut + 1}")
 
 
 STEM = "{p}embedder.embedder."
-KNOWN = re.compile(r"resnet(18|34|50|101|152)")  # timm: those that differ in depth alone
+KNOWN = re.compile(r"resnet(10|14|18|26|34|50|101|152|200)[cdst]?")  # timm: those that differ in depth, and in what
+# their tensors show: a deep stem (all four letters), pooling in the shortcuts (d and t)
 
 
 def _infer_options(renamed: Renamed) -> Options:
     """Options for ResNetConfig from tensors under our names; the counters that old files lack are set to 0."""
     state = renamed.tensors
-    stem = shape_of(state, "stem.conv.weight", 4)
+    deep = "stem.convs.0.conv.weight" in state
+    stem_convs = [shape_of(state, f"stem.convs.{n}.conv.weight", 4) for n in range(3)] if deep else []
+    stem = shape_of(state, "stem.conv.weight", 4) if not deep else (stem_convs[2][0], *stem_convs[0][1:])
     depths, widths = depths_of(state), list[int]()
     kind = "bottleneck" if "stages.0.0.convs.2.conv.weight" in state else "basic"
     last = {"basic": 1, "bottleneck": 2}[kind]
@@ -72,8 +77,9 @@ def _infer_options(renamed: Renamed) -> Options:
     return {
         "channels": stem[1],
         "classes": shape_of(state, "head.weight", 2)[0] if "head.weight" in state else 0,
-        "stem": "imagenet" if stem[2] == 7 else "small",
+        "stem": "deep" if deep else "imagenet" if stem[2] == 7 else "small",
         "stem_width": stem[0],
+        "stem_inner": tuple(shape[0] for shape in stem_convs[:2]),
         "block": kind,
         "depths": depths,
         "widths": tuple(widths),
@@ -84,9 +90,9 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     stated, inferred = clues.stated, _infer_options(renamed)
     check_agreement(stated.options, inferred)
     given = {name: clues.given[name] for name in ("stride_in",) if name in clues.given}
-    usual = clues.dialect.preprocess if inferred["stem"] == "imagenet" else {"size": 32}
+    usual = clues.dialect.preprocess if inferred["stem"] != "small" else {"size": 32}
     size = {**usual, **stated.usual_preprocess, **stated.preprocess}.get("size", 224)
-    config = ResNetConfig(**{"image_size": size, **given, **stated.options, **inferred})
+    config = ResNetConfig(**{"image_size": size, **clues.dialect.options, **given, **stated.options, **inferred})
     unstated = config.block == "bottleneck" and not stated.options and not given
     return Reading(config, {"stride_in": config.stride_in} if unstated else {}, usual)
 
@@ -120,10 +126,10 @@ def _read_timm(source: Source) -> Stated | None:
     name = config["architecture"]
     if not KNOWN.fullmatch(name):
         raise CheckpointError(
-            f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152."
+            f"config.json has the architecture {name!r}; known are timm's resnet18, 34, 50, 101 and 152, also with the "
+            "letters c, d, s and t."
         )
-    if args := {key: value for key, value in config.get("model_args", {}).items() if value}:
-        raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in args.items())} is not known for a ResNet.")
+    staged.check_arguments(config, ("layers", "channels", "stem_width", "stem_type", "avg_down"))  # tensors show them
     usual = {**{name: IMAGENET_CROP[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
     return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
 
@@ -146,13 +152,40 @@ TIMM = Dialect(
     name="timm",
     rules=(
         *_both("stem", "conv1", "bn1"),
-        *(rule for stage in range(STAGES) for rule in _timm_block(stage)),
+        *(rule for stage in range(STAGES) for rule in _timm_block(stage, shortcut=0)),
         Rule("head.*", "fc.*"),
     ),
     recognise=lambda keys: {"conv1.weight", "layer1.0.conv1.weight"} <= keys,
     assumed={},
     preprocess={**IMAGENET_CROP, "interpolation": "bilinear"},
     read_stated=_read_timm,
+)
+DEEP_STEM = (
+    *_both("stem.convs.0", "conv1.0", "conv1.1"),
+    *_both("stem.convs.1", "conv1.3", "conv1.4"),
+    *_both("stem.convs.2", "conv1.6", "bn1"),
+)
+POOLED = "layer2.0.downsample.2.weight"  # the shortcut's norm, where pooling is number 0
+
+
+def _is_deep(keys: set[str]) -> bool:
+    return "conv1.0.weight" in keys and POOLED not in keys
+
+
+def _is_pooled(keys: set[str]) -> bool:
+    return {"conv1.0.weight", POOLED} <= keys
+
+
+TIMM_C = replace(TIMM, rules=(*DEEP_STEM, *TIMM.rules), recognise=_is_deep)
+TIMM_D = replace(
+    TIMM,
+    rules=(
+        *DEEP_STEM,
+        *(rule for stage in range(STAGES) for rule in _timm_block(stage, shortcut=1)),
+        Rule("head.*", "fc.*"),
+    ),
+    recognise=_is_pooled,
+    options={"shortcut": "pool"},
 )
 
 
@@ -161,8 +194,9 @@ TIMM = Dialect(
 
 def _write(model: Network, state: State) -> Written:
     c: ResNetConfig = model.config
-    if c.stem != "imagenet":
-        raise UsageError("transformers' resnet cannot express stem=small. Use --to native.")
+    others = {"stem": c.stem} if c.stem != "imagenet" else {"shortcut": c.shortcut} if c.shortcut != "stride" else {}
+    for name, value in others.items():
+        raise UsageError(f"transformers' resnet cannot express {name}={value}. Use --to native.")
     config: Options = {
         **hf.write_fields(c, FIELDS),
         "hidden_act": "relu",
@@ -175,7 +209,7 @@ def _write(model: Network, state: State) -> Written:
 FAMILY = Family(
     "resnet",
     ResNetConfig,
-    (HF, TIMM),
+    (HF, TIMM, TIMM_C, TIMM_D),
     _infer,
     {"hf": Writer(_write, any_size=lambda config: True)},
     bare_options=("image_size", "stride_in"),

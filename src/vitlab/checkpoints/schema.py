@@ -64,6 +64,7 @@ TEXT = Kind("a text", lambda value: isinstance(value, str))
 NAME = Kind("a name", lambda value: isinstance(value, str) and bool(value.strip()))
 TABLE = Kind("a JSON object", is_object)
 WHOLES = Kind("a list of whole numbers from 1", lambda value: _listed(value, _positive, range(1, 17)))
+WINDOWS = Kind("a list of whole numbers from 0", lambda value: _listed(value, _integer, range(1, 17)))
 TEXTS = Kind("a list of texts", lambda value: is_sequence(value) and all(isinstance(text, str) for text in value))
 PAIR = Kind(
     "a whole number or [height, width]", lambda value: _positive(value) or _listed(value, _positive, range(2, 3))
@@ -93,6 +94,7 @@ _EACH_STAGE = ("depths", "num_heads", "patch_sizes", "strides", "hidden_sizes", 
 HF_STAGES: Kinds = {  # of a network of stages, which has some as lists; and of a ResNet
     **HF,
     **dict.fromkeys((*_EACH_STAGE, "num_attention_heads", "sr_ratios", "sequence_reduction_ratios"), WHOLES),
+    "pretrained_window_sizes": WINDOWS | NULL,
     "image_size": PAIR | SIDES,
     "embedding_size": POSITIVE,
     "layer_type": TEXT,
@@ -124,6 +126,7 @@ TIMM_ARGUMENTS: Kinds = {  # model_args; null means the usual value
         ("num_heads", "embed_dim", "depth", "patch_size", "in_chans", "window_size"), POSITIVE | WHOLES | NULL
     ),
     "img_size": PAIR | NULL,
+    "pretrained_window_sizes": WINDOWS | NULL,
     "reg_tokens": WHOLE | NULL,
     **dict.fromkeys(("act_layer", "global_pool", "pos_embed"), TEXT | NULL),
     **dict.fromkeys(("qkv_bias", "qk_norm", "class_token", "pre_norm", "no_embed_class"), FLAG | NULL),
@@ -146,12 +149,20 @@ OPEN_CLIP_PREPROCESS: Kinds = {
     "interpolation": TEXT,
     "resize_mode": TEXT,
 }
+PEFT: Kinds = {  # adapter_config.json
+    "peft_type": TEXT,
+    "r": POSITIVE,
+    "lora_alpha": ABOVE_ZERO,
+    "base_model_name_or_path": TEXT | NULL,
+    "use_rslora": FLAG | NULL,
+}
 CARD: Kinds = {  # model.json, beside its config
     "family": TEXT,
     **dict.fromkeys(("config", "preprocess"), TABLE | NULL),
     "labels": TEXTS | NULL,
     **dict.fromkeys(("name", "source", "licence"), TEXT | NULL),
     "metrics": TABLE | NULL,
+    "lora_scale": ABOVE_ZERO | NULL,
 }
 
 

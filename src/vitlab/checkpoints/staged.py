@@ -30,11 +30,12 @@ def family(
     def infer(renamed: Renamed, clues: Clues) -> Reading:
         dialect, stated = clues.dialect, clues.stated.options
         given = {name: clues.given[name] for name in bare_options if name in clues.given}
-        inferred = infer_options(renamed, {**given, **stated})
+        hints = {name: clues.hints[name] for name in bare_options if name in clues.hints}
+        inferred = infer_options(renamed, {**hints, **given, **stated})
         check_agreement(stated, inferred)
         usual = {"image_size": dialect.preprocess["size"], **dialect.assumed, **dialect.options}
-        made = config(**{**usual, **given, **stated, **inferred})
-        unstated = {*dialect.assumed, "heads"} - stated.keys() - given.keys()
+        made = config(**{**usual, **hints, **given, **stated, **inferred})
+        unstated = {*dialect.assumed, "heads"} - stated.keys() - hints.keys() - given.keys()
         return Reading(made, {name: getattr(made, name) for name in bare_options if name in unstated})
 
     return Family(name, config, dialects, infer, writers or {}, bare_options, model_types or {})

@@ -47,7 +47,7 @@ def _timm_block(stage: int) -> tuple[Rule, ...]:
     )
 
 
-def _merging(theirs: str, later: int) -> tuple[Rule, ...]:
+def merging(theirs: str, later: int) -> tuple[Rule, ...]:
     """`later`: how many stages after the one whose number their key has."""
     return tuple(
         rule
@@ -64,8 +64,7 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     options = staged.common_options(state)
     options["patch_size"] = options.pop("kernel")
     widths = staged.widths_of(state, options["depths"])
-    if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
-        raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
+    check_widths(widths)
     tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
     rows = {rows for rows, _ in tables}
     side = math.isqrt(min(rows))
@@ -76,12 +75,22 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
         )
     options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
     options["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
-    ratio = staged.mlp_ratio(state, 0, widths[0])
+    return options | mlp_ratio(state, widths[0], stated)
+
+
+def check_widths(widths: tuple[int, ...]) -> None:
+    if list(widths) != [widths[0] * 2**stage for stage in range(len(widths))]:
+        raise CheckpointError(f"stages of {list(widths)} channels: in a Swin each has twice those of the one before.")
+
+
+def mlp_ratio(state: State, width: int, stated: Options) -> Options:
+    """As the weights show it, unless it is stated, which must then agree."""
+    ratio = staged.mlp_ratio(state, 0, width)
     if "mlp_ratio" not in stated:
-        options["mlp_ratio"] = ratio
-    elif int(widths[0] * stated["mlp_ratio"]) != int(widths[0] * ratio):
+        return {"mlp_ratio": ratio}
+    if int(width * stated["mlp_ratio"]) != int(width * ratio):
         raise CheckpointError(f"mlp_ratio={stated['mlp_ratio']} is stated, but the weights have {ratio:g}.")
-    return options
+    return {}
 
 
 FIELDS: hf.Fields = {
@@ -104,9 +113,13 @@ FIELDS: hf.Fields = {
 def _hf_options(config: Options) -> Options:
     """transformers' config.json -> options; what they leave out has transformers' own default."""
     staged.check_type(config, "swin")
+    check_positions(config)
+    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
+
+
+def check_positions(config: Options) -> None:
     if config.get("use_absolute_embeddings", False):
         raise CheckpointError("config.json has use_absolute_embeddings, which is not known here.")
-    return {**hf.read_fields(config, FIELDS), "activation": hf.activation_of(config)}
 
 
 def _timm_options(config: Options) -> Options:
@@ -117,13 +130,14 @@ def _timm_options(config: Options) -> Options:
 
 
 MODEL_TYPES = {"swin": ModelType("ViT")}
+MASKING = {r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded"}
 HF = Dialect(
     name="hf",
     rules=(
         Rule("embeds.0.proj.*", "{p}embeddings.patch_embeddings.projection.*"),
         Rule("embeds.0.norm.*", "{p}embeddings.norm.*"),
         *(rule for stage in range(STAGES) for rule in _hf_block(stage)),
-        *_merging("{{p}}encoder.layers.{}.", later=1),
+        *merging("{{p}}encoder.layers.{}.", later=1),
         Rule("norm.*", "{p}layernorm.*"),
         Rule("head.*", "classifier.*"),
     ),
@@ -133,10 +147,7 @@ HF = Dialect(
     options={"shift_axes": "together"},
     prefixes=("", "swin."),
     read_stated=hf.reader(_hf_options, MODEL_TYPES),
-    ignored={
-        r".*relative_position_index": "computed from the window",
-        r"(.*\.)?embeddings\.mask_token|decoder\..*": "for pre-training by masking: only the encoder is loaded",
-    },
+    ignored={r".*relative_position_index": "computed from the window", **MASKING},
 )
 SHARED = (
     Rule("embeds.0.proj.*", "patch_embed.proj.*"),
@@ -150,7 +161,7 @@ TABLE, FIRST = "layers.0.blocks.0.attn.relative_position_bias_table", "layers.0.
 COMPUTED = {r".*relative_position_index|.*attn_mask": "computed from the window"}
 TIMM = Dialect(
     name="timm",
-    rules=(*SHARED, *_merging("layers.{}.", later=0)),
+    rules=(*SHARED, *merging("layers.{}.", later=0)),
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
@@ -160,7 +171,7 @@ TIMM = Dialect(
 )
 AUTHORS = Dialect(
     name="microsoft",
-    rules=(*SHARED, *_merging("layers.{}.", later=1)),
+    rules=(*SHARED, *merging("layers.{}.", later=1)),
     recognise=lambda keys: {TABLE, FIRST} <= keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
@@ -175,14 +186,18 @@ AUTHORS = Dialect(
 
 def _write(model: Network, state: State) -> Written:
     c: SwinConfig = model.config
-    if c.merge_eps != 1e-5:
-        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
+    check_merge_eps(c)
     activation = {"hidden_act": hf.activation_for(c.activation), "use_absolute_embeddings": False}
     written = hf.classifier(model, state, HF.rules, "Swin", hf.write_fields(c, FIELDS) | activation)
     index = relative_index((c.window, c.window), prefix=0, device=torch.device("cpu"))
     tables = [key for key in written.tensors if key.endswith("relative_position_bias_table")]
     indices = {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
     return replace(written, tensors=written.tensors | indices)
+
+
+def check_merge_eps(c: SwinConfig) -> None:
+    if c.merge_eps != 1e-5:
+        raise UsageError(f"transformers' swin cannot express merge_eps={c.merge_eps:g}: it has 1e-5 there.")
 
 
 FAMILY = staged.family(

@@ -33,6 +33,9 @@ class ReadOptions:
     image_size: Size = None
     classes: Annotated[int | None, typer.Option(help="Replace the head by a new one with this many classes.")] = None
     encoder: Annotated[bool, typer.Option("--encoder", help="Convert only the ViT of an MAE, DINO or CLIP.")] = False
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="CHECKPOINT", help="Base of a low-rank adapter, if it was moved.")
+    ] = None
     eps: Annotated[float | None, typer.Option(help="LayerNorm eps, if the file does not say.")] = None
     activation: Annotated[
         str | None, choice("relu", "gelu", "gelu_tanh", "quick_gelu", help="Activation, if the file does not say.")
@@ -48,6 +51,7 @@ class ReadOptions:
         """As options of vitlab.load."""
         options = {"heads": self.heads, "text.heads": self.text_heads, "classes": self.classes, "eps": self.eps}
         options |= {"activation": self.activation, "encoder": self.encoder or None, "preprocess": self._channels()}
+        options |= {"base": self.base}
         options |= {"map": self.map and self.map.expanduser(), "image_size": parse_size(self.image_size)}
         return {name: value for name, value in options.items() if value is not None}
 

@@ -36,13 +36,13 @@ def data(
     from vitlab.training.preview import describe
     from vitlab.training.preview import preview as make_preview
     from vitlab.training.recipe import with_settings, with_value
-    from vitlab.training.report import draw_preview, picture_kind
+    from vitlab.training.report import draw_preview, figure_format
 
     recipe = with_settings(find_recipe(what)[1], settings or [])
     if seed is not None:
         recipe = with_value(recipe, "run.seed", seed)
     if preview is not None:
-        picture_kind(preview, "--preview")
+        figure_format(preview, "--preview")
     with following_downloads():
         dataset = data_of(recipe)
     if preview is not None:

@@ -40,7 +40,7 @@ def index(
     from vitlab.search import index_folder
 
     began = time.perf_counter()
-    titles = {"pictures": folder.resolve().name, "graph": GRAPH}
+    titles = {"images": folder.resolve().name, "graph": GRAPH}
     with _processes(device) as process, Meter("images") as meter:
         counts = index_folder(
             folder,
@@ -55,10 +55,10 @@ def index(
     if not process.first:
         return
     if json:
-        report = {"index": str(out), "folder": str(folder), **vars(counts)}
+        report = {"index": str(out), "folder": str(folder), **counts.to_dict()}
         print_json({**report, "seconds": time.perf_counter() - began})
         return
-    console().print(f"{out}: {counts.pictures:,} images can be found")
+    console().print(f"{out}: {counts.images:,} images can be found")
     for name in ("new", "changed", "moved", "removed", "unchanged"):
         if value := getattr(counts, name):
             console().print(f"  {name:12s}{value:,}")
@@ -152,10 +152,10 @@ def embed(
     if not process.first:
         return
     if json:
-        print_json({"out": str(out), **vars(table), "seconds": time.perf_counter() - began})
+        print_json({"out": str(out), **table.to_dict(), "seconds": time.perf_counter() - began})
         return
     numbers = f"{table.width} numbers each; {table.embedded:,} of them made now"
-    console().print(f"{out}: {table.pictures:,} images, {numbers}", soft_wrap=True)
+    console().print(f"{out}: {table.images:,} images, {numbers}", soft_wrap=True)
     say_unreadable(table.unreadable)
 
 

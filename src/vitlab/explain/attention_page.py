@@ -22,7 +22,7 @@ from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 STAGED_TEXTS = {
-    "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where the token that holds that patch "
+    "hint": "Move over the image, touch it, or use the arrow keys: the heat is where the token that holds that patch "
     "looks. Blue is the token, of the layer's own grid, white its window. Click to hold it.",
 }
 
@@ -68,8 +68,8 @@ def _items(
     layout = model.layout(*batch.images.shape[-2:])
     prefix, patches = list(layout.prefix), layout.grid[0] * layout.grid[1]
     one = (len(prefix) + patches) * (patches + 4 * (2 + len(prefix))) * 4 / 3  # bytes of one layer's head, in base64
-    pictures = [page.data_url(view) for view in views]
-    kept, layers, single, note = page.fit(pictures, layers, heads, one, limit)
+    urls = [page.data_url(view) for view in views]
+    kept, layers, single, note = page.fit(urls, layers, heads, one, limit)
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
 
     def keep(weights: Tensor, layer: int | None) -> None:
@@ -84,8 +84,8 @@ def _items(
     )  # (B, L, h, ...)
     names = _names(model, prefix, layers, page.head_names(heads, single))
     items = [
-        page.item_of(view, picture, (values[i], low[i], high[i], before[i])) | names
-        for i, (view, picture) in enumerate(zip(views[:kept], pictures, strict=False))
+        page.item_of(view, url, (values[i], low[i], high[i], before[i])) | names
+        for i, (view, url) in enumerate(zip(views[:kept], urls, strict=False))
     ]
     return items, {}, note
 
@@ -101,10 +101,10 @@ def _staged_items(
 ) -> Items:
     """Items of a network in stages, with the weights inside windows and on reduced keys only."""
     stages = Stages(model, *batch.images.shape[-2:])
-    pictures, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in layers]
-    kept, fitting, single, note = page.fit(pictures, layers, heads, sum(sizes) / len(sizes), limit)
+    urls, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in layers]
+    kept, fitting, single, note = page.fit(urls, layers, heads, sum(sizes) / len(sizes), limit)
     if fitting != layers:  # those that stay may be larger than the mean
-        kept, fitting, single, note = page.fit(pictures, layers, heads, max(sizes), limit)
+        kept, fitting, single, note = page.fit(urls, layers, heads, max(sizes), limit)
     places = [_place_of(stages, stages.layers[layer]) for layer in fitting]
     distinct = [place for i, place in enumerate(places) if place not in places[:i]]  # layers of a stage share them
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in fitting}
@@ -120,7 +120,7 @@ def _staged_items(
         run_trace(model, part, "attention", layers=fitting, heads=heads or "all", reduce=keep)
     names = _names(model, list(model.prefix), fitting, page.head_names(heads, single))
     items = []
-    for i, (view, picture) in enumerate(zip(views[:kept], pictures, strict=False)):
+    for i, (view, url) in enumerate(zip(views[:kept], urls, strict=False)):
         packed = [
             {
                 "place": distinct.index(place),
@@ -131,7 +131,7 @@ def _staged_items(
             for place, (values, low, high) in zip(places, (rows[layer][i] for layer in fitting), strict=True)
         ]
         queries = len(model.prefix) + view.grid[0] * view.grid[1]
-        items.append({**page.place_of(view, picture), **names, "stages": packed, "queries": queries})
+        items.append({**page.place_of(view, url), **names, "stages": packed, "queries": queries})
     return items, {**STAGED_TEXTS, "places": distinct}, note
 
 

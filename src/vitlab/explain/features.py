@@ -172,7 +172,7 @@ def _searched(
 ) -> tuple[list[tuple[str, int]], Tensor]:
     """Name and number of every image that was read, and their features."""
     if isinstance(images, str | PathLike):
-        images = _pictures(Path(images)) if Path(images).is_dir() else [images]
+        images = _images_in(Path(images)) if Path(images).is_dir() else [images]
     if not isinstance(images, list | tuple):  # a tensor, a batch, or one image
         batch = as_batch(model, images)
         searched = [(f"image {number}", number) for number in range(len(batch))]
@@ -180,26 +180,26 @@ def _searched(
     searched, vectors = [], []
     for start in range(0, len(images), batch_size):
         read = []
-        for number, picture in enumerate(images[start : start + batch_size], start):
+        for number, image in enumerate(images[start : start + batch_size], start):
             try:
-                read.append(as_batch(model, picture).images)
+                read.append(as_batch(model, image).images)
             except ImageError as error:
                 if skip is None:
                     raise
                 skip(str(error))
                 continue
-            searched.append((fspath(picture) if isinstance(picture, str | PathLike) else f"image {number}", number))
+            searched.append((fspath(image) if isinstance(image, str | PathLike) else f"image {number}", number))
         if read:
             vectors.append(pooled_features(model, torch.cat(read), batch_size=batch_size))
     if not searched:
-        raise UsageError("there is no picture to search among: none was given, or none could be read.")
+        raise UsageError("there is no image to search among: none was given, or none could be read.")
     return searched, torch.cat(vectors)
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _images_in(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.rglob("*") if path.name.lower().endswith(EXTENSIONS) and path.is_file())
     if not paths:
-        raise UsageError(f"{folder}: no pictures in this folder. Read are {', '.join(EXTENSIONS)}.")
+        raise UsageError(f"{folder}: no images in this folder. Read are {', '.join(EXTENSIONS)}.")
     return paths
 
 

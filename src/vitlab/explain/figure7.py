@@ -23,7 +23,7 @@ from vitlab.layers.patches import ConvStem
 from vitlab.models.hierarchy import Hierarchy
 
 FILTERS = 28  # as in the paper
-NO_IMAGES = "Give pictures to measure this: it depends on what the model sees."
+NO_IMAGES = "Give images to measure this: it depends on what the model sees."
 
 
 def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_size: int = 8) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def figure7_numbers(model: ModelOrName, images: Images | None = None, *, batch_s
         numbers["norms"] = token_norms(model, images, batch_size=batch_size).numpy()
         high = high_norm_tokens(model, images, batch_size=batch_size)
         numbers |= {"high_norm": high.mask.numpy(), "high_norm_share": high.share.numpy(), "judged": high.layers}
-        numbers |= {"threshold": high.threshold.numpy(), "high_norm_found": high.found}
+        numbers |= {"threshold": high.threshold.numpy(), "high_norm_found": high.mean_share}
     except UsageError as error:
         missing["norms"] = str(error)
     return {**numbers, "missing": missing}

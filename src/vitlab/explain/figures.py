@@ -131,7 +131,7 @@ def relevance(subject: Subject, method: str = "relevance", target: Target = None
         return _sentences(subject, model, name)
     classes = target_classes(model, subject.images, target)
     labels = [model.label_of(number) for number in classes]
-    title = f"{row.title} for " + (labels[0] if len(set(labels)) == 1 else "each picture's top class")
+    title = f"{row.title} for " + (labels[0] if len(set(labels)) == 1 else "each image's top class")
     maps = row(model, subject.images, classes).numpy()
     results = {"class": classes, "explained": labels}
     signed = [row.title] if row.signed else []
@@ -212,13 +212,13 @@ def features(
     columns = {"components": pca_rgb(model, images, joint, foreground=foreground, **options).numpy()}
     if foreground is not None:
         columns["foreground"] = foreground.numpy()
-    note = "Like parts have like colours" + (", in all pictures alike." if joint and len(views) > 1 else ".")
+    note = "Like parts have like colours" + (", in all images alike." if joint and len(views) > 1 else ".")
     marks = None
     if at is not None:
         patch = views[0].patch_under(*at)
         columns["likeness"] = patch_similarity(model, images, patch, of=0, **options).numpy()
         marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
-        note += " Likeness is to the framed patch" + (" of the first picture." if len(views) > 1 else ".")
+        note += " Likeness is to the framed patch" + (" of the first image." if len(views) > 1 else ".")
     title = f"Features of layer {layer}"
     figure = lambda: draw.heat(views, columns, title=title, note=note, marks=marks)
 
@@ -233,12 +233,12 @@ def neighbours(subject: Subject, folder: str | Path, k: int = 5) -> Explanation:
     """The k most similar images of a folder, for each image."""
     folder, notes = Path(folder).expanduser(), []
     if not folder.is_dir():
-        raise UsageError(f"{folder}: is no folder. Name one with pictures in it.")
+        raise UsageError(f"{folder}: is no folder. Name one with images in it.")
     rows = nearest(subject.model, subject.images, folder, k, batch_size=subject.batch_size, skip=notes.append)
-    pictures = {one.name: read_image(one.name) for row in rows for one in row}
-    with_pictures = [[(one, pictures[one.name]) for one in row] for row in rows]
+    images = {one.name: read_image(one.name) for row in rows for one in row}
+    with_images = [[(one, images[one.name]) for one in row] for row in rows]
     title = f"Most alike in {folder.resolve().name}"
-    figure = lambda: draw.neighbours(subject.views, with_pictures, title=title)
+    figure = lambda: draw.neighbours(subject.views, with_images, title=title)
     numbers = {
         "neighbours": [[one.name for one in row] for row in rows],
         "similarity": [[one.similarity for one in row] for row in rows],

@@ -29,18 +29,18 @@ from vitlab.layers.patches import check_images
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 
 SOURCES = (str, PathLike, bytes, np.ndarray, Image.Image)  # one image
-TokenModel = VisionTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
+TokenModel = PlainTransformer | Hierarchy | PromptClassifier  # has patch tokens and attention
 
 
 @dataclass
 class ImageBatch:
-    """Images ready for the model; `pictures` and `geometries` are None where tensors were given."""
+    """Images ready for the model; `originals` and `geometries` are None where tensors were given."""
 
     images: Tensor  # (B, C, H, W), normalised, on the model's device and in its dtype
-    pictures: list[Image.Image] | None = None  # the originals, upright
+    originals: list[Image.Image] | None = None  # upright
     geometries: list[Geometry] | None = None  # where the input lies in each
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class ImageBatch:
             part = slice(start, start + size)
             yield ImageBatch(
                 self.images[part],
-                None if self.pictures is None else self.pictures[part],
+                None if self.originals is None else self.originals[part],
                 None if self.geometries is None else self.geometries[part],
             )
 
@@ -75,11 +75,11 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
             "or pass a normalised tensor (B, C, H, W)."
         )
-    pictures = [read_image(source) for source in sources]
-    views = [model.preprocess.view(p, name=called(s)) for p, s in zip(pictures, sources, strict=True)]
+    originals = [read_image(source) for source in sources]
+    views = [model.preprocess.view(p, name=called(s)) for p, s in zip(originals, sources, strict=True)]
     tensors = torch.stack([model.preprocess.normalize(view) for view in views])  # (B, C, H, W)
-    geometries = [model.preprocess.geometry((p.height, p.width)) for p in pictures]
-    return ImageBatch(tensors.to(like.device, like.dtype), pictures, geometries)
+    geometries = [model.preprocess.geometry((p.height, p.width)) for p in originals]
+    return ImageBatch(tensors.to(like.device, like.dtype), originals, geometries)
 
 
 def batches(model: TokenModel, images: Images, batch_size: int) -> Iterator[ImageBatch]:
@@ -168,6 +168,6 @@ def _check_some(count: int) -> None:
 def _no_images(images: object) -> str:
     hint = " Put the tensors together: torch.stack(images)." if isinstance(images, Tensor) else ""
     return (
-        "images are a normalised tensor (B, C, H, W), or pictures: paths, PIL images, arrays (H, W, 3) or bytes; "
+        "images are a normalised tensor (B, C, H, W), or images: paths, PIL images, arrays (H, W, 3) or bytes; "
         f"found a {type(images).__name__}.{hint}"
     )

@@ -31,9 +31,9 @@ from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import Hierarchy, StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
+from vitlab.models.plain import PlainConfig
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.two_towers import TwoTowers
-from vitlab.models.vit_config import ViTConfig
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 MEANINGS: dict[str, str] = {
@@ -65,7 +65,7 @@ MEANINGS: dict[str, str] = {
     "decoder.masked": "a mask token wherever a patch is hidden",
     "decoder.norm": "LayerNorm",
     "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
-    "projection": "into the space that pictures and words share",
+    "projection": "into the space that images and texts share",
     "text.embed": "every token of the text becomes {width} numbers",
     "text.positions": "+ learned positions",
     "text.heads": "softmax(q k^T / sqrt({head_dim})) v, {sees}; {heads} heads side by side",
@@ -249,10 +249,10 @@ def inspect(
 
     def meaning(kind: str, layer: int | None) -> str:
         if isinstance(model, Hierarchy):
-            return STAGED_MEANINGS[kind].format(**_stage_details(model, size, layer))
+            return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
         if isinstance(model, TwoTowers) and kind.startswith(TEXT):
             return _meaning(kind, _text_details(model))
-        if not isinstance(config.encoder, ViTConfig | ResNetConfig):
+        if not isinstance(config.encoder, PlainConfig | ResNetConfig):
             return model.meanings.get(kind, "")
         return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
 
@@ -327,7 +327,10 @@ def step_name(kind: str, layer: int | None, config: Any = None) -> str:
 def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     """Values of the placeholders in MEANINGS."""
     if isinstance(config, ResNetConfig):
-        stem = {"imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2"}
+        stem = {
+            "imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2",
+            "deep": "three 3x3 convolutions with batch norm and relu, the first by 2; 3x3 max-pooling by 2",
+        }
         relu = ", relu" if config.block == "bottleneck" else ""
         blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
         return {**blocks, "pooling": "mean", "classes": config.classes}
@@ -340,11 +343,11 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "patch_size": config.patch_size,
         "width": config.width,
         "heads": config.heads,
-        "head_dim": config.head_dim or config.width // config.heads,
+        "head_dim": config.head_width,
         "hidden": config.mlp_hidden,
-        "positions": config.positions.kind,
-        "mlp": "SwiGLU" if config.mlp.kind == "swiglu" else f"MLP, {config.mlp.activation}",
-        "pooling": config.head.pooling,
+        "positions": config.position_kind,
+        "mlp": config.mlp_name,
+        "pooling": config.pool_kind,
         "classes": config.classes,
     }
 
@@ -370,7 +373,7 @@ def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -
         "hidden": block.mlp.fc1.out_features,
         "grid": f"{rows} x {columns}",
         "where": _where(at),
-        "bias": " + B" if getattr(block.attention, "relative", None) is not None else "",
+        "bias": " + B" if block.attention.biased else "",
         "mlp": f"MLP, {config.activation}",
         "activation": config.activation,
         "after_embed": ", then LayerNorm",

@@ -102,7 +102,7 @@ def masked_autoencoder(model: ModelOrName) -> MaskedAutoencoder:
         return model
     token_model(model.encoder)
     raise UsageError(
-        f"this is a {model.family} model without a decoder, so it cannot reconstruct pictures. Most released MAE files "
+        f"this is a {model.family} model without a decoder, so it cannot reconstruct images. Most released MAE files "
         "hold the encoder alone: take one with its decoder (transformers' ViTMAEForPreTraining, or facebook's file "
         "with decoder_* in it), or train one: vitlab train mae_cifar10."
     )

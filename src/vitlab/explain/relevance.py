@@ -259,9 +259,9 @@ def _head_weights(model: TokenModel, images: Tensor) -> Tensor:
     layout = model.layout(*images.shape[-2:])
     prefix, patches = len(layout.prefix), layout.grid[0] * layout.grid[1]
     share = torch.zeros(prefix + patches, dtype=wide(images[:0]).dtype, device=images.device)
-    of_class = {"class": 1.0, "class_mean": 0.5}.get(model.config.head.pooling, 0.0)
+    of_class = {"class": 1.0, "class_mean": 0.5}.get(model.config.pool_kind, 0.0)
     share[prefix:] = (1 - of_class) / patches
     if of_class:
-        readers = 1 if model.head_distill is None else 2
+        readers = 2 if "distillation" in layout.prefix else 1
         share[:readers] = of_class / readers
     return share.expand(len(images), -1)

@@ -27,13 +27,13 @@ from vitlab.explain.inputs import TokenModel, token_model, wide
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced
 from vitlab.layers.windows import Windows
 from vitlab.models.hierarchy import Hierarchy
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 
 Axes = tuple[Tensor, Tensor]  # rows and columns, each (coarse, fine): the share of a coarse cell in each fine one
 Patches = tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def one_grid(model: ModelOrName, what: str) -> VisionTransformer | PromptClassifier:
+def one_grid(model: ModelOrName, what: str) -> PlainTransformer | PromptClassifier:
     """The model, or the one that a name loads; raises for networks in stages."""
     model = token_model(model)
     if isinstance(model, Hierarchy):

@@ -95,7 +95,7 @@ def open_subject(
         return Subject(name, network, None, [], [], failed, batch_size)
     batch = ImageBatch(
         torch.cat([part.images for part in parts]),
-        [picture for part in parts for picture in part.pictures or []],
+        [image for part in parts for image in part.originals or []],
         [geometry for part in parts for geometry in part.geometries or []],
     )
     seen = views(network.encoder, batch, names, batch_size=batch_size)

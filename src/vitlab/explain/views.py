@@ -31,7 +31,7 @@ Coordinates = TypeVar("Coordinates", float, np.ndarray)
 class View:
     """An image as the model sees it; `label` and `probability` are its top class, where the model has classes."""
 
-    picture: Image.Image  # upright; large ones are stored smaller than geometry.original
+    image: Image.Image  # upright; large ones are stored smaller than geometry.original
     geometry: Geometry
     size: tuple[int, int]  # (H, W) of the model's input
     patch_size: int
@@ -62,14 +62,14 @@ class View:
         (H, W), (h, w) = self.geometry.original, self.read
         if not (0 <= x < W and 0 <= y < H):
             raise UsageError(
-                f"{self.name or 'the picture'}: ({x:g}, {y:g}) lies outside the picture, which is {W} x {H} pixels: "
+                f"{self.name or 'the image'}: ({x:g}, {y:g}) lies outside the image, which is {W} x {H} pixels: "
                 f"x is 0 to {W - 1}, y is 0 to {H - 1}."
             )
         at_x, at_y = to_model(self.geometry, math.floor(x) + 0.5, math.floor(y) + 0.5)
         if not (0 <= at_x < w and 0 <= at_y < h):
             first_x, first_y, end_x, end_y = (math.ceil(v - 0.5) for v in self.geometry.to_original((0, 0, w, h)))
             raise UsageError(
-                f"{self.name or 'the picture'}: ({x:g}, {y:g}) was cut off before the model saw it: it sees "
+                f"{self.name or 'the image'}: ({x:g}, {y:g}) was cut off before the model saw it: it sees "
                 f"x from {max(0, first_x)} to {min(W, end_x) - 1} and y from {max(0, first_y)} to {min(H, end_y) - 1}."
             )
         return int(at_y // self.patch_size) * self.grid[1] + int(at_x // self.patch_size)
@@ -94,14 +94,14 @@ def views(model: ModelOrName, images: Images, names: Sequence[str] | None = None
         names = [called(s) if isinstance(s, str | PathLike) else f"image {i}" for i, s in enumerate(sources)]
         names = names if len(names) == len(batch) else [f"image {i}" for i in range(len(batch))]
     size = (batch.images.shape[-2], batch.images.shape[-1])
-    pictures, geometries = batch.pictures, batch.geometries
-    if pictures is None or geometries is None:
-        pictures = [_picture(model, image) for image in batch.images]
+    originals, geometries = batch.originals, batch.geometries
+    if originals is None or geometries is None:
+        originals = [_to_image(model, image) for image in batch.images]
         geometries = [Geometry(size, size, 0, 0)] * len(batch)
     predictions = top_classes(model, batch.images, batch_size=batch_size)
     return [
-        View(shrink(picture, LARGEST), geometry, size, model.config.patch_size, name, *top, grid_of(model, batch))
-        for picture, geometry, name, top in zip(pictures, geometries, names, predictions, strict=True)
+        View(shrink(image, LARGEST), geometry, size, model.config.patch_size, name, *top, grid_of(model, batch))
+        for image, geometry, name, top in zip(originals, geometries, names, predictions, strict=True)
     ]
 
 
@@ -113,13 +113,13 @@ def top_classes(model: TokenModel, images: Tensor, *, batch_size: int = 8) -> li
     return [(model.label_of(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 
-def shrink(picture: Image.Image, longest: int) -> Image.Image:
+def shrink(image: Image.Image, longest: int) -> Image.Image:
     """At most `longest` pixels on the longer side; smaller images stay as they are."""
-    factor = longest / max(picture.size)
+    factor = longest / max(image.size)
     if factor >= 1:
-        return picture
-    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
-    return picture.resize(size, Image.Resampling.LANCZOS)
+        return image
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    return image.resize(size, Image.Resampling.LANCZOS)
 
 
 def to_model(geometry: Geometry, x: Coordinates, y: Coordinates) -> tuple[Coordinates, Coordinates]:
@@ -128,7 +128,7 @@ def to_model(geometry: Geometry, x: Coordinates, y: Coordinates) -> tuple[Coordi
     return x * (w / W) - geometry.left, y * (h / H) - geometry.top
 
 
-def _picture(model: TokenModel, image: Tensor) -> Image.Image:
+def _to_image(model: TokenModel, image: Tensor) -> Image.Image:
     if model.preprocess is None:
-        raise UsageError("the model has no preprocess, so what a tensor shows is unknown: pass pictures, or set it.")
-    return model.preprocess.picture(image).convert("RGB")
+        raise UsageError("the model has no preprocess, so what a tensor shows is unknown: pass images, or set it.")
+    return model.preprocess.to_image(image).convert("RGB")

@@ -73,7 +73,7 @@ def walk_through(model: ModelOrName, image: Images) -> Walk:
         )
     batch = as_batch(model, image)
     if len(batch) != 1:
-        raise UsageError(f"a walk is through one picture, found {len(batch)}.")
+        raise UsageError(f"a walk is through one image, found {len(batch)}.")
     x = batch.images
     kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)
@@ -101,11 +101,9 @@ def _read_out(model: TokenModel, tokens: Tensor) -> Tensor:
 def _step(name: str, value: Tensor, model: TokenModel, cost: Step | None = None) -> WalkStep:
     kind = name.partition(".")[0]
     equation = EQUATIONS[kind]
-    if kind == "pool" and model.config.head.pooling != "class":
-        equation = (
-            MEAN if model.config.head.pooling == "mean" else f"y = {model.config.head.pooling} pooling of LN(z_L)"
-        )
-    if kind == "blocks" and model.config.norm.kind == "post":
+    if kind == "pool" and model.config.pool_kind != "class":
+        equation = MEAN if model.config.pool_kind == "mean" else f"y = {model.config.pool_kind} pooling of LN(z_L)"
+    if kind == "blocks" and model.config.post_norm:
         equation = POST_NORM
     spent = {} if cost is None else {"parameters": cost.parameters, "macs": cost.macs}
     lengths = wide(value).norm(dim=-1).cpu() if value.ndim == 2 and kind != "patches" else None

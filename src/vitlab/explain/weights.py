@@ -83,7 +83,7 @@ def position_similarity(model: ModelOrName, grid: tuple[int, int] | None = None)
     model = one_grid(model, "position similarity")
     positions = model.positions
     if positions is None:
-        kind = model.config.positions.kind
+        kind = model.config.position_kind
         raise UsageError(f"this model has no position vectors to compare ({kind} positions): {NO_SIMILARITY[kind]}.")
     places: tuple[int, int] = grid or positions.grid
     table = positions(places, like=next(model.parameters()))  # (1, prefix + N, D)
@@ -109,10 +109,10 @@ class HighNormTokens:
     share: Tensor  # (layers,), of all patch tokens after that layer
     mask: Tensor  # (B, layers, grid_h, grid_w), True where long
     threshold: Tensor  # (layers,), lengths above it are long
-    layers: tuple[int, ...]  # the last ones, of which `found` is the mean
+    layers: tuple[int, ...]  # the last ones, over which `mean_share` is taken
 
     @property
-    def found(self) -> float:
+    def mean_share(self) -> float:
         """The mean share in the last layers; the paper finds about 0.02 in large models without registers."""
         return float(self.share[list(self.layers)].mean())
 

@@ -28,9 +28,9 @@ from vitlab.export.samples import preprocess_batch
 from vitlab.export.timing import alternate, peak_memory, summary
 from vitlab.export.verify import TOLERANCE, Comparison, agreement_rate
 from vitlab.factory import create
-from vitlab.models.base import Network
+from vitlab.models.base import Capability, Network
 from vitlab.models.config import nearest
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import r_for, reducer_of
 
 DEFAULT_BACKENDS = (*EXACT, "int8")
@@ -225,7 +225,7 @@ def fastest(rows: Sequence[BackendResult], agreement: float) -> BackendResult | 
 
 def default_reducers(model: Network) -> list[str]:
     encoder = model.encoder
-    if not isinstance(encoder, VisionTransformer) or encoder.config.positions.kind not in ("learned", "sincos"):
+    if not isinstance(encoder, PlainTransformer) or Capability.REDUCE not in encoder.capabilities:
         return []
     patches = math.prod(encoder.layout(*model.input_size).grid)
     return [f"tome:r={r_for(MERGED, patches=patches, depth=len(encoder.blocks))}"]

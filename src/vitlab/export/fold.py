@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from vitlab.layers.attention import Attention
+from vitlab.layers.attention import Attention, QVLinear
 from vitlab.layers.block import MLP, Block, LayerScale, SwiGLU
+from vitlab.layers.lora import merge_lora
 from vitlab.layers.windows import WindowAttention
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import GridBlock
@@ -29,12 +30,12 @@ N = TypeVar("N", bound=Network)
 
 @torch.no_grad()
 def fold(model: N) -> N:
-    """A folded copy in evaluation mode; the model stays as it is."""
-    copied = copy.deepcopy(model).eval().requires_grad_(False)
+    """A folded copy in evaluation mode, its adapters merged; the model stays as it is."""
+    copied = merge_lora(copy.deepcopy(model)).eval().requires_grad_(False)
     for module in list(copied.modules()):
         if isinstance(module, Block):
             _fold_block(module)
-        elif isinstance(module, GridBlock) and isinstance(module.mlp, MLP):
+        elif isinstance(module, GridBlock) and module.pre_norm and isinstance(module.mlp, MLP):
             _norm_into(module.norm2, module.mlp.fc1)  # not norm1: windows are zero-padded after it
         elif isinstance(module, ConvNorm) and isinstance(module.norm, nn.BatchNorm2d):
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore
@@ -45,6 +46,8 @@ def fold(model: N) -> N:
 
 
 def _fold_block(block: Block) -> None:
+    if isinstance(block.attention.qkv, QVLinear):
+        block.attention.qkv = block.attention.qkv.as_linear()
     if block.norm == "pre":
         _norm_into(block.norm1, block.attention.qkv)
         if isinstance(block.mlp, MLP | SwiGLU):
@@ -58,14 +61,16 @@ def _fold_block(block: Block) -> None:
             setattr(block, name, nn.Identity())
 
 
-def _norm_into(norm: nn.LayerNorm, layer: nn.Linear) -> None:
+def _norm_into(norm: nn.LayerNorm | nn.RMSNorm, layer: nn.Linear) -> None:
     if norm.weight is None:
         return
-    shift = layer.weight.double() @ norm.bias.double()
-    before = layer.bias.double() if layer.bias is not None else 0.0
-    layer.bias = nn.Parameter((before + shift).to(layer.weight.dtype), requires_grad=False)
+    if isinstance(norm, nn.LayerNorm):
+        shift = layer.weight.double() @ norm.bias.double()
+        before = layer.bias.double() if layer.bias is not None else 0.0
+        layer.bias = nn.Parameter((before + shift).to(layer.weight.dtype), requires_grad=False)
+        norm.bias = None  # type: ignore[assignment]
     layer.weight.mul_(norm.weight)
-    norm.weight = norm.bias = None  # type: ignore[assignment]
+    norm.weight = None  # type: ignore[assignment]
     norm.elementwise_affine = False
 
 

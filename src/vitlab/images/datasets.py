@@ -34,7 +34,7 @@ from vitlab.images.sources.dataset import (
     refuse_special,
     subset,
 )
-from vitlab.images.sources.folder import is_picture, open_folder, subfolders
+from vitlab.images.sources.folder import is_image_name, open_folder, subfolders
 from vitlab.images.sources.shards import open_shards, stored_index
 from vitlab.images.sources.splits import FEW, SPLIT, few_labels, stratified_split
 from vitlab.images.sources.table import open_table
@@ -128,7 +128,9 @@ def _open_path(source: str, captions: bool, allow: Allow) -> Splits:
         if path.name.endswith((".tar", ".tar.gz", ".tgz")):
             indexed = any(stored_index(path, kind) for kind in (False, True))  # then it is not scanned
             return (None if indexed else captioned.open_tar(path, allow)) or open_shards(source, captions, allow)
-        what = "one image; pass the folder above its class folder" if is_picture(path.name) else "no kind of data known"
+        what = (
+            "one image; pass the folder above its class folder" if is_image_name(path.name) else "no kind of data known"
+        )
         raise DataError(f"{source}: {what}. {ACCEPTED}")
     if re.search(r"[*?{\[]|::", source):
         return open_shards(source, captions, allow)

@@ -18,7 +18,7 @@ import numpy as np
 from vitlab.errors import DataError
 from vitlab.images.datasets import open_splits
 from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Dataset, FileDataset, Strings
-from vitlab.images.sources.folder import pictures_under
+from vitlab.images.sources.folder import images_under
 
 
 class ImageInfo(NamedTuple):
@@ -79,7 +79,7 @@ def open_items(source: str, *, path: str | None = None, allow_cut: bool = False,
     folder = Path(source).expanduser()
     if path is None and folder.is_dir():
         folder = folder.resolve()
-        if files := Strings(sorted(pictures_under(folder))):
+        if files := Strings(sorted(images_under(folder))):
             return Items(str(folder), [(None, FileDataset(files, np.zeros(len(files)), []))], folder)
     name, splits = open_splits(source, path=path, allow=Allow(cut=allow_cut, outside=allow_outside))
     parts: list[tuple[str | None, Dataset]] = [

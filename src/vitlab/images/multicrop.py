@@ -141,11 +141,11 @@ class MultiCrop:
 
         For files: every view is cut from the whole image, so that a small crop is as sharp as the file is.
         """
-        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-        picture = picture.convert("L" if len(self.plain.mean) == 1 else "RGB")
+        pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+        pil = pil.convert("L" if len(self.plain.mean) == 1 else "RGB")
         views = []
         for (h, w), (left, top, right, bottom) in zip(self.sizes, boxes.tolist(), strict=True):
-            view, kernel = picture.crop((left, top, right, bottom)), RESAMPLING[self.interpolation]
+            view, kernel = pil.crop((left, top, right, bottom)), RESAMPLING[self.interpolation]
             view = view.resize((w, view.height), kernel).resize((w, h), kernel)  # in the order of `resized_crops`
             pixels = np.array(view)
             views.append(torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy()))

@@ -138,7 +138,7 @@ class Preprocess:
         pixels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()  # (C, H, W)
         return normalise(pixels, self.mean, self.std, self.scale)
 
-    def picture(self, tensor: Tensor) -> Image.Image:
+    def to_image(self, tensor: Tensor) -> Image.Image:
         """The inverse of `normalize`: (C, H, W) -> an image."""
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.mean, self.std))
         pixels = ((tensor.detach().cpu().float() * std + mean) / self.scale).round().clamp(0, 255).to(torch.uint8)

@@ -20,7 +20,7 @@ from vitlab.images.read import Source
 
 @dataclass(frozen=True)
 class Sample:
-    picture: Image.Image
+    image: Image.Image
     label: str  # the first caption, where there are no classes
     name: str
 
@@ -33,9 +33,9 @@ def replace_sample(source: Source) -> Source:
     """The image of a sample by its name, "digits#3"; any other source unchanged."""
     if not isinstance(source, str | PathLike) or not is_sample(fspath(source)):
         return source
-    picture = open_sample(fspath(source)).picture
-    picture.filename = fspath(source)  # type: ignore[attr-defined]  # used in messages
-    return picture
+    image = open_sample(fspath(source)).image
+    image.filename = fspath(source)  # type: ignore[attr-defined]  # used in messages
+    return image
 
 
 def open_sample(text: str) -> Sample:
@@ -45,10 +45,10 @@ def open_sample(text: str) -> Sample:
     if int(number) >= len(split):
         raise DataError(f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}.")
     pixels = split.read(int(number))  # (H, W, C)
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     captioned = isinstance(split, Captioned)
     label = split.captions[int(number)][0] if captioned else data.classes[int(split.labels[int(number)])]
-    return Sample(picture, label, text)
+    return Sample(image, label, text)
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.layers.positions import RelativeBias, rotate
+from vitlab.layers.positions import RelativeBias, Rotary, rotate
 from vitlab.layers.trace import LayerTrace, mark
 
 Path = Literal["auto", "fused", "explicit"]
@@ -31,6 +31,11 @@ class Heads(nn.Module):
         self.scale = head_dim**-0.5
         self.attention_dropout = attention_dropout
         self.relative: RelativeBias | None = None
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias by the offset of query and key is added to the scores."""
+        return self.relative is not None
 
     def split(self, x: Tensor, parts: int) -> list[Tensor]:
         """(B, N, parts * hd) -> `parts` tensors (B, h, N, d)."""
@@ -82,15 +87,44 @@ class Heads(nn.Module):
             trace.mark_heads("class_attention", self.weights(q[:, :, :1], k, row), row=0)
 
 
+class QVLinear(nn.Module):
+    """[q, k, v] = x W + [b_q, 0, b_v]: keys have no bias (BEiT, EVA-02, DINOv3, Swin v2)."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3 * inner, width))
+        self.q_bias = nn.Parameter(torch.zeros(inner))
+        self.v_bias = nn.Parameter(torch.zeros(inner))
+        nn.init.xavier_uniform_(self.weight)
+
+    @property
+    def bias(self) -> Tensor:
+        return torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def as_linear(self) -> nn.Linear:
+        """The same map as a plain layer, for inference."""
+        rows, width = self.weight.shape
+        layer = nn.Linear(width, rows, device=self.weight.device, dtype=self.weight.dtype)
+        layer.weight, layer.bias = self.weight, nn.Parameter(self.bias.detach(), requires_grad=False)
+        return layer
+
+
 class Attention(Heads):
+    """`qkv_bias="qv"` gives keys none; `inner_norm` is a LayerNorm between the heads and the projection (EVA-02)."""
+
     def __init__(
         self,
         width: int,
         heads: int,
         head_dim: int | None = None,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: bool | Literal["qv"] = True,
+        proj_bias: bool = True,
         qk_norm: bool = False,
+        inner_norm: bool = False,
         eps: float = 1e-6,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -99,17 +133,18 @@ class Attention(Heads):
     ):
         super().__init__(heads, head_dim or head_width(width, heads), attention_dropout, path)
         inner = heads * self.head_dim
-        self.qkv = nn.Linear(width, 3 * inner, bias=qkv_bias)
+        self.qkv = QVLinear(width, inner) if qkv_bias == "qv" else nn.Linear(width, 3 * inner, bias=qkv_bias)
         self.q_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
         self.k_norm = nn.LayerNorm(self.head_dim, eps=eps) if qk_norm else None
         self.relative = relative
-        self.proj = nn.Linear(inner, width)
+        self.inner_norm = nn.LayerNorm(inner, eps=eps) if inner_norm else None
+        self.proj = nn.Linear(inner, width, bias=proj_bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self,
         x: Tensor,
-        rope: tuple[Tensor, Tensor] | None = None,
+        rope: Rotary | None = None,
         bias: Tensor | None = None,
         trace: LayerTrace | None = None,
     ) -> Tensor:
@@ -121,6 +156,7 @@ class Attention(Heads):
             q, k = rotate(q, rope), rotate(k, rope)
         x = self.attend(q, k, v, bias, trace)  # (B, h, N, d)
         x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, hd), heads side by side
+        x = x if self.inner_norm is None else self.inner_norm(x)
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
 
 
@@ -144,7 +180,7 @@ def kernel_name(model: nn.Module, device: str = "cpu") -> str:
     if layer.path == "explicit":
         return "explicit: softmax(q k^T / sqrt(d)) v, written out"
     q = torch.empty(1, layer.heads, 8, layer.head_dim, device=device)
-    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.relative is not None else None
+    mask = torch.zeros(1, layer.heads, 8, 8, device=device) if layer.biased else None
     try:  # torch has no public function that tells which kernel it would choose
         number = torch._fused_sdp_choice(q, q, q, mask, scale=layer.scale)  # pyright: ignore
         choice = torch.nn.attention.SDPBackend(number).name.lower()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]  # it has no types
 
 from vitlab.layers.attention import Attention
+from vitlab.layers.positions import Rotary
 from vitlab.layers.trace import LayerTrace, mark
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu"]
@@ -36,11 +37,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """Two layers with a nonlinearity between: D -> hidden -> D, on every token alone."""
 
-    def __init__(self, width: int, hidden: int, *, activation: Activation = "gelu", dropout: float = 0.0):
+    def __init__(
+        self, width: int, hidden: int, *, activation: Activation = "gelu", bias: bool = True, dropout: float = 0.0
+    ):
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = nn.Linear(width, hidden, bias=bias)
         self.activation = ACTIVATIONS[activation]
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
@@ -49,17 +52,24 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """silu(x W1) * (x W2), then W3 (arXiv:2002.05202), as in DINOv2's giant; fc1 holds W1 and W2 side by side."""
+    """silu(x W1) * (x W2), then W3 (arXiv:2002.05202), as in DINOv2's giant; fc1 holds W1 and W2 side by side.
 
-    def __init__(self, width: int, hidden: int, *, dropout: float = 0.0):
+    `norm_eps` puts a LayerNorm before W3 (EVA-02, arXiv:2303.11331).
+    """
+
+    def __init__(
+        self, width: int, hidden: int, *, bias: bool = True, norm_eps: float | None = None, dropout: float = 0.0
+    ):
         super().__init__()
-        self.fc1 = nn.Linear(width, 2 * hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc1 = nn.Linear(width, 2 * hidden, bias=bias)
+        self.norm = None if norm_eps is None else nn.LayerNorm(hidden, eps=norm_eps)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
         gate, up = self.fc1(x).chunk(2, dim=-1)  # each (B, N, hidden)
         x = mark(trace, "fc1", self.dropout(F.silu(gate) * up))  # (B, N, hidden)
+        x = x if self.norm is None else self.norm(x)
         return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
 
 
@@ -106,7 +116,11 @@ def run(function: Callable[..., T], *inputs: Tensor | object, recompute: bool = 
 
 
 class Block(nn.Module):
-    """Encoder block, eqs. 2-3 of ViT: pre-norm, or post-norm as in the first Transformer (arXiv:1706.03762)."""
+    """Encoder block, eqs. 2-3 of ViT: pre-norm, or post-norm as in the first Transformer (arXiv:1706.03762).
+
+    `norm="branch"` puts each norm at the end of its branch, before the sum (Swin v2, arXiv:2111.09883). `rms`: norms
+    divide by the root mean square and subtract no mean (arXiv:1910.07467).
+    """
 
     def __init__(
         self,
@@ -114,17 +128,19 @@ class Block(nn.Module):
         mlp: MLP | SwiGLU,
         width: int,
         *,
-        norm: Literal["pre", "post"] = "pre",
+        norm: Literal["pre", "post", "branch"] = "pre",
+        rms: bool = False,
         eps: float = 1e-6,
         layer_scale: float = 0.0,
         stochastic_depth: float = 0.0,
     ):
         super().__init__()
         self.norm = norm
-        self.norm1 = nn.LayerNorm(width, eps=eps)
+        layer_norm = nn.RMSNorm if rms else nn.LayerNorm
+        self.norm1 = layer_norm(width, eps=eps)
         self.attention = attention
         self.scale1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.norm2 = layer_norm(width, eps=eps)
         self.mlp = mlp
         self.scale2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.depth_drop = StochasticDepth(stochastic_depth)
@@ -132,7 +148,7 @@ class Block(nn.Module):
     def forward(
         self,
         z: Tensor,
-        rope: tuple[Tensor, Tensor] | None = None,
+        rope: Rotary | None = None,
         bias: Tensor | None = None,
         trace: LayerTrace | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
@@ -140,14 +156,16 @@ class Block(nn.Module):
         """z (B, N, D); `reduce` shortens the token list between the two halves."""
         y = mark(trace, "norm1", self.norm1(z)) if self.norm == "pre" else z
         y = self.attention(y, rope, bias, trace)
+        y = self.norm1(y) if self.norm == "branch" else y
         z = z + self.depth_drop(self.scale1(y))  # eq. 2
-        z = mark(trace, "after_attention", z if self.norm == "pre" else self.norm1(z))
+        z = mark(trace, "after_attention", self.norm1(z) if self.norm == "post" else z)
         if reduce is not None:
             z = reduce(z)  # (B, M, D), M < N
         y = mark(trace, "norm2", self.norm2(z)) if self.norm == "pre" else z
         y = self.mlp(y, trace)
+        y = self.norm2(y) if self.norm == "branch" else y
         z = z + self.depth_drop(self.scale2(y))  # eq. 3
-        return mark(trace, "tokens", z if self.norm == "pre" else self.norm2(z))
+        return mark(trace, "tokens", self.norm2(z) if self.norm == "post" else z)
 
 
 BLOCK_KINDS = ("norm1", "qkv", "heads", "proj", "after_attention", "norm2", "fc1", "fc2", "tokens")

@@ -5,6 +5,8 @@ Grids are (rows, columns). 196 positions are 14 x 14 and also 7 x 28: grids are 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -83,13 +85,13 @@ def resize_positions(table: Tensor, prefix: int, old: tuple[int, int], new: tupl
     return torch.cat([table[:, :prefix], resize_grid(table[:, prefix:], old, new, rule)], dim=1)
 
 
-def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+def resize_relative(table: Tensor, old: tuple[int, int], new: tuple[int, int], rule: str = "bicubic") -> Tensor:
     """Resize a relative bias table, (offsets + 3, h), made for the old grid; the prefix tokens' entries stay."""
     if same_grid(old, new):
         return table
     before, after = ((2 * rows - 1, 2 * columns - 1) for rows, columns in (old, new))
     count = before[0] * before[1]
-    return torch.cat([resize_grid(table[None, :count], before, after)[0], table[count:]])
+    return torch.cat([resize_grid(table[None, :count], before, after, rule)[0], table[count:]])
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10000.0, device: Device = None) -> Tensor:
@@ -129,9 +131,19 @@ class SinCosPositions(nn.Module):
         return F.pad(table, (0, 0, self.prefix, 0)).to(like.dtype)  # (1, prefix + N, D)
 
 
-def rotary_2d(
-    grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None
-) -> tuple[Tensor, Tensor]:
+class Rotary(NamedTuple):
+    """Angles by which pairs of channels of queries and keys are turned, one for each token and pair."""
+
+    cos: Tensor  # (N, d/2), or (B, 1, N, d/2) where samples keep other patches
+    sin: Tensor
+    halves: bool = False  # pairs are (i, i + d/2), as in DINOv3; otherwise neighbours (2i, 2i + 1)
+
+    def of_tokens(self, kept: Tensor) -> Rotary:
+        """Those of the tokens at `kept` (B, n): (B, 1, n, d/2) each."""
+        return self._replace(cos=self.cos[kept][:, None], sin=self.sin[kept][:, None])
+
+
+def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None) -> Rotary:
     """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
 
     Prefix tokens stand nowhere: their angle is 0, which turns nothing.
@@ -141,12 +153,15 @@ def rotary_2d(
     speeds = base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))
     angles = torch.cat([row.flatten()[:, None] * speeds, column.flatten()[:, None] * speeds], dim=-1)  # (N, d/2)
     angles = F.pad(angles, (0, 0, prefix, 0))  # (prefix + N, d/2)
-    return angles.cos(), angles.sin()
+    return Rotary(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair of channels (2i, 2i+1) by its token's angle: the product of complex numbers."""
-    cos, sin = (part.to(x.dtype) for part in rope)  # (N, d/2), or (B, 1, N, d/2) where samples keep other patches
+def rotate(x: Tensor, rope: Rotary) -> Tensor:
+    """Turn each pair of channels by its token's angle: the product of complex numbers."""
+    cos, sin = rope.cos.to(x.dtype), rope.sin.to(x.dtype)
+    if rope.halves:
+        first, second = x.chunk(2, dim=-1)  # (B, h, N, d/2)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     even, odd = x[..., 0::2], x[..., 1::2]  # (B, h, N, d/2)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
@@ -173,13 +188,13 @@ def relative_index(grid: tuple[int, int], prefix: int, device: Device = None) ->
 class RelativeBias(nn.Module):
     """A learned number per head and per offset between query and key, added to Q K^T (Swin, arXiv:2103.14030)."""
 
-    def __init__(self, grid: tuple[int, int], heads: int, *, prefix: int):
+    def __init__(self, grid: tuple[int, int], heads: int, *, prefix: int, rule: str = "bicubic"):
         super().__init__()
-        self.grid = grid
+        self.grid, self.rule = grid, rule
         offsets = (2 * grid[0] - 1) * (2 * grid[1] - 1)
         self.table = nn.Parameter(torch.empty(offsets + (3 if prefix else 0), heads))
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, index: Tensor, grid: tuple[int, int]) -> Tensor:
-        table = resize_relative(self.table, self.grid, grid)  # (offsets + 3, h)
+        table = resize_relative(self.table, self.grid, grid, self.rule)  # (offsets + 3, h)
         return table[index].permute(2, 0, 1)[None]  # (1, h, N, N)

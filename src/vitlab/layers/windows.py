@@ -1,6 +1,7 @@
 """Attention inside windows: a grid of tokens is cut into windows, perhaps shifted, and put together again.
 
-Swin (arXiv:2103.14030, sec. 3.2) shifts every second layer; Twins (arXiv:2104.13840) has windows without shift.
+Swin (arXiv:2103.14030, sec. 3.2) shifts every second layer; Twins (arXiv:2104.13840) has windows without shift;
+Swin v2 (models/swinv2.py) compares tokens by cosines.
 `Windows` says where every token goes; the same object tells `explain` where it came from.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily  # no public way to leave the pass that counts MACs
 
-from vitlab.layers.attention import Heads, Path, head_width
+from vitlab.layers.attention import Heads, Path, QVLinear, head_width
 from vitlab.layers.positions import RelativeBias
 from vitlab.layers.trace import LayerTrace, mark
 
@@ -43,19 +44,24 @@ class Windows:
         """Windows of an image."""
         return self.padded[0] // self.window[0] * (self.padded[1] // self.window[1])
 
+    @property
+    def moved(self) -> bool:
+        """Whether tokens change their order; in one window that is not shifted they keep it."""
+        return self.padded != self.window or self.shift != (0, 0)
+
     def cut(self, x: Tensor) -> Tensor:
         """(B, N, D), row by row -> (B * count, n, D)."""
         (rows, columns), (high, wide) = self.grid, self.padded
         if self.padded != self.grid:
             x = F.pad(torch.unflatten(x, 1, self.grid), (0, 0, 0, wide - columns, 0, high - rows)).flatten(1, 2)
-        if self.padded != self.window:  # with one window the order is the same
+        if self.moved:
             x = reorder(x, *self.orders(x.device))  # (B, count * n, D)
         return x.reshape(-1, self.window[0] * self.window[1], x.shape[-1])
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `cut`; what stands on padding is dropped."""
         x = x.reshape(-1, self.padded[0] * self.padded[1], x.shape[-1])
-        if self.padded != self.window:
+        if self.moved:
             x = reorder(x, *reversed(self.orders(x.device)))
         if self.padded != self.grid:
             x = torch.unflatten(x, 1, self.padded)[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
@@ -125,6 +131,15 @@ def _offsets(window: tuple[int, int], table: tuple[int, int]) -> list[np.ndarray
     return [down * (2 * table[1] - 1) + right]
 
 
+def _log_offsets(window: tuple[int, int], scale: tuple[int, int]) -> list[np.ndarray]:
+    """((2 rows - 1)(2 columns - 1), 2): offsets down and right, in the order that `_offsets` counts, on a log scale
+    where 1 is the largest in a window of size `scale` (eq. 4 of Swin v2, arXiv:2111.09883, as released: to base 8).
+    """
+    axes = [np.arange(1 - side, side) / max(whole - 1, 1) for side, whole in zip(window, scale, strict=True)]
+    offsets = 8 * np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)  # -8 .. 8
+    return [(np.sign(offsets) * np.log2(np.abs(offsets) + 1) / 3).astype(np.float32)]
+
+
 def cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
     """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
     return _cached(what, device, *about)
@@ -137,7 +152,7 @@ cached.__dict__["_dynamo_marked_constant"] = True
 
 @lru_cache(maxsize=512)
 def _cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
-    arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets}[what](*about)
+    arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets, "log_offsets": _log_offsets}[what](*about)
     with torch.inference_mode(False), unset_fake_temporarily():  # this pass may be one for inference, or to count
         return tuple(torch.as_tensor(array, device=device) for array in arrays)
 
@@ -150,24 +165,28 @@ class WindowAttention(Heads):
         width: int,
         heads: int,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: bool | Literal["qv"] = True,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         path: Path = "auto",
         relative: RelativeBias | None = None,
     ):
         super().__init__(heads, head_width(width, heads), attention_dropout, path)
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.qkv = QVLinear(width, width) if qkv_bias == "qv" else nn.Linear(width, 3 * width, bias=qkv_bias)
         self.relative = relative
         self.proj = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Windows, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        q, k, v = self.split(mark(trace, "qkv", self.qkv(at.cut(x))), 3)  # each (B * count, h, n, d)
+        q, k, v = self.project(at.cut(x), trace)  # each (B * count, h, n, d)
         inside = trace.in_windows(at.count) if trace is not None else None
         x = self.attend(q, k, v, self.bias(at), inside)  # (B * count, h, n, d)
         x = mark(trace, "heads", at.join(x.transpose(1, 2).flatten(2)))  # (B, N, D), heads side by side
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
+
+    def project(self, x: Tensor, trace: LayerTrace | None) -> list[Tensor]:
+        """(B * count, n, D) -> q, k and v, each (B * count, h, n, d)."""
+        return self.split(mark(trace, "qkv", self.qkv(x)), 3)
 
     def bias(self, at: Windows) -> Tensor | None:
         """B and the mask of shifted windows: (1 or count, h, n, n)."""

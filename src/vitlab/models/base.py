@@ -178,9 +178,20 @@ class Network(nn.Module):
 class WrapsEncoder(Network):
     """Base class of models that wrap an encoder (MAE, DINO, CLIP): image features are the encoder's."""
 
+    untrained: tuple[str, ...] = ()  # parts that are new where a run starts from an encoder alone
+
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
+
+    def load_encoder(self, encoder: Network) -> None:
+        """Take the weights of an encoder that the config was made `around`, how it reads images, and its origin."""
+        self._load_into(self.encoder, encoder)
+        self.preprocess, self.card = encoder.preprocess, encoder.card
+
+    def _load_into(self, network: Network, encoder: Network) -> None:
+        own = network.state_dict().keys()  # without what an encoder may have for its classifier
+        network.load_state_dict({key: value for key, value in encoder.state_dict().items() if key in own})
 
     @property
     def capabilities(self) -> frozenset[Capability]:

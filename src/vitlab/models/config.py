@@ -75,10 +75,19 @@ class Config:
     def wraps_encoder(self) -> bool:
         return self.encoder is not self
 
+    def around(self, family: str, encoder: Config) -> Self:
+        """The config of a model that wraps another encoder, which is of this family; what it adds stays the same."""
+        raise NotImplementedError(f"{type(self).__name__} takes no other encoder.")
+
     @property
     def table_rule(self) -> str:
         """How position tables are resized to another grid."""
         return "bilinear"
+
+    @property
+    def relative_rule(self) -> str:
+        """How tables of a relative bias are resized to another grid."""
+        return "bicubic"
 
     def table_grid(self, key: str) -> tuple[int, int]:
         """The grid that a table of positions, by its name in the weights, is made for."""
@@ -204,7 +213,12 @@ def _coerce(value: Any, expected: Any) -> Any:
     if get_origin(expected) is tuple and is_sequence(value):
         kinds = get_args(expected)
         return tuple(map(_coerce, value, kinds)) if len(kinds) == len(value) else tuple(value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
+    if (
+        expected in (float, float | None)
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+        and abs(value) < 10**300
+    ):
         return float(value)
     return value
 

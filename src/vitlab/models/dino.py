@@ -13,11 +13,12 @@ A forward pass changes nothing: teacher and centre move when they are told to.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,14 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.collective import all_max, all_sum, world_size
-from vitlab.models.base import WrapsEncoder
-from vitlab.models.config import Config
+from vitlab.models.base import Network, WrapsEncoder
+from vitlab.models.config import Config, option_paths
 from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, half
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainConfig, PlainTransformer
 from vitlab.models.vit_config import SMALL_IMAGES, VARIANTS, ViTConfig
+
+SIZES = ("patch_size", "channels", "width", "depth", "heads")  # of the encoder
+CHANGEABLE = ("image_size", "gradient_checkpointing", "stochastic_depth")  # with the same weights
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class DINOConfig(Config):
     centring: bool = True  # False: the teacher may collapse to one output
     sinkhorn: int = 0  # rounds of Sinkhorn-Knopp in place of the centre, as DINOv2 has (3); for short runs
     centre_momentum: float = 0.9  # m
+    backbone: dict[str, Any] = field(default_factory=dict[str, Any])  # family and config of an encoder by another paper
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,14 +81,35 @@ class DINOConfig(Config):
             raise UsageError(f"centre_momentum={self.centre_momentum} must be at least 0 and below 1: use 0.9.")
         if self.sinkhorn < 0:
             raise UsageError(f"sinkhorn={self.sinkhorn} must be 0 (off) or a number of rounds: use 3.")
-        _ = self.encoder  # checks what belongs to the encoder
+        for name in SIZES:
+            if (own := getattr(self.encoder, name)) != getattr(self, name):  # where there is a backbone
+                raise UsageError(f"{name}={getattr(self, name)} is not possible: the encoder has {own}.")
 
     @property
-    def encoder(self) -> ViTConfig:
+    def encoder(self) -> PlainConfig:
         """The student's and the teacher's network f, without the head."""
+        if self.backbone:
+            kind: type[PlainConfig] = _registry().FAMILIES[self.backbone["family"]][0]
+            names = [name for name in CHANGEABLE if name in option_paths(kind)]
+            return kind.from_dict(self.backbone["config"]).with_options(**{name: getattr(self, name) for name in names})
         names = ("image_size", "patch_size", "channels", "width", "depth", "heads", "mlp_ratio", "eps", "stem")
         names += ("positions", "registers", "layer_scale", "stochastic_depth", "gradient_checkpointing")
         return ViTConfig().with_options(classes=0, **{name: getattr(self, name) for name in names})
+
+    def around(self, family: str, encoder: Config) -> Self:
+        """The same head and loss around another encoder: by the options above, or as a `backbone` with its own."""
+        if not isinstance(encoder, PlainConfig):
+            raise UsageError(f"DINO has a ViT or a network like it as its encoder, not a {family}.")
+        has = option_paths(type(encoder))
+        sizes = {name: encoder.option(name) for name in (*SIZES, *CHANGEABLE) if name in has}
+        if isinstance(encoder, ViTConfig) and encoder.positions.kind in ("learned", "sincos"):
+            own = {name: encoder.option(name) for name in ("mlp_ratio", "eps", "registers", "layer_scale")}
+            own |= {"stem": encoder.stem.kind, "positions": encoder.positions.kind}
+            plain = replace(self, **sizes, **own, backbone={})
+            if plain.encoder == encoder:
+                return plain
+        values = json.loads(json.dumps({"family": family, "config": encoder.to_dict()}))  # as it will be read again
+        return replace(self, **sizes, backbone=values)
 
     @property
     def classes(self) -> int:
@@ -114,6 +140,12 @@ MODELS = {  # Table 1; the released ViT-S learn the lengths in their last layer,
     "dino_cifar": _like("vit_cifar", out_dim=1024, hidden=512, bottleneck=128),
     "dino_digits": _like("vit_digits", out_dim=256, hidden=128, bottleneck=64),
 }
+
+
+def _registry() -> Any:
+    from vitlab.models import registry  # which lists this paper too
+
+    return registry
 
 
 class NormalisedLinear(nn.Module):
@@ -159,20 +191,26 @@ class DINO(WrapsEncoder):
     """g = h(f(x)), twice: the student learns to say of every view what the teacher says of the two global ones."""
 
     family = "dino"
+    untrained = ("student_head", "teacher_head")
 
     def __init__(self, config: DINOConfig):
         super().__init__(config)
-        self.student = VisionTransformer(config.encoder)
-        self.student_head = DINOHead(config.width, config.projection)
+        self.student: PlainTransformer = _registry().build(config.backbone.get("family", "vit"), config.encoder)
+        self.student_head = DINOHead(self.student.feature_width, config.projection)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
         self.teacher_head = copy.deepcopy(self.student_head).requires_grad_(False).eval()
         self.centre: Tensor
         self.register_buffer("centre", torch.zeros(config.projection.out_dim))
 
     @property
-    def encoder(self) -> VisionTransformer:
+    def encoder(self) -> PlainTransformer:
         """The teacher's network, the better one throughout training (section 5.1). Its weights ask no gradient."""
         return self.teacher
+
+    def load_encoder(self, encoder: Network) -> None:
+        """Into the student and the teacher."""
+        super().load_encoder(encoder)
+        self._load_into(self.student, encoder)
 
     @property
     def last_layer(self) -> list[nn.Parameter]:

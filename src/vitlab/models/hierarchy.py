@@ -113,6 +113,8 @@ def check_stages(c: Any, *names: str) -> None:
 class GridBlock(nn.Module):
     """Pre-norm block whose attention, and perhaps MLP, know the grid that the tokens stand on; eqs. 2-3 of ViT."""
 
+    pre_norm = True
+
     def __init__(self, attention: nn.Module, mlp: nn.Module, width: int, *, eps: float, stochastic_depth: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=eps)

@@ -3,10 +3,27 @@
 They are asked from the last row to the first whether weights are theirs: transformers' Swin and MAE look like a ViT.
 """
 
-from vitlab.models import clip, deit, dino, dinov2, mae, pvt, resnet, siglip, swin, twins, vit
+from vitlab.models import (
+    beit,
+    clip,
+    deit,
+    dino,
+    dinov2,
+    hybrid,
+    mae,
+    pvt,
+    relpos,
+    resnet,
+    siglip,
+    swin,
+    swinv2,
+    twins,
+    vit,
+)
 
 INDEX = (
     (vit.PAPER, "vit.FAMILY"),
+    (hybrid.PAPER, "hybrid.FAMILY"),  # its blocks are a ViT's
     (deit.PAPER, None),  # its files are a ViT's
     (dinov2.PAPER, None),
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
@@ -15,8 +32,11 @@ INDEX = (
     (siglip.PAPER, "siglip.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
+    (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike
     (pvt.PAPER, "pvt.PVT"),
     (pvt.PAPER_V2, "pvt.PVT_V2"),
     (twins.PAPER, "twins.FAMILY"),
+    (beit.PAPER, "beit.FAMILY"),
+    (relpos.PAPER, "relpos.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

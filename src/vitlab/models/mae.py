@@ -10,8 +10,8 @@ Run `vitlab inspect mae_base` for its steps, and `vitlab explain reconstruct CHE
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,16 @@ from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, ParsedName, half
-from vitlab.models.vit import VisionTransformer, build_block, init_weights, new_token
-from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ViTConfig
+from vitlab.models.plain import new_token
+from vitlab.models.vit import VisionTransformer, build_block, init_weights
+from vitlab.models.vit_config import SIZES, SMALL_IMAGES, VARIANTS, ResizeRule, ViTConfig
+from vitlab.parsing import flat
 
 FixedOrStored = Literal["sincos", "learned"]  # computed; or a table of weights, where a file has another one
+MAY_DIFFER = (  # options of a ViT that its tokens in pre-training do not depend on
+    *("classes", "tokens.mask_token", "attention.kind", "head.pooling", "head.head_hidden"),
+    *("drop.patch_dropout", "residual.stochastic_depth", "stem.pad"),
+)
 EPS = 1e-6  # of the variance of a patch's pixels
 
 
@@ -57,6 +63,7 @@ class MAEConfig(Config):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     positions: FixedOrStored = "sincos"
+    resize_rule: ResizeRule = "bicubic"  # of stored positions
     gradient_checkpointing: bool = False
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
     mask_ratio: float = 0.75  # share of the patches that is hidden
@@ -80,6 +87,20 @@ class MAEConfig(Config):
         own = dict(width=self.width, depth=self.depth, heads=self.heads, mlp_ratio=self.mlp_ratio)
         return self._vit(**own, positions=self.positions)
 
+    def around(self, family: str, encoder: Config) -> Self:
+        """The same decoder and masking around another encoder, which must be a plain ViT."""
+        if not isinstance(encoder, ViTConfig):
+            raise UsageError(f"a masked autoencoder has a ViT as its encoder, not a {family}.")
+        if encoder.positions.kind not in get_args(FixedOrStored):
+            raise UsageError(f"a masked autoencoder has learned or sincos positions, not {encoder.positions.kind}.")
+        names = [field.name for field in fields(self) if field.name not in ("decoder", "mask_ratio", "norm_pix")]
+        values = {name: encoder.option(name) for name in names if name != "positions"}
+        config = replace(self, **values, positions=encoder.positions.kind)
+        has, wants = (flat(c.to_dict()) | {"norm.final_norm": c.final_norm} for c in (encoder, config.encoder))
+        if differs := [f"{k}={has[k]}" for k in has if has[k] != wants[k] and k not in MAY_DIFFER]:
+            raise UsageError(f"a masked autoencoder has a plain ViT as its encoder, and this one has {differs[0]}.")
+        return config
+
     @property
     def decoder_stack(self) -> ViTConfig:
         """What the decoder's blocks are built by."""
@@ -87,7 +108,7 @@ class MAEConfig(Config):
 
     def _vit(self, **own: Any) -> ViTConfig:
         names = ("image_size", "patch_size", "channels", "activation", "qkv_bias", "eps", "dropout")
-        names += ("attention_dropout", "gradient_checkpointing")
+        names += ("attention_dropout", "gradient_checkpointing", "resize_rule")
         return ViTConfig().with_options(classes=0, **{name: getattr(self, name) for name in names}, **own)
 
     @property
@@ -172,6 +193,7 @@ class MaskedAutoencoder(WrapsEncoder):
     """Hide, encode what is left, decode, compare what was hidden (figure 1)."""
 
     family = "mae"
+    untrained = ("decoder",)
 
     def __init__(self, config: MAEConfig):
         super().__init__(config)

@@ -32,18 +32,26 @@ class ResNetConfig(Config):
     image_size: tuple[int, int] = (224, 224)  # (H, W) of the preprocess; the network takes any
     channels: int = 3  # C
     classes: int = 1000  # 0: the model returns pooled features (B, D)
-    stem: Literal["imagenet", "small"] = "imagenet"  # 7x7 by 2, then max-pooling by 2; or for small images 3x3
+    stem: Literal["imagenet", "small", "deep"] = "imagenet"  # 7x7 by 2, then max-pooling by 2; for small images 3x3; or
+    # three 3x3, the first by 2, in place of the 7x7 (ResNet-C, arXiv:1812.01187, fig. 2b)
     stem_width: int = 64
+    stem_inner: tuple[int, ...] = ()  # of a deep stem: channels after its first and second convolution
     block: Literal["basic", "bottleneck"] = "bottleneck"  # fig. 5, left and right
     depths: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks in each stage
     widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that each stage gives; inside a bottleneck, a quarter
     stride_in: Literal["3x3", "1x1"] = "3x3"  # where a bottleneck halves: the paper 1x1, nearly all weights since 3x3
+    shortcut: Literal["stride", "pool"] = "stride"  # how a shortcut halves: its 1x1 reads every second place; or all of
+    # them, as means of 2x2 (ResNet-D, arXiv:1812.01187, fig. 2c)
 
-    fixed = ("channels", "stem", "stem_width", "block", "depths", "widths", "stride_in")
+    fixed = ("channels", "stem", "stem_width", "stem_inner", "block", "depths", "widths", "stride_in", "shortcut")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_resnet(self)
+
+    @property
+    def stem_stride(self) -> int:
+        return 1 if self.stem == "small" else 4
 
     @property
     def stage_ends(self) -> tuple[int, ...]:
@@ -57,7 +65,7 @@ class ResNetConfig(Config):
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the last stage's map; each halving rounds up."""
-        by = 2 ** (len(self.depths) - 1 + (2 if self.stem == "imagenet" else 0))
+        by = self.stem_stride * 2 ** (len(self.depths) - 1)
         return -(-height // by), -(-width // by)
 
 
@@ -73,6 +81,11 @@ def check_resnet(c: ResNetConfig) -> None:
             raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
     if c.classes < 0:
         raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
+    if len(c.stem_inner) != (2 if c.stem == "deep" else 0) or min(c.stem_inner, default=1) < 1:
+        raise UsageError(
+            f"stem={c.stem} with stem_inner={list(c.stem_inner)}: a deep stem has two numbers there, as [32, 32], and "
+            "another stem none."
+        )
     for width in c.widths:
         if c.block == "bottleneck" and width % 4:
             raise UsageError(
@@ -86,6 +99,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "resnet18": dict(block="basic", depths=(2, 2, 2, 2), widths=(64, 128, 256, 512)),
     "resnet34": dict(block="basic", depths=(3, 4, 6, 3), widths=(64, 128, 256, 512)),
     "resnet50": dict(block="bottleneck", depths=(3, 4, 6, 3), widths=(256, 512, 1024, 2048)),
+    # Table 3 of arXiv:1812.01187
+    "resnet50d": dict(
+        **dict(block="bottleneck", depths=(3, 4, 6, 3), widths=(256, 512, 1024, 2048)),
+        **dict(stem="deep", stem_inner=(32, 32), shortcut="pool"),
+    ),
     # three stages, as in sec. 4.2, but wide and shallow, which a CPU computes faster
     "resnet_cifar": dict(
         **dict(image_size=(32, 32), classes=10, stem="small", stem_width=32),
@@ -107,6 +125,19 @@ class ConvNorm(nn.Module):
         return self.norm(self.conv(x))  # (B, D, H/stride, W/stride)
 
 
+class DeepStem(nn.Module):
+    """Three 3x3 convolutions in place of one 7x7, the first of them by 2."""
+
+    def __init__(self, c: ResNetConfig):
+        super().__init__()
+        widths = (c.channels, *c.stem_inner, c.stem_width)
+        self.convs = nn.ModuleList(ConvNorm(widths[n], widths[n + 1], 3, stride=1 if n else 2) for n in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
+        first, second, third = self.convs
+        return third(F.relu_(second(F.relu_(first(x)))))  # (B, stem_width, H/2, W/2)
+
+
 class ResidualBlock(nn.Module):
     """y = relu(F(x) + x), eq. 1; where the shape changes relu(F(x) + W_s x), eq. 2."""
 
@@ -123,7 +154,8 @@ class ResidualBlock(nn.Module):
             ]
         self.convs = nn.ModuleList(convs)
         same = width_in == width and stride == 1
-        self.shortcut = None if same else ConvNorm(width_in, width, 1, stride)
+        self.pooled = c.shortcut == "pool" and stride == 2
+        self.shortcut = None if same else ConvNorm(width_in, width, 1, 1 if self.pooled else stride)
 
     def forward(self, x: Tensor, at: LayerTrace | None = None) -> Tensor:  # (B, C, H, W)
         y = x
@@ -131,6 +163,8 @@ class ResidualBlock(nn.Module):
             y = conv(y)
             y = y if number == len(self.convs) else F.relu_(y)  # the last is added first
             mark(at, f"conv{number}", y)
+        if self.pooled:
+            x = F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)  # at an odd edge, the mean of what is there
         x = x if self.shortcut is None else mark(at, "shortcut", self.shortcut(x))
         return mark(at, "block", F.relu(x + y))  # (B, D, H/stride, W/stride), eq. 1 or 2
 
@@ -145,7 +179,7 @@ class ResNet(Network):
         self.config = c = config
 
         kernel, stride = (7, 2) if c.stem == "imagenet" else (3, 1)
-        self.stem = ConvNorm(c.channels, c.stem_width, kernel, stride)
+        self.stem = DeepStem(c) if c.stem == "deep" else ConvNorm(c.channels, c.stem_width, kernel, stride)
         self.stages = nn.ModuleList()
         width_in = c.stem_width
         for stage, (depth, width) in enumerate(zip(c.depths, c.widths, strict=True)):
@@ -173,8 +207,7 @@ class ResNet(Network):
     @property
     def pyramid(self) -> tuple[Level, ...]:
         """What `forward_pyramid` gives; sides round up."""
-        first = 4 if self.config.stem == "imagenet" else 1
-        return tuple(Level(first * 2**stage, width) for stage, width in enumerate(self.config.widths))
+        return tuple(Level(self.config.stem_stride * 2**stage, width) for stage, width in enumerate(self.config.widths))
 
     @property
     def traceable(self) -> tuple[str, ...]:
@@ -209,7 +242,7 @@ class ResNet(Network):
 
     def _run(self, images: Tensor, trace: Trace | None, reducer: Reducer | None = None) -> Iterator[Tensor]:
         """The map that each stage gives."""
-        check_images(images, self.config.channels, like=self.stem.conv.weight)
+        check_images(images, self.config.channels, like=next(self.parameters()))
         if reducer is not None:
             raise UsageError("a ResNet has no tokens to reduce: use a reducer with a ViT.")
         if trace is not None:
@@ -217,7 +250,7 @@ class ResNet(Network):
             trace.begin(depth=sum(self.config.depths), offers=self.traceable, layout=layout)
         images = images.contiguous(memory_format=torch.channels_last)  # the same numbers; convolutions are faster so
         x = F.relu_(self.stem(images))  # (B, stem_width, H, W), or of H/2, W/2
-        if self.config.stem == "imagenet":
+        if self.config.stem != "small":
             x = F.max_pool2d(x, 3, stride=2, padding=1)  # (B, stem_width, H/4, W/4)
         mark(trace, "stem", x)
         for layer, block in enumerate(self.blocks):

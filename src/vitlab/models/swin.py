@@ -125,7 +125,7 @@ class SwinEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbours side by side, normed, and by one matrix from 4C to 2C channels; odd sides are filled up."""
+    """Four neighbours side by side, normed, and by one matrix from 4C to 2C channels."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -133,12 +133,17 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, z: Tensor, grid: Grid) -> Tensor:  # (B, N, C)
-        x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
-        if grid[0] % 2 or grid[1] % 2:
-            x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
-        B, rows, columns, C = x.shape
-        x = x.reshape(B, rows // 2, 2, columns // 2, 2, C).permute(0, 1, 3, 4, 2, 5)  # left column first, top to bottom
-        return self.reduction(self.norm(x.reshape(B, -1, 4 * C)))  # (B, N/4, 2C)
+        return self.reduction(self.norm(neighbours(z, grid)))  # (B, N/4, 2C)
+
+
+def neighbours(z: Tensor, grid: Grid) -> Tensor:
+    """Four neighbours side by side, (B, N, C) -> (B, N/4, 4C); odd sides are filled up."""
+    x = torch.unflatten(z, 1, grid)  # (B, rows, columns, C)
+    if grid[0] % 2 or grid[1] % 2:
+        x = F.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
+    B, rows, columns, C = x.shape
+    x = x.reshape(B, rows // 2, 2, columns // 2, 2, C).permute(0, 1, 3, 4, 2, 5)  # left column first, top to bottom
+    return x.reshape(B, -1, 4 * C)
 
 
 class Swin(Hierarchy):
@@ -150,16 +155,22 @@ class Swin(Hierarchy):
     def __init__(self, config: SwinConfig):
         super().__init__(config)
         c, widths = config, config.widths
-        self.embeds = nn.ModuleList([SwinEmbed(c), *(PatchMerging(width, c.merge_eps) for width in widths[:-1])])
+        self.embeds = nn.ModuleList([SwinEmbed(c), *(self.merging(width) for width in widths[:-1])])
         self.dropout = nn.Dropout(c.dropout)
         rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
-            nn.ModuleList(swin_block(c, width, heads, next(rates)) for _ in range(depth))
-            for width, heads, depth in zip(widths, c.heads, c.depths, strict=True)
+            nn.ModuleList(self.block(stage, next(rates)) for _ in range(depth)) for stage, depth in enumerate(c.depths)
         )
         self.norm = nn.LayerNorm(widths[-1], eps=c.eps)
         self.apply(init_matrices)  # the patches as torch starts them
         self.head = new_head(widths[-1], c.classes)
+
+    def merging(self, width: int) -> nn.Module:
+        """From `width` channels to twice as many."""
+        return PatchMerging(width, self.config.merge_eps)
+
+    def block(self, stage: int, stochastic_depth: float) -> GridBlock:
+        return swin_block(self.config, self.config.widths[stage], self.config.heads[stage], stochastic_depth)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
         grids = self.config.grids(height, width)

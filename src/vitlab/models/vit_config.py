@@ -12,9 +12,12 @@ from typing import Any, Literal
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import Activation, swiglu_hidden
-from vitlab.layers.patches import check_halving, check_multiple, grid_of
+from vitlab.layers.patches import check_halving
 from vitlab.layers.pooling import Pooling
-from vitlab.models.config import Config, largest_divisor
+from vitlab.models.config import Config
+from vitlab.models.plain import PlainConfig
+
+ResizeRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Tokens(Config):
 class Positions(Config):
     kind: Literal["learned", "sincos", "rotary", "relative", "none"] = "learned"
     prefix_positions: Literal["none", "class", "all"] = "class"  # which prefix tokens have one: class = class + distill
-    resize_rule: Literal["bicubic", "bicubic_antialias", "bicubic_offset"] = "bicubic"
+    resize_rule: ResizeRule = "bicubic"
     rotary_base: float = 100.0
 
 
@@ -84,16 +87,8 @@ class Dropout(Config):
 
 
 @dataclass(frozen=True)
-class ViTConfig(Config):
-    image_size: tuple[int, int] = (224, 224)  # (H, W)
-    patch_size: int = 16  # P
-    channels: int = 3  # C
-    classes: int = 1000  # 0: the model returns pooled features (B, D)
-    width: int = 768  # D
-    depth: int = 12  # L
-    heads: int = 12  # h
+class ViTConfig(PlainConfig):
     head_dim: int | None = None  # d, width / heads unless given
-    gradient_checkpointing: bool = False
     stem: Stem = field(default_factory=Stem)
     tokens: Tokens = field(default_factory=Tokens)
     positions: Positions = field(default_factory=Positions)
@@ -111,8 +106,8 @@ class ViTConfig(Config):
         *("attention.qkv_bias", "attention.qk_norm", "mlp.kind", "mlp.mlp_ratio"),
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         check_vit(self)
 
     def fixed_with(self, other: Config) -> tuple[str, ...]:
@@ -120,27 +115,44 @@ class ViTConfig(Config):
         registers = self.positions.prefix_positions == "all"  # which then have positions
         return *self.fixed, *(("final_norm",) * same_pooling), *(("tokens.registers",) * registers)
 
-    def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        P = self.patch_size
-        return size if self.stem.pad or self.stem.crop else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
-
     @property
     def table_rule(self) -> str:
         return self.positions.resize_rule
 
-    def table_grid(self, key: str) -> tuple[int, int]:
-        return self.grid
+    @property
+    def own_head_dim(self) -> int | None:
+        return self.head_dim
 
     @property
-    def grid(self) -> tuple[int, int]:
-        return self.grid_of(*self.image_size)
+    def pads_images(self) -> bool:
+        return self.stem.pad
 
-    def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        return grid_of(height, width, self.patch_size, self.stem.crop)
+    @property
+    def crops_images(self) -> bool:
+        return self.stem.crop
+
+    @property
+    def pool_kind(self) -> Pooling:
+        return self.head.pooling
+
+    @property
+    def position_kind(self) -> str:
+        return self.positions.kind
+
+    @property
+    def mlp_name(self) -> str:
+        return "SwiGLU" if self.mlp.kind == "swiglu" else f"MLP, {self.mlp.activation}"
+
+    @property
+    def post_norm(self) -> bool:
+        return self.norm.kind == "post"
+
+    @property
+    def own_patch_dropout(self) -> float:
+        return self.drop.patch_dropout
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Names of the tokens that stand before the patches, in order."""
         t = self.tokens
         return ("class",) * t.class_token + ("distillation",) * t.distill_token + ("register",) * t.registers
 
@@ -166,25 +178,9 @@ class ViTConfig(Config):
 
 def check_vit(c: ViTConfig) -> None:
     """Refuse what cannot work, and say what to type instead."""
-    for name in ("patch_size", "channels", "width", "depth", "heads"):
-        if getattr(c, name) < 1:
-            raise UsageError(f"{name}={getattr(c, name)} must be at least 1.")
-    if c.classes < 0:
-        raise UsageError(f"classes={c.classes} must be 0 (pooled features) or more.")
-    for what, size in zip(("image height", "image width"), c.image_size, strict=True):
-        if c.stem.crop and size < c.patch_size:
-            raise UsageError(f"{what}: {size} has no room for a patch of {c.patch_size}: use {c.patch_size} or more.")
-        if not (c.stem.pad or c.stem.crop) or size < 1:
-            check_multiple(what, size, c.patch_size)
-    if c.head_dim is None and c.width % c.heads:
-        fitting = largest_divisor(c.width, c.heads)
-        raise UsageError(
-            f"width {c.width} is not a multiple of heads {c.heads}: use heads={fitting}, "
-            f"or width={-(-c.width // c.heads) * c.heads}, or give head_dim."
-        )
     if c.head_dim is not None and c.head_dim < 1:
         raise UsageError(f"head_dim={c.head_dim} must be at least 1, or None for width / heads.")
-    head_dim = c.head_dim or c.width // c.heads
+    head_dim = c.head_width
     if c.positions.kind == "rotary" and head_dim % 4:
         raise UsageError(
             f"rotary positions turn pairs of channels by row and by column, so head_dim must be a multiple of 4, "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitlab.errors import SearchError
-from vitlab.images.sources.folder import pictures_under
+from vitlab.images.sources.folder import images_under
 from vitlab.special_files import special_kind
 
 
@@ -23,7 +23,7 @@ def scan(folder: Path) -> dict[str, Stamp]:
     if not folder.is_dir():
         raise SearchError(f"{folder}: {'is a file: name its folder' if folder.exists() else 'no such folder'}.")
     start = len(os.path.join(folder, ""))  # noqa: PTH118  (a Path has no separator at its end)
-    return {path[start:].replace(os.sep, "/"): _stamp(path) for path in pictures_under(folder)}
+    return {path[start:].replace(os.sep, "/"): _stamp(path) for path in images_under(folder)}
 
 
 def digest(path: Path) -> bytes:

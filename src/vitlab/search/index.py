@@ -37,10 +37,14 @@ class Counts:
     unchanged: int = 0
     removed: int = 0
     embedded: int = 0  # run through the model
-    pictures: int = 0  # searchable in the index
+    images: int = 0  # searchable in the index
     unreadable: dict[str, str] = field(default_factory=dict)  # path -> error, for the whole index
     rebuilt: int = 0  # 1 if the graph was damaged or missing and was rebuilt
     model: str = field(default="", compare=False)  # that made the index
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `vitlab index --json` prints it."""
+        return {"pictures" if name == "images" else name: value for name, value in vars(self).items()}
 
 
 def update(
@@ -81,7 +85,7 @@ def update(
             removed = database.file_states().keys() - stamps.keys()
             database.drop(removed)
             rebuilt = graph.update_graph(database, index / graph.FILE, progress)
-            counts = Counts(removed=len(removed), pictures=len(database), unreadable=database.unreadable())
+            counts = Counts(removed=len(removed), images=len(database), unreadable=database.unreadable())
             shares.append(replace(counts, rebuilt=int(rebuilt)))
     return _add_counts(made_by["checkpoint"], shares)
 
@@ -156,7 +160,7 @@ def _embed_new(
             counts.embedded += len(fresh)
         part.put(entries)
         if progress is not None:
-            progress("pictures", first + len(entries), len(todo))
+            progress("images", first + len(entries), len(todo))
     return counts
 
 

@@ -43,11 +43,15 @@ class TableAbout(TypedDict):
 class TableSummary:
     data: str  # the source's name
     model: str
-    pictures: int
+    images: int
     width: int  # E
     files: list[str]
     embedded: int = 0  # in this run
     unreadable: dict[str, str] = field(default_factory=dict)  # path -> error
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `vitlab embed --json` prints it."""
+        return {"pictures" if name == "images" else name: value for name, value in vars(self).items()}
 
 
 def write_table(
@@ -149,7 +153,7 @@ def _fill(
             start = k * about["chunk"] + first
             rows += _rows(items, range(start, start + min(batch_size, sizes[k] - first)), embed)
             if progress is not None:
-                progress("pictures", done + len(rows), sum(sizes.values()))
+                progress("images", done + len(rows), sum(sizes.values()))
         _write(_chunk_file(parts, k), rows, len(grey.vector), about)
         done += len(rows)
     return done
@@ -195,16 +199,16 @@ def _join(file: Path, chunks: Sequence[Path]) -> None:
 def _summary(out: Path, data: str, made_by: MadeBy) -> TableSummary:
     _, pq = _arrow()
     files = _files(out)
-    pictures, unreadable = 0, {}
+    images, unreadable = 0, {}
     for file in files:
         with pq.ParquetFile(file) as opened:
-            pictures += opened.metadata.num_rows
+            images += opened.metadata.num_rows
             for batch in opened.iter_batches(columns=["path", "error"]):
                 pairs = zip(batch["path"].to_pylist(), batch["error"].to_pylist(), strict=True)
                 unreadable |= {path: error for path, error in pairs if error is not None}
     width = pq.read_schema(files[0]).field("embedding").type.list_size
     paths = [str(file) for file in files]
-    return TableSummary(data, made_by["checkpoint"], pictures, width, paths, unreadable=unreadable)
+    return TableSummary(data, made_by["checkpoint"], images, width, paths, unreadable=unreadable)
 
 
 def _read_about(out: Path) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import class_labels, class_probabilities, ranked
 from vitlab.layers.trace import Trace
-from vitlab.models.base import evaluating
+from vitlab.models.base import Capability, evaluating
 from vitlab.models.mae import MaskedAutoencoder
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce.parse import reducer_of
 from vitlab.serve.errors import RequestError
 from vitlab.serve.model_pool import ServedModel
@@ -202,13 +202,13 @@ QUERIES: dict[str, Query] = {
 
 def supported_queries(served: ServedModel) -> list[str]:
     encoder, classifies = served.encoder, "predict" in served.verbs
-    is_vit = isinstance(encoder, VisionTransformer)
+    is_vit = isinstance(encoder, PlainTransformer)
     supported = {
         "predict": classifies,
         **dict.fromkeys(("walk", "attention", "distance", "similarity", "colours"), is_vit),
         "positions": is_vit and encoder.positions is not None,
         **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
-        "fewer": classifies and is_vit and encoder.config.positions.kind not in ("rotary", "relative"),
+        "fewer": classifies and is_vit and Capability.REDUCE in encoder.capabilities,
         "painted": isinstance(served.model, MaskedAutoencoder),
         "sentences": "zeroshot" in served.verbs,
     }
@@ -226,7 +226,7 @@ def model_info(served: ServedModel) -> dict[str, Any]:
     ]
     if "predict" in info["offers"]:
         info["knows"] = class_labels(served.model)[:EXAMPLE_LABELS]
-    if isinstance(encoder, VisionTransformer):
+    if isinstance(encoder, PlainTransformer):
         c = encoder.config
         grid = encoder.layout(*size).grid
         zeros = torch.zeros(1, c.channels, *size)
@@ -241,9 +241,9 @@ def model_view(served: ServedModel, image: PageImage) -> np.ndarray:
     return _pixels(served, image.images[0])
 
 
-def _vit(served: ServedModel) -> VisionTransformer:
+def _vit(served: ServedModel) -> PlainTransformer:
     """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
-    assert isinstance(served.encoder, VisionTransformer)
+    assert isinstance(served.encoder, PlainTransformer)
     return served.encoder
 
 
@@ -253,7 +253,7 @@ def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:
 
 
 def _pixels(served: ServedModel, normalised: Tensor) -> np.ndarray:
-    return np.asarray(served.preprocess.picture(normalised).convert("RGB"))
+    return np.asarray(served.preprocess.to_image(normalised).convert("RGB"))
 
 
 def _integer(options: Options, name: str, minimum: int, maximum: int) -> int:

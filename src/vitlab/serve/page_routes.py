@@ -217,4 +217,4 @@ def _samples() -> dict[str, Callable[[], bytes]]:
 
     digits = [open_sample(f"digits#{number}") for number in SAMPLE_DIGITS]
     photos = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
-    return photos | {f"digit {one.label}": digit(one.picture) for one in digits}
+    return photos | {f"digit {one.label}": digit(one.image) for one in digits}

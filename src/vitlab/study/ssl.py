@@ -276,13 +276,13 @@ def _pixel_baseline(folder: Path, data: Data, size: tuple[int, int], show: Show)
     return Method("pixels", knn=knn, probe=probe)
 
 
-def _pixels(pictures: ImageSet) -> Features:
+def _pixels(image_set: ImageSet) -> Features:
     vectors: list[Tensor] = []
     labels: list[Tensor] = []
-    for part in np.array_split(np.arange(len(pictures)), -(-len(pictures) // 1024)):
-        pixels, kept, _ = pictures.take(part)
-        vectors.append(pictures.normalise(pixels).flatten(1))
-        labels.append(pictures.labels[torch.from_numpy(part[kept])])
+    for part in np.array_split(np.arange(len(image_set)), -(-len(image_set) // 1024)):
+        pixels, kept, _ = image_set.take(part)
+        vectors.append(image_set.normalise(pixels).flatten(1))
+        labels.append(image_set.labels[torch.from_numpy(part[kept])])
     return F.normalize(torch.cat(vectors), dim=1), torch.cat(labels)
 
 

@@ -26,7 +26,7 @@ from vitlab.export.timing import TimingOptions, alternate, summary
 from vitlab.images.datasets import Data, open_data, subset
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import r_for, reducer_of
 from vitlab.study.grid import file_safe
 from vitlab.study.study import Row, Study, write_study_json
@@ -124,7 +124,7 @@ def study_tokens(
 ) -> TokenStudy:
     """`ways`: reducers as `reducer_of` reads them; None: default_ways. `images`: evaluate on this many test images."""
     model, report = load_with_report(checkpoint)
-    if not isinstance(model, VisionTransformer) or not model.config.classes:
+    if not isinstance(model, PlainTransformer) or not model.config.classes:
         raise UsageError(f"{checkpoint}: fewer tokens are studied on a ViT with classes; this is a {model.family}.")
     timing = timing or TimingOptions()
     if timing.batch < 1 or timing.rounds < 2:
@@ -134,21 +134,21 @@ def study_tokens(
     order = class_order(model.labels, opened.classes) if model.labels else list(range(len(opened.classes)))
     if order is None:
         raise UsageError(f"{checkpoint} was not trained on the classes of {data.source}, so it cannot be evaluated.")
-    pictures = _test_images(model, opened, images)
+    image_set = _test_images(model, opened, images)
     folder = folder or Path("studies") / file_safe(f"tokens-{Path(checkpoint).parent.name or checkpoint}")
-    results = _evaluate(model, pictures, {ALL: None, **reducers}, order, watch)
-    batch, _ = pictures.normalised(np.arange(min(timing.batch, len(pictures))))
+    results = _evaluate(model, image_set, {ALL: None, **reducers}, order, watch)
+    batch, _ = image_set.normalised(np.arange(min(timing.batch, len(image_set))))
     _time(model, batch, results, {ALL: None, **reducers}, timing.rounds)
     title = f"{Path(checkpoint).parent.name or checkpoint} on {Path(data.source).name}"
     study = TokenStudy(folder, title, len(batch), results, notes=list(report.notes))
-    about = {"checkpoint": checkpoint, "source": data.source, "pictures": len(pictures)}
+    about = {"checkpoint": checkpoint, "source": data.source, "pictures": len(image_set)}
     write_study_json(folder, "tokens", {"batch": study.batch, **about}, command)
     study.write()
     study.notes += study.write_plot()
     return study
 
 
-def default_ways(model: VisionTransformer) -> list[str]:
+def default_ways(model: PlainTransformer) -> list[str]:
     """ToMe, EViT if there is a class token, and for each as many tokens dropped at random."""
     depth, patches = len(model.blocks), math.prod(model.layout(*model.input_size).grid)
     counts = dict.fromkeys(r_for(share, patches=patches, depth=depth) for share in SHARES)
@@ -157,7 +157,7 @@ def default_ways(model: VisionTransformer) -> list[str]:
     return ways + [f"random:like={way}" for way in ways]
 
 
-def _test_images(model: VisionTransformer, data: Data, images: int | None) -> ImageSet:
+def _test_images(model: PlainTransformer, data: Data, images: int | None) -> ImageSet:
     chosen = data.test or data.val
     if images is not None and images < len(chosen):
         chosen = subset(chosen, np.linspace(0, len(chosen) - 1, images).astype(int))  # spread over the split
@@ -166,8 +166,8 @@ def _test_images(model: VisionTransformer, data: Data, images: int | None) -> Im
 
 
 def _evaluate(
-    model: VisionTransformer,
-    pictures: ImageSet,
+    model: PlainTransformer,
+    image_set: ImageSet,
     reducers: dict[str, Reducer | None],
     order: list[int],
     watch: Watch | None,
@@ -176,24 +176,24 @@ def _evaluate(
     answers: dict[str, Tensor] = {}
     for name, reducer in reducers.items():
         run = partial(model, reducer=reducer)
-        with nullcontext() if watch is None else watch(name, len(pictures)) as progress:
-            logits, read, _ = forward_all(model, run, model.config.classes, pictures, progress=progress)
+        with nullcontext() if watch is None else watch(name, len(image_set)) as progress:
+            logits, read, _ = forward_all(model, run, model.config.classes, image_set, progress=progress)
         answers[name] = logits[read][:, order].argmax(dim=1)
-        top1 = float((answers[name] == pictures.labels[read]).float().mean())
+        top1 = float((answers[name] == image_set.labels[read]).float().mean())
         agreement = float((answers[name] == answers[ALL]).float().mean())
-        results.append(ReducerResult(name, _tokens_left(model, pictures, reducer), top1, agreement))
+        results.append(ReducerResult(name, _tokens_left(model, image_set, reducer), top1, agreement))
     return results
 
 
-def _tokens_left(model: VisionTransformer, pictures: ImageSet, reducer: Reducer | None) -> int:
+def _tokens_left(model: PlainTransformer, image_set: ImageSet, reducer: Reducer | None) -> int:
     trace = Trace("tokens", layers=[-1])
     with evaluating(model):
-        model(pictures.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
+        model(image_set.normalised(np.arange(1))[0], trace=trace, reducer=reducer)
     return trace["tokens", -1].shape[1]
 
 
 def _time(
-    model: VisionTransformer,
+    model: PlainTransformer,
     images: Tensor,
     ways: list[ReducerResult],
     reducers: dict[str, Reducer | None],

@@ -63,10 +63,9 @@ class Tokenizer:
         padding_side: Side = "right",
         truncate: bool = True,
     ) -> None:
-        ids = {token: backend.token_to_id(token) for token in (END, GEMMA_END, PIECES_END)}
-        end = next((token for token, number in ids.items() if number is not None), None)
-        start = backend.token_to_id(START)
-        if end is None or (end == END and start is None):
+        end = next((token for token in (END, GEMMA_END, PIECES_END) if backend.token_to_id(token) is not None), None)
+        end_id, start = None if end is None else backend.token_to_id(end), backend.token_to_id(START)
+        if end_id is None or (end == END and start is None):
             raise TokenizerError(
                 f"the vocabulary has no {START if end == END else END}: it is none of CLIP's kind, nor, by "
                 f"{PIECES_END} or {GEMMA_END}, of SigLIP's."
@@ -74,7 +73,7 @@ class Tokenizer:
         usual = CONTEXT if end == END else SIGLIP_CONTEXT
         self.backend, self.context, self.truncate = backend, usual if context is None else context, truncate
         self.start_id: int | None = start  # None: a text begins with its first word
-        self.end_id: int = ids[end]
+        self.end_id: int = end_id
         self.padding_side: Side = padding_side
         self.lowers = end == PIECES_END and _lowers(backend)  # by Python first: the backend has no final sigma
         padding = backend.token_to_id(GEMMA_PADDING) if end == GEMMA_END else None
@@ -214,7 +213,7 @@ class Tokenizer:
             return tokenizer
         if (folder / "vocab.json").is_file():
             return cls(_two_files(folder), **{**defaults, **options})
-        raise TokenizerError(f"expected {FILE}, {PIECES[0]}, or vocab.json and merges.txt, and found none of them.")
+        raise TokenizerError(f"expected {FILE}, {PIECES[0]}, or vocab.json and merges.txt, and found neither.")
 
     @classmethod
     def _read_pieces(cls, path: Path, options: Options) -> Tokenizer:

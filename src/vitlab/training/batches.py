@@ -118,16 +118,16 @@ class ImageSet:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:
-            picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+            pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
             if box is not None:
                 left, top, right, bottom = (int(v) for v in box)
-                picture = picture.crop((left, top, right, bottom))
-                picture = picture.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
+                pil = pil.crop((left, top, right, bottom))
+                pil = pil.convert("L" if len(self.preprocess.mean) == 1 else "RGB")
                 kernel = RESAMPLING[self.preprocess.interpolation]
-                picture = picture.resize((self.preprocess.size[1], self.preprocess.size[0]), kernel)
+                pil = pil.resize((self.preprocess.size[1], self.preprocess.size[0]), kernel)
             else:
-                picture = self.preprocess.view(picture, name=name)
-            image = np.asarray(picture)
+                pil = self.preprocess.view(pil, name=name)
+            image = np.asarray(pil)
             image = image[:, :, None] if image.ndim == 2 else image
         return torch.from_numpy(image.transpose(2, 0, 1).copy())
 

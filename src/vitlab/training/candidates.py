@@ -217,7 +217,7 @@ def _optim(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -> 
 
 
 def _tuning(model: ModelRecipe) -> OptimRecipe:
-    if model.freeze == "encoder":
+    if model.freeze == "encoder" or model.lora:
         return OptimRecipe("adamw", lr=1e-3, weight_decay=0.05)
     return OptimRecipe("adamw", lr=3e-4, weight_decay=0.05, layer_decay=0.75, clip=1.0)
 

@@ -27,7 +27,7 @@ from vitlab.training.objectives.base import Objective
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import full_model, gather, load, shard
-from vitlab.training.state import Progress, Saved, save_best, save_last
+from vitlab.training.state import Progress, Saved, save_best, save_best_adapter, save_last
 
 MODEL = 2  # coordinate of the random numbers of a model: initial weights, dropout, stochastic depth
 
@@ -107,6 +107,8 @@ class TrainingJob:
         model = full_model(self.evaluated_model, keep=self.who.first)
         if model is not None:
             save_best(self.run, model)
+            if self.recipe.model.lora and self.recipe.model.init_from is not None:
+                save_best_adapter(self.run, self.objective.adapted_model(model), self.recipe.model.init_from)
 
 
 def data_of(recipe: Recipe) -> Data:

@@ -23,7 +23,7 @@ from vitlab.training.recipe import Recipe
 from vitlab.training.state import Progress
 
 READING = 0.25  # seconds of reading images, about, each time it is measured
-PICTURES = (8, 256)  # but so many images at least and at most
+SAMPLE_SIZE = (8, 256)  # least and most images that are read for it
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SpeedMeter:
 
     def _some(self, dataset: Dataset, parts: int) -> Dataset:
         """As many images as are read in READING seconds, spread over the dataset."""
-        least, most = PICTURES
+        least, most = SAMPLE_SIZE
         count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
         return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))
 

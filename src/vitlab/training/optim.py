@@ -138,7 +138,8 @@ class Optimisers:
             if not matrices:
                 raise TrainingError(
                     "optim.name=muon moves the matrices inside a transformer's blocks, and none of them learns here (a "
-                    "ResNet has none, model.freeze=encoder leaves none): use optim.name=sgd or optim.name=adamw."
+                    "ResNet has none, model.freeze=encoder and model.lora leave none): use optim.name=sgd or "
+                    "optim.name=adamw."
                 )
             self.parts.append(Muon(matrices, lr=recipe.muon_lr))
             groups = rest

@@ -102,7 +102,7 @@ def _model(recipe: Recipe, data: Data) -> Any:
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
     """(C, H, W) each, normalised -> (H, W, C) uint8; clipped to 0..255."""
-    pixels = [np.asarray(pre.picture(image)) for image in images]
+    pixels = [np.asarray(pre.to_image(image)) for image in images]
     return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
 

@@ -71,6 +71,9 @@ class ModelRecipe(Config):
     init_from: str | None = None  # any checkpoint or hub name: fine-tuning
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
     freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; with clip, all but the image tower
+    lora: int = 0  # rank of low-rank adapters, which learn in place of the encoder (arXiv:2106.09685); 0: none
+    lora_alpha: float | None = None  # adapters are scaled by alpha / rank; default: the rank
+    lora_layers: str = "attention"  # which matrices: attention, mlp, or ends of names: "qkv,fc1"
     reducer: str | None = None  # token reducer, in training and evaluation: tome:r=8, evit:keep=0.7
     options: dict[str, Any] = field(default_factory=dict)  # every other key of [model] is an option of the model
 
@@ -173,6 +176,8 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda v: v >= 0,
         "must be 0 or more",
     ),
+    ("model.lora", lambda v: v >= 0, "must be 0 (none) or a rank, e.g. 8"),
+    ("model.lora_alpha", lambda v: v is None or v > 0, "must be above 0"),
     ("run.keep", lambda v: v <= 9, "must be 9 at most"),
     ("optim.lr optim.muon_lr", lambda v: v > 0, "must be above 0"),
     ("optim.layer_decay", lambda v: 0 < v <= 1, "must be above 0 and at most 1"),

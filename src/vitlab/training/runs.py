@@ -18,7 +18,7 @@ from typing import Any
 
 from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
-from vitlab.parsing import parse_toml
+from vitlab.parsing import flat, parse_toml
 from vitlab.training.run_lock import Holder, lock_holder
 from vitlab.training.runlog import from_json, read_log
 
@@ -131,14 +131,6 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise TrainingError(f"{path}: holds no table of results but {type(result).__name__}.")
     return result
-
-
-def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """{"run": {"seed": 0}} -> {"run.seed": 0}"""
-    pairs: dict[str, Any] = {}
-    for key, value in tables.items():
-        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return pairs
 
 
 def differences(runs: list[Run]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitlab.checkpoints import native
 from vitlab.errors import TrainingError
+from vitlab.layers.lora import adapt, lora_layers
 from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.training.processes import Processes
@@ -73,6 +74,12 @@ def full_model(model: Network, keep: bool = True) -> Network | None:
     if not keep:
         return None
     copy: Network = native.on_meta(lambda: registry.build(model.family, model.config))
+    if adapted := lora_layers(model):
+        first = next(iter(adapted.values()))
+        adapt(copy, list(adapted), first.rank, first.alpha)
+        learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        for name, parameter in copy.named_parameters():
+            parameter.requires_grad_(name in learns)
     copy.load_state_dict(state, assign=True)
     copy.preprocess, copy.labels, copy.card = model.preprocess, model.labels, model.card
     return copy

@@ -3,6 +3,7 @@
 last/     weights.safetensors, model.json, optimizer.safetensors, ema.safetensors, state.json
 last-1/   the save before it (run.keep = 1), from which a run resumes where `last` is damaged
 best/     weights.safetensors, model.json
+adapter/  with model.lora: the adapters of the best model alone; best/ has them merged, last/ beside the weights
 
 state.json holds the digest of every file beside it, and of the run's recipe.toml and result.json.
 """
@@ -23,13 +24,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.checkpoints import digests, native
+from vitlab.checkpoints.adapters import save_adapter
 from vitlab.checkpoints.files import read_json
 from vitlab.errors import CheckpointError, TrainingError
 from vitlab.models.base import Network
 from vitlab.training import run_lock
 from vitlab.training.runlog import from_json, to_json
 
-LAST, BEST, STATE = "last", "best", "state.json"
+LAST, BEST, ADAPTER, STATE = "last", "best", "adapter", "state.json"
 OPTIMIZER, EMA = "optimizer.safetensors", "ema.safetensors"
 RUN_DIGESTS = "run_digests"  # in state.json: of files outside of the save
 RECIPE, RESULT, BEST_WEIGHTS = "recipe.toml", "result.json", f"{BEST}/{native.WEIGHTS}"
@@ -85,7 +87,7 @@ def save_last(
     """
 
     def fill(folder: Path) -> None:
-        native.save(model, folder)
+        native.save(model, folder, merge=False)
         save_file(optimizer, folder / OPTIMIZER)
         if ema is not None:
             save_file(ema, folder / EMA)
@@ -105,6 +107,12 @@ def save_last(
 def save_best(run: Path, model: Network) -> None:
     with explain_failed_save(run):
         replace_folder(run / BEST, lambda folder: native.save(model, folder))
+
+
+def save_best_adapter(run: Path, model: Network, base: str) -> None:
+    """The adapters of the best model alone, beside it."""
+    with explain_failed_save(run):
+        replace_folder(run / ADAPTER, lambda folder: save_adapter(model, folder, base))
 
 
 @contextmanager

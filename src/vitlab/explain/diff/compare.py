@@ -129,7 +129,7 @@ def diff(
 ) -> Difference:
     """Compare two copies of one network: anything `vitlab.load` reads, transformers:FOLDER, or models.
 
-    images      pictures, or a normalised tensor (B, C, H, W); None: fixed noise
+    images      paths, PIL images, arrays or bytes, or a normalised tensor (B, C, H, W); None: fixed noise
     tolerance   the share of a step's largest value that counts as a difference
     image_size  the input's (height, width); B's own unless given
     heads       for bare files that do not tell it
@@ -141,17 +141,19 @@ def diff(
     size = image_size or B.input_size
     fitted = size if image_size is not None or A.config.image_size != B.config.image_size else None
     result = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
-    pictures: list[Image.Image] = []
+    originals: list[Image.Image] = []
     if images is not None and not isinstance(images, Tensor):
-        pictures = [read_image(replace_sample(source)) for source in as_list(images)]
-        result.images = len(pictures)
+        originals = [read_image(replace_sample(source)) for source in as_list(images)]
+        result.images = len(originals)
     views = (
-        _compare_pictures(A, B, pictures or [_fixed_image(size)], fitted, result) if images is None or pictures else {}
+        _compare_preprocessing(A, B, originals or [_fixed_image(size)], fitted, result)
+        if images is None or originals
+        else {}
     )
-    batch = _inputs(A, images, views if pictures else {}, size)
+    batch = _inputs(A, images, views if originals else {}, size)
     result.image_size = (batch.shape[-2], batch.shape[-1])
     worst = _compare_networks(A, B, batch, result)
-    if pictures and len(views) == 2:
+    if originals and len(views) == 2:
         _compare_outputs(A, B, views, result)
     made: set[str] = set()
     if any(row.differs for row in result.rows if row.step != "preprocess"):
@@ -182,20 +184,20 @@ def _check_one_network(a: Side, b: Side) -> None:
         )
 
 
-def _compare_pictures(
-    a: Side, b: Side, pictures: list[Image.Image], size: tuple[int, int] | None, result: Difference
+def _compare_preprocessing(
+    a: Side, b: Side, images: list[Image.Image], size: tuple[int, int] | None, result: Difference
 ) -> dict[str, Tensor]:
     """Each side's input for the images, at `size` or its own; adds a row and a cause where they differ."""
-    views = {side.letter: side.view(pictures, size) for side in (a, b)}
+    views = {side.letter: side.view(images, size) for side in (a, b)}
     there = {letter: view for letter, view in views.items() if view is not None}
     for side in (a, b):
         if side.letter not in there:
-            result.notes.append(f"{side.letter} says nothing of how pictures are prepared, so that was not compared.")
+            result.notes.append(f"{side.letter} says nothing of how images are preprocessed, so that was not compared.")
     if len(there) == 2:
         row = _compare_views(there["A"], there["B"], result.tolerance)
         result.rows.append(row)
         if row.differs:
-            result.causes.append(_why_views_differ(a, b, pictures, size, row))
+            result.causes.append(_why_views_differ(a, b, images, size, row))
     return there
 
 
@@ -213,10 +215,10 @@ def _compare_views(a: Tensor, b: Tensor, tolerance: float) -> StepDifference:
 
 
 def _why_views_differ(
-    p: Side, r: Side, pictures: list[Image.Image], size: tuple[int, int] | None, row: StepDifference
+    p: Side, r: Side, images: list[Image.Image], size: tuple[int, int] | None, row: StepDifference
 ) -> Cause:
     """The setting of r that brings p's input nearest to r's: each one alone, and all so far."""
-    wanted = r.view(pictures, size)
+    wanted = r.view(images, size)
     mine, theirs = (side.preprocess_at(size) for side in (p, r))
     assert wanted is not None and mine is not None
     best: tuple[float, str, dict[str, Any]] = (row.relative, "", {})
@@ -229,14 +231,14 @@ def _why_views_differ(
         so_far |= other
         names.append(name)
         for called, change in ((name, other), (", ".join(names), so_far)):
-            after = _compare_views(replace(mine, **change).batch(pictures), wanted, 0.0).relative
+            after = _compare_views(replace(mine, **change).batch(images), wanted, 0.0).relative
             if after < best[0]:
                 best = (after, called, dict(change))
     after, name, change = best
     if not change:
-        text = f"{p.letter} and {r.letter} prepare pictures by equal settings, yet their pixels differ"
+        text = f"{p.letter} and {r.letter} preprocess images by equal settings, yet their pixels differ"
         remedy = (
-            "Two libraries resize: their rounding differs by a grey level or two. Prepare pictures with one of them."
+            "Two libraries resize: their rounding differs by a grey level or two. Preprocess images with one of them."
         )
         return Cause("preprocess", row.step, text, remedy, row.relative)
     text = "; ".join(
@@ -264,7 +266,7 @@ def _inputs(
     if views:
         return next(iter(views.values()))
     if images is not None:
-        raise UsageError("neither A nor B says how pictures are prepared: leave the pictures out, or pass a tensor.")
+        raise UsageError("neither A nor B says how images are preprocessed: leave the images out, or pass a tensor.")
     return torch.randn(2, a.config.channels, *size, generator=torch.Generator().manual_seed(0))
 
 

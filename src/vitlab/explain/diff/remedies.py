@@ -22,7 +22,7 @@ REMEDIES = {  # by the relation between two tensors
         'vitlab.load(FILE, image_size=..., resize_rule="bicubic")'
     ),
     "classes": "Reorder head.weight, head.bias and the label names together.",
-    "channels": "One was made for BGR pictures: flip the channels of patch_embed.proj.weight, or of the pictures.",
+    "channels": "One was made for BGR images: flip the channels of patch_embed.proj.weight, or of the images.",
     "scaled": "A factor was multiplied in (often 1/sqrt(d) into q): divide it out.",
     "values": f"Copy the tensor from the file that is right. {KEYS}",
 }

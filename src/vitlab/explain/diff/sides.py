@@ -57,10 +57,10 @@ class Side:
         assert isinstance(self.network, Network)
         return run_steps(self.network, images)
 
-    def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
+    def view(self, images: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
         """Upright images -> (B, C, H, W) by this side's preprocess, at `size` (None: its own); None without one."""
         preprocess = self.preprocess_at(size)
-        return None if preprocess is None else preprocess.batch(pictures)
+        return None if preprocess is None else preprocess.batch(images)
 
     def preprocess_at(self, size: tuple[int, int] | None) -> Preprocess | None:
         """This side's preprocess for another size than its own."""
@@ -156,12 +156,12 @@ class TransformersSide(Side):
             seen["head", None] = logits
         return seen
 
-    def view(self, pictures: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
+    def view(self, images: list[Image.Image], size: tuple[int, int] | None) -> Tensor | None:
         """By its own image processor, if the folder has one and `size` is its own."""
         if self.processor is None or size not in (None, self.input_size):
-            return super().view(pictures, size)
+            return super().view(images, size)
         mode = "L" if self.config.channels == 1 else "RGB"
-        return self.processor(images=[p.convert(mode) for p in pictures], return_tensors="pt")["pixel_values"]
+        return self.processor(images=[p.convert(mode) for p in images], return_tensors="pt")["pixel_values"]
 
     def _modules(self, ours: str) -> list[nn.Module]:
         """Their layers for one of ours: three where q, k and v are separate."""
@@ -239,5 +239,5 @@ def _processor(path: str, folder: Path, notes: list[str]) -> Any:
         return transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
     except (ValueError, ImportError, OSError, KeyError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        notes.append(f"{path}: transformers cannot make its image processor ({first}): pictures go through vitlab's.")
+        notes.append(f"{path}: transformers cannot make its image processor ({first}): images go through vitlab's.")
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from vitlab.explain.draw.sheet import Heading, ImageCell, ImageRow, cut, grid_of_pictures
+from vitlab.explain.draw.sheet import Heading, ImageCell, ImageRow, cut, image_grid
 from vitlab.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ GREY = (222, 225, 228)  # placeholder of a missing image
 class SearchHit:
     """An image, or None where its file is missing; its name and score; a link to open it."""
 
-    picture: Image.Image | None
+    image: Image.Image | None
     name: str
     score: float
     link: str = ""
@@ -39,10 +39,10 @@ def contact_sheet(
     hits: Sequence[SearchHit], *, title: str, lines: Sequence[str] = (), query: Image.Image | None = None
 ) -> Figure:
     """`query` is the image that was searched with."""
-    cells = [ImageCell(_pixels(one.picture), caption=_caption(one)) for one in hits]
+    cells = [ImageCell(_pixels(one.image), caption=_caption(one)) for one in hits]
     rows = [ImageRow(cells[i : i + COLUMNS]) for i in range(0, len(cells), COLUMNS)] or [ImageRow([None])]
     heading = Heading(title, lines, cell=None if query is None else ImageCell(_pixels(query)))
-    return grid_of_pictures(rows, [], heading, cell=200)
+    return image_grid(rows, [], heading, cell=200)
 
 
 def contact_page(
@@ -52,7 +52,7 @@ def contact_page(
     parts = {
         "title": _escaped(title),
         "lines": "".join(f"<p>{_escaped(line)}</p>" for line in lines),
-        "asked": "" if query is None else _image(query, "the picture that was searched with"),
+        "asked": "" if query is None else _img_tag(query, "the query image"),
         "found": "\n".join(_item(one) for one in hits),
         "footer": f"vitlab {__version__}",
     }
@@ -61,15 +61,15 @@ def contact_page(
 
 
 def _item(one: SearchHit) -> str:
-    shown = "gone" if one.picture is None else _image(one.picture, one.name)
+    shown = "gone" if one.image is None else _img_tag(one.image, one.name)
     name = _escaped(one.name)
     name = f'<a href="{_escaped(one.link)}">{name}</a>' if one.link else name
     score = f'<data value="{one.score!r}">{one.score:.3f}</data>'
     return f'<li><div class="frame">{shown}</div><p><span>{name}</span>{score}</p></li>'
 
 
-def _image(picture: Image.Image, name: str) -> str:
-    small, buffer = _thumbnail(picture), io.BytesIO()
+def _img_tag(image: Image.Image, name: str) -> str:
+    small, buffer = _thumbnail(image), io.BytesIO()
     pixels = max(small.size) <= SMALL
     small.save(buffer, "png" if pixels else "jpeg", **({} if pixels else {"quality": 88}))
     kind = 'class="small" src="data:image/png' if pixels else 'src="data:image/jpeg'
@@ -82,20 +82,20 @@ def _escaped(text: str) -> str:
 
 
 def _caption(one: SearchHit) -> str:
-    gone = " (gone)" if one.picture is None else ""
+    gone = " (gone)" if one.image is None else ""
     return f"{cut(one.name, 14, end=True)} · {one.score:.3f}{gone}"
 
 
-def _pixels(picture: Image.Image | None) -> np.ndarray:
-    if picture is None:
+def _pixels(image: Image.Image | None) -> np.ndarray:
+    if image is None:
         return np.full((3, 4, 3), GREY, dtype=np.uint8)
-    small = _thumbnail(picture)
+    small = _thumbnail(image)
     square = Image.new("RGB", (max(small.size), small.height), "white")  # a tall image would make its row tall
     square.paste(small, ((square.width - small.width) // 2, 0))
     return np.asarray(square)
 
 
-def _thumbnail(picture: Image.Image) -> Image.Image:
-    small = picture.convert("RGB")
+def _thumbnail(image: Image.Image) -> Image.Image:
+    small = image.convert("RGB")
     small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     return small

@@ -70,7 +70,7 @@ def _draw_filters(sheet: Sheet, x: float, y: float, numbers: dict[str, Any]) -> 
     side, gap = (SIDE + 10) / columns - 10, 10
     for i, tile in enumerate(tiles):
         row, column = divmod(i, columns)
-        sheet.picture(x + column * (side + gap), y + row * (side + gap), side, side, tile, interpolation="nearest")
+        sheet.image(x + column * (side + gap), y + row * (side + gap), side, side, tile, interpolation="nearest")
     what = "principal components" if "filters" in numbers else "components of the stem's first layer"
     P = tiles.shape[1]
     _about(sheet, x, y, f"first {len(tiles)} {what}, {P} x {P} pixels")
@@ -86,7 +86,7 @@ def _draw_similarity(sheet: Sheet, x: float, y: float, numbers: dict[str, Any]) 
     for i, row in enumerate(shown_rows):
         for j, column in enumerate(shown_columns):
             at = (x + j * cell, y + i * cell, cell - gap, cell - gap)
-            sheet.picture(*at, maps[row, column], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+            sheet.image(*at, maps[row, column], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     part = "" if (len(shown_rows), len(shown_columns)) == (rows, columns) else ", some of them"
     _about(sheet, x, y, f"each of {rows} x {columns} positions{part} with all others: cosine")
     bottom = y + len(shown_rows) * cell + 14
@@ -157,7 +157,7 @@ def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], v
     pixels = overlay(lengths, view, smooth=False)
     tall, wide = pixels.shape[:2]
     factor = min(SIDE / wide, (SIDE - 60) / tall)
-    sheet.picture(x, y, wide * factor, tall * factor, pixels)
+    sheet.image(x, y, wide * factor, tall * factor, pixels)
     below = (f"token length after the last layer: {lengths.min():.3g}", f"{lengths.max():.3g}")
     sheet.scale(x, y + tall * factor + 22, below, "inferno", 80)
     sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
@@ -181,4 +181,4 @@ def _layers(axes: Axes, count: int) -> None:
 
 
 def _images(numbers: dict[str, Any]) -> str:
-    return f"{numbers['images']} picture{'s' if numbers['images'] > 1 else ''}"
+    return f"{numbers['images']} image{'s' if numbers['images'] > 1 else ''}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlab.explain.draw.heatmap import drawn, spread
 from vitlab.explain.draw.maps import ROWS, row_of
-from vitlab.explain.draw.sheet import Heading, ImageCell, grid_of_pictures
+from vitlab.explain.draw.sheet import Heading, ImageCell, image_grid
 from vitlab.explain.views import View
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def pruned(views: Sequence[View], result: Pruned, *, title: str = "Tokens left")
     if not result.changed:
         lines = ["No layer removes a token."]
     columns = ["", *(f"after layer {layer}" for layer in layers)]
-    return grid_of_pictures(rows, columns, Heading(title, lines), cell=190 if len(layers) <= 5 else 140, apart=1)
+    return image_grid(rows, columns, Heading(title, lines), cell=190 if len(layers) <= 5 else 140, apart=1)
 
 
 def grouped(groups: np.ndarray, view: View, *, side: int = 320) -> np.ndarray:
     """(grid_h, grid_w) of token numbers, -1 where dropped -> the image with merged patches in one colour."""
-    picture = drawn(view, side)
-    laid = spread(groups.astype(np.float64), view, (picture.height, picture.width), smooth=False)  # (h, w)
-    pixels = np.asarray(picture, dtype=np.float64) / 255  # (h, w, 3)
+    image = drawn(view, side)
+    laid = spread(groups.astype(np.float64), view, (image.height, image.width), smooth=False)  # (h, w)
+    pixels = np.asarray(image, dtype=np.float64) / 255  # (h, w, 3)
     grey = pixels.mean(axis=2, keepdims=True)
     unseen, dropped = np.isnan(laid), laid == -1
     result = np.where(dropped[..., None], 0.12 + 0.12 * grey, pixels)

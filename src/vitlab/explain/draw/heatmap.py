@@ -40,9 +40,9 @@ def overlay(heat: np.ndarray, view: View, *, smooth: bool = True, signed: bool =
 
     signed: red above 0, blue below. `side` is about the longer side of the result. What the model did not see is grey.
     """
-    picture = drawn(view, side)
-    laid = spread(heat, view, (picture.height, picture.width), smooth=smooth)  # (h, w)
-    pixels = np.asarray(picture, dtype=np.float64) / 255  # (h, w, 3)
+    image = drawn(view, side)
+    laid = spread(heat, view, (image.height, image.width), smooth=smooth)  # (h, w)
+    pixels = np.asarray(image, dtype=np.float64) / 255  # (h, w, 3)
     grey = pixels.mean(axis=2, keepdims=True)
     if signed:
         place = np.nan_to_num(0.5 + 0.5 * laid / (np.nanmax(np.abs(laid)) or 1.0), nan=0.5)
@@ -66,17 +66,17 @@ def colours_at(place: np.ndarray, signed: bool = False) -> np.ndarray:
 
 def painted(colours: np.ndarray, view: View, *, smooth: bool = True, side: int = 448) -> np.ndarray:
     """Colours (grid_h, grid_w, 3), 0 to 1, over the image, whose brightness shows a little: (h, w, 3) uint8."""
-    picture = drawn(view, side)
-    laid = spread(colours, view, (picture.height, picture.width), smooth=smooth)
-    grey = np.asarray(picture, dtype=np.float64).mean(axis=2, keepdims=True) / 255
+    image = drawn(view, side)
+    laid = spread(colours, view, (image.height, image.width), smooth=smooth)
+    grey = np.asarray(image, dtype=np.float64).mean(axis=2, keepdims=True) / 255
     return _bytes(np.where(np.isnan(laid), 0.35 + 0.4 * grey, laid * (0.8 + 0.2 * grey)))
 
 
 def cut_out(mask: np.ndarray, view: View, *, side: int = 448) -> np.ndarray:
     """The image where the mask (grid_h, grid_w) is True, dimmed elsewhere: (h, w, 3) uint8."""
-    picture = drawn(view, side)
-    laid = np.nan_to_num(spread(mask.astype(np.float64), view, (picture.height, picture.width)), nan=0.0)[..., None]
-    pixels = np.asarray(picture, dtype=np.float64) / 255
+    image = drawn(view, side)
+    laid = np.nan_to_num(spread(mask.astype(np.float64), view, (image.height, image.width)), nan=0.0)[..., None]
+    pixels = np.asarray(image, dtype=np.float64) / 255
     dim = 0.1 + 0.22 * pixels.mean(axis=2, keepdims=True)
     return _bytes(np.where(laid > 0.5, pixels, dim))
 
@@ -92,11 +92,11 @@ def scaled(heat: np.ndarray) -> np.ndarray:
 
 def drawn(view: View, side: int) -> Image.Image:
     """The image at about `side` pixels. Small ones are enlarged by a whole factor, so that their pixels show."""
-    picture = shrink(view.picture.convert("RGB"), side)
-    factor = side // max(picture.size)
+    image = shrink(view.image.convert("RGB"), side)
+    factor = side // max(image.size)
     if factor < 2:
-        return picture
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        return image
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def _weights(places: np.ndarray, count: int, smooth: bool) -> np.ndarray:

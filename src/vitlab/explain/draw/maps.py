@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import cut_out, drawn, overlay, painted
-from vitlab.explain.draw.sheet import Heading, ImageCell, ImageMarks, ImageRow, Mark, cut, grid_of_pictures, mark_of
+from vitlab.explain.draw.sheet import Heading, ImageCell, ImageMarks, ImageRow, Mark, cut, image_grid, mark_of
 from vitlab.explain.views import View
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def attention(
     size = 190 if h <= 4 else 150 if h <= 7 else 122 if h <= 12 else 104
     lines = [*_about(view), *([note] if note else [])]
     heading = Heading(title, lines, view.prediction, ImageCell(np.asarray(drawn(view, 448)), marks[0]), SCALE)
-    return grid_of_pictures(rows, names, heading, cell=size, apart=1)
+    return image_grid(rows, names, heading, cell=size, apart=1)
 
 
 def heat(
@@ -110,26 +110,26 @@ def heat(
     scale = SCALE if set(is_heat) - set(signed) else None
     lines += ["Red speaks for the class, blue against it."] if set(signed) & set(is_heat) else []
     if len(views) == 1:
-        picture, names = ImageCell(np.asarray(drawn(views[0], 640)), outlined[0].marks), list(columns)
+        image, names = ImageCell(np.asarray(drawn(views[0], 640)), outlined[0].marks), list(columns)
         beside = len(names) <= 2  # the image is as large as its maps
         lines = [*_about(views[0], *(own[0] for own, _ in columns.values())), *lines]
-        heading = Heading(title, lines, views[0].prediction, None if beside else picture, scale)
+        heading = Heading(title, lines, views[0].prediction, None if beside else image, scale)
         if beside:
             size = 400 if len(names) == 1 else 320
-            return grid_of_pictures([ImageRow([picture, *cells[0]])], ["", *names], heading, cell=size)
+            return image_grid([ImageRow([image, *cells[0]])], ["", *names], heading, cell=size)
         if len(names) <= WRAP:
-            return grid_of_pictures([ImageRow(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
+            return image_grid([ImageRow(cells[0])], names, heading, cell=300 if len(names) == 3 else 230)
         captioned = [replace(c, caption=c.caption or name) for c, name in zip(cells[0], names, strict=True)]
         rows = [ImageRow(list(captioned[i : i + WRAP])) for i in range(0, len(captioned), WRAP)]
-        return grid_of_pictures(rows, [], heading, cell=190)
+        return image_grid(rows, [], heading, cell=190)
     left = len(views) - len(shown)
-    lines += [f"{left} more pictures are in the numbers only."] if left else []
+    lines += [f"{left} more images are in the numbers only."] if left else []
     rows = [
         row_of(views[i], [ImageCell(np.asarray(drawn(views[i], side)), outlined[i].marks), *cells[i]]) for i in shown
     ]
     size = 240 if len(columns) <= 2 else 190 if len(columns) <= 6 else 150 if len(columns) <= 8 else 122
     heading = Heading(title, lines, scale=scale)
-    return grid_of_pictures(rows, ["", *columns], heading, cell=size, apart=1)
+    return image_grid(rows, ["", *columns], heading, cell=size, apart=1)
 
 
 def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, Any]]], *, title: str) -> Figure:
@@ -137,14 +137,14 @@ def neighbours(views: Sequence[View], found: Sequence[Sequence[tuple[Neighbour, 
     rows = []
     for view, row in list(zip(views, found, strict=True))[:ROWS]:
         cells = [ImageCell(np.asarray(drawn(view, 320)))]
-        for one, picture in row:
+        for one, image in row:
             caption = f"{one.similarity:.2f} · {cut(short_name(one.name), 9, end=True)}"
-            small = View(picture, view.geometry, view.size, view.patch_size)
+            small = View(image, view.geometry, view.size, view.patch_size)
             cells.append(ImageCell(np.asarray(drawn(small, 320)), caption=caption))
         rows.append(row_of(view, cells))
     k = max(len(row) for row in found)
-    heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each picture."])
-    return grid_of_pictures(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, cell=190, apart=1)
+    heading = Heading(title, ["By the cosine of what the classifier reads, which stands below each image."])
+    return image_grid(rows, ["", *(f"nearest {i + 1}" for i in range(k))], heading, cell=190, apart=1)
 
 
 def row_of(view: View, cells: Sequence[ImageCell]) -> ImageRow:
@@ -190,4 +190,4 @@ def with_views(views: Sequence[View], columns: Mapping[str, Any]) -> dict[str, t
 
 def _check(views: Sequence[View], maps: np.ndarray, axes: int) -> None:
     if not len(views) or maps.ndim != axes or len(maps) != len(views):
-        raise UsageError(f"maps are {maps.shape} for {len(views)} pictures: give one for each.")
+        raise UsageError(f"maps are {maps.shape} for {len(views)} images: give one for each.")

@@ -38,7 +38,7 @@ TEXTS: dict[str, dict[str, Any]] = {
         "verb": "looks",
         "at": "at",
         "layer_label": "layer",
-        "hint": "Move over the picture, touch it, or use the arrow keys: the heat is where that patch looks. "
+        "hint": "Move over the image, touch it, or use the arrow keys: the heat is where that patch looks. "
         "Click to hold it.",
         "grid_hint": "Every layer and head (M is their mean). Click one to enlarge it.",
     },
@@ -47,7 +47,7 @@ TEXTS: dict[str, dict[str, Any]] = {
         "verb": "is like",
         "at": "",
         "layer_label": "layer",
-        "hint": "Move over the picture, touch it, or use the arrow keys: the heat is what is like that patch. "
+        "hint": "Move over the image, touch it, or use the arrow keys: the heat is what is like that patch. "
         "Click to hold it.",
         "grid_hint": "",
     },
@@ -56,7 +56,7 @@ TEXTS: dict[str, dict[str, Any]] = {
         "verb": "",
         "at": "",
         "layer_label": "map",
-        "hint": "Move over the picture, touch it, or use the arrow keys to read a patch's value. Click to hold it.",
+        "hint": "Move over the image, touch it, or use the arrow keys to read a patch's value. Click to hold it.",
         "grid_hint": "All maps. Click one to enlarge it.",
     },
 }
@@ -95,7 +95,7 @@ def figure_page(figure: Figure, *, title: str) -> str:
     """A figure as an image on a page."""
     buffer = io.BytesIO()
     write_figure(figure, buffer, "png")
-    picture = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     name = html.escape(title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -104,7 +104,7 @@ def figure_page(figure: Figure, *, title: str) -> str:
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
         f"<title>{name}</title>\n<style>body {{ margin: 0; background: #fff; }} "
         "img { display: block; max-width: 100%; margin: 0 auto; }</style>\n</head>\n"
-        f'<body><img alt="{name}" src="{picture}"></body>\n</html>\n'
+        f'<body><img alt="{name}" src="{url}"></body>\n</html>\n'
     )
 
 
@@ -121,7 +121,7 @@ def _side_by_side(view: View, maps: Sequence[tuple[View, np.ndarray]]) -> tuple[
 
 
 def fit(
-    pictures: Sequence[str], layers: list[int], heads: list[int], one: float, limit: int
+    urls: Sequence[str], layers: list[int], heads: list[int], one: float, limit: int
 ) -> tuple[int, list[int], bool, str]:
     """How many images, which layers, whether single heads fit below the limit, and a note on what was left out."""
     left_out = []
@@ -129,9 +129,9 @@ def fit(
     columns = len(heads) + (len(heads) > 1) or 1
 
     def fits(count: int, depth: int, wide: int) -> bool:
-        return sum(map(len, pictures[:count])) + count * depth * wide * one <= room
+        return sum(map(len, urls[:count])) + count * depth * wide * one <= room
 
-    B, single = len(pictures), bool(heads)
+    B, single = len(urls), bool(heads)
     if single and not fits(B, len(layers), columns):
         single, columns = False, 1
         left_out.append("single heads (their mean is shown)")
@@ -142,9 +142,9 @@ def fit(
         layers = [layers[i] for i in chosen]
     while B > 1 and not fits(B, len(layers), columns):
         B -= 1
-    if len(pictures) > B:
-        left_out.append(f"{len(pictures) - B} of {len(pictures)} pictures")
-    check_size(len(pictures[0]) + one, room)
+    if len(urls) > B:
+        left_out.append(f"{len(urls) - B} of {len(urls)} images")
+    check_size(len(urls[0]) + one, room)
     if not left_out:
         return B, layers, single, ""
     note = f"Left out to keep this page below {limit / 1e6:.0f} MB: {'; '.join(left_out)}. "
@@ -154,7 +154,7 @@ def fit(
 def check_size(size: float, limit: float) -> None:
     if size > limit:
         raise UsageError(
-            f"one layer of one picture has {size / 1e6:.1f} MB, more than the {limit / 1e6:.1f} MB that a page may "
+            f"one layer of one image has {size / 1e6:.1f} MB, more than the {limit / 1e6:.1f} MB that a page may "
             "hold: use a smaller input, --image-size."
         )
 
@@ -171,7 +171,7 @@ def count_that_fit(items: Sequence[Mapping[str, Any]], limit: int) -> int:
 
 
 def left_out_note(kept: int, total: int) -> str:
-    return "" if kept == total else f"Left out to keep this page small: {total - kept} of {total} pictures."
+    return "" if kept == total else f"Left out to keep this page small: {total - kept} of {total} images."
 
 
 def with_mean(A: Tensor, single: bool) -> Tensor:
@@ -187,7 +187,7 @@ def eight_bits(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ((rows - low) / step * 255).round().to(torch.uint8).cpu(), low[..., 0].cpu(), high[..., 0].cpu()
 
 
-def place_of(view: View, picture: str) -> dict[str, Any]:
+def place_of(view: View, url: str) -> dict[str, Any]:
     """An image, and where its patches lie."""
     (H, W), (h, w) = view.geometry.original, view.read
     tall, wide = view.grid[0] * view.patch_size, view.grid[1] * view.patch_size
@@ -195,17 +195,17 @@ def place_of(view: View, picture: str) -> dict[str, Any]:
     return {
         "name": view.name,
         "said": view.prediction,
-        "picture": picture,
+        "image": url,
         "grid": list(view.grid),
         "box": (np.array(view.geometry.to_original((0, 0, wide, tall))) / shares).tolist(),
         "seen": (np.array(view.geometry.to_original((0, 0, w, h))) / shares).tolist(),
     }
 
 
-def item_of(view: View, picture: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
+def item_of(view: View, url: str, rows: tuple[Tensor, ...]) -> dict[str, Any]:
     values, low, high, before = rows
     return {
-        **place_of(view, picture),
+        **place_of(view, url),
         "queries": values.shape[-2],
         "values": packed(values.numpy().astype(np.uint8)),
         "low": packed(low.numpy().astype("<f4")),
@@ -240,7 +240,7 @@ def page_of(
 
 def about(views: Sequence[View]) -> str:
     rows, columns = views[0].grid
-    many = f"{len(views)} pictures" if len(views) > 1 else "1 picture"
+    many = f"{len(views)} images" if len(views) > 1 else "1 image"
     return f"{many}, seen as {rows} x {columns} patches of {views[0].patch_size} x {views[0].patch_size} pixels"
 
 
@@ -260,10 +260,10 @@ def packed(array: np.ndarray) -> str:
 
 def data_url(view: View) -> str:
     """Small images as PNG, larger ones as JPEG."""
-    small = max(view.picture.size) <= 160
-    picture = view.picture.convert("RGB") if small else drawn(view, SIDE)
+    small = max(view.image.size) <= 160
+    image = view.image.convert("RGB") if small else drawn(view, SIDE)
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG" if small else "JPEG", **({} if small else {"quality": 88}))
+    image.save(buffer, "PNG" if small else "JPEG", **({} if small else {"quality": 88}))
     return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -32,7 +32,7 @@ def faithfulness(scores: Sequence[MethodScore], *, title: str = "Faithfulness") 
         width, 2 * MARGIN + TALL + 210 + 22 * _longest(scores), title + "".join(score.method for score in scores)
     )
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
-    about = f"probability of the class, mean of {images} picture{'s' if images > 1 else ''}"
+    about = f"probability of the class, mean of {images} image{'s' if images > 1 else ''}"
     about += "; bands: standard error" if images >= ENOUGH else ""
     sheet.text(MARGIN, MARGIN + 46, about, 7.5, SOFT)
     for number, kind in enumerate(kinds):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KINDS = ("png", "svg", "pdf", "jpg", "webp")
 DPI = 150
 INK, SOFT, LINE, MARK = "#1c2126", "#646d78", "#d5d9dd", "#3ddcff"
-MARGIN, GAP = 30, 8  # around the sheet; between pictures
+MARGIN, GAP = 30, 8  # around the sheet; between images
 POINT = DPI / 72  # pixels of one point of font size
 
 
@@ -37,7 +37,7 @@ class Sheet:
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            raise UsageError("pictures need matplotlib, which is not installed: pip install matplotlib.") from None
+            raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib.") from None
         self.width, self.height = round(width), round(height)
         self.fonts = families(texts)
         self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")
@@ -51,7 +51,7 @@ class Sheet:
         options = {"ha": "left", "va": "center", "linespacing": 1.3, **options}
         at.text(x, y, text, fontsize=size, color=colour, fontfamily=self.fonts, parse_math=False, **options)
 
-    def picture(self, x: float, y: float, w: float, h: float, pixels: np.ndarray, **options: Any) -> None:
+    def image(self, x: float, y: float, w: float, h: float, pixels: np.ndarray, **options: Any) -> None:
         small = max(pixels.shape[:2]) < max(w, h)
         options = {"interpolation": "nearest" if small else "antialiased", **options}
         self.canvas.imshow(pixels, extent=(x, x + w, y + h, y), aspect="auto", **options)
@@ -124,7 +124,7 @@ class Heading:
     colours: str = "inferno"
 
 
-def grid_of_pictures(
+def image_grid(
     rows: Sequence[ImageRow], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
 ) -> Figure:
     """Rows of images of equal width with labels; names above the columns. A gap follows the first `apart` columns."""
@@ -191,7 +191,7 @@ def _place(sheet: Sheet, cell: ImageCell, x: float, y: float, w: float, h: float
         sheet.text(x + w / 2, y + h + 13, caption, 6.5, SOFT, ha="center")
     if centre:
         x, y = x + (w - pw) / 2, y + (h - ph) / 2
-    sheet.picture(x, y, pw, ph, cell.pixels)
+    sheet.image(x, y, pw, ph, cell.pixels)
     looks = [*(("white", 0.9, frame) for frame in cell.frames), *((MARK, 1.1, mark) for mark in cell.marks)]
     for colour, thick, box in looks:
         left, top, right, bottom = (min(max(share, 0), 1) for share in box)

@@ -31,7 +31,7 @@ from vitlab.images.sources.dataset import (
     is_text,
     refuse_special,
 )
-from vitlab.images.sources.folder import is_picture, split_folders
+from vitlab.images.sources.folder import is_image_name, split_folders
 from vitlab.images.sources.shards import ShardDataset, ShardIndex, cut_off, whole_members
 from vitlab.images.sources.table import check_inside, csv_rows, decode_text, read_bytes, shown_lines, split_name
 from vitlab.parsing import parse_json
@@ -156,7 +156,7 @@ def open_tar(path: Path, allow: Allow) -> Splits | None:
 def has_texts(folder: Path) -> bool:
     """Whether images lie directly in the folder, or in its train/, with texts of the same name beside them."""
     for place in (folder, *(folder / name for name in os.listdir(folder) if SPLIT_NAMES.get(name.lower()) == "train")):  # noqa: PTH208
-        if place.is_dir() and any(is_picture(p.name) and p.with_suffix(".txt").is_file() for p in place.iterdir()):
+        if place.is_dir() and any(is_image_name(p.name) and p.with_suffix(".txt").is_file() for p in place.iterdir()):
             return True
     return False
 
@@ -165,18 +165,18 @@ def open_texts(folder: Path) -> Splits:
     """A .txt beside each image, which holds its captions, one a line."""
     splits: dict[str, Dataset] = {}
     for split, place in split_folders(folder).items():
-        pictures = sorted(path for path in place.iterdir() if is_picture(path.name))
-        if not pictures and split == "train":
+        files = sorted(path for path in place.iterdir() if is_image_name(path.name))
+        if not files and split == "train":
             raise DataError(f"{place}: no images in it. Expected 1.jpg and 1.txt beside it.")
-        without = [path for path in pictures if not path.with_suffix(".txt").is_file()]
+        without = [path for path in files if not path.with_suffix(".txt").is_file()]
         if without:
             raise DataError(
-                f"{place}: {len(without)} of {len(pictures)} images have no text beside them, e.g. "
+                f"{place}: {len(without)} of {len(files)} images have no text beside them, e.g. "
                 f"{without[0].name}. Write {without[0].with_suffix('.txt').name}, or take the image out."
             )
-        texts = [_text(path.with_suffix(".txt")) for path in pictures]
-        if pictures:
-            splits[split] = Captioned(FileDataset(pictures, np.zeros(len(pictures), np.int64), []), Captions(texts))
+        texts = [_text(path.with_suffix(".txt")) for path in files]
+        if files:
+            splits[split] = Captioned(FileDataset(files, np.zeros(len(files), np.int64), []), Captions(texts))
     return Splits([], splits["train"], splits.get("val"), splits.get("test"))
 
 

@@ -182,20 +182,20 @@ class Captions:
 class Captioned:
     """A split of images with captions and without classes."""
 
-    def __init__(self, pictures: Dataset, captions: Captions) -> None:
-        assert len(pictures) == len(captions)
-        self.pictures, self.captions = pictures, captions
-        self.labels, self.classes = np.zeros(len(pictures), dtype=np.int64), []
-        self.channels, self.images = pictures.channels, pictures.images
+    def __init__(self, dataset: Dataset, captions: Captions) -> None:
+        assert len(dataset) == len(captions)
+        self.dataset, self.captions = dataset, captions
+        self.labels, self.classes = np.zeros(len(dataset), dtype=np.int64), []
+        self.channels, self.images = dataset.channels, dataset.images
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def read(self, index: int) -> np.ndarray:
-        return self.pictures.read(index)
+        return self.dataset.read(index)
 
     def name_of(self, index: int) -> str:
-        return self.pictures.name_of(index)
+        return self.dataset.name_of(index)
 
 
 class Subset:
@@ -232,7 +232,7 @@ def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
         images, labels = dataset.images[indices], dataset.labels[indices]
         return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
     if isinstance(dataset, Captioned):
-        return Captioned(subset(dataset.pictures, indices), Captions(dataset.captions[i] for i in indices))
+        return Captioned(subset(dataset.dataset, indices), Captions(dataset.captions[i] for i in indices))
     if isinstance(dataset, Subset):
         return Subset(dataset.dataset, dataset.indices[indices])
     return Subset(dataset, indices)

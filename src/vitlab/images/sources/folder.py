@@ -18,7 +18,7 @@ LAYOUT = "Put the images of each class into a folder of its own, named after the
 def open_folder(path: Path) -> Splits:
     """Classes are the names of train's folders, sorted."""
     folders = split_folders(path)
-    train = _pictures_by_class(folders["train"])
+    train = _images_by_class(folders["train"])
     classes, notes = list(train), []
     _check_train(folders["train"], train)
     if loose := _loose(folders["train"]):
@@ -27,7 +27,7 @@ def open_folder(path: Path) -> Splits:
     for split in ("val", "test"):
         if split not in folders:
             continue
-        by_class = {name: pictures for name, pictures in _pictures_by_class(folders[split]).items() if pictures}
+        by_class = {name: paths for name, paths in _images_by_class(folders[split]).items() if paths}
         if split == "test" and not by_class:
             notes.append(f"{folders[split]}: no images in class folders, so there is no test split.")
             continue
@@ -51,7 +51,7 @@ def subfolders(path: Path) -> dict[str, Path]:
     return {entry.name: Path(entry.path) for entry in _scan(path) if entry.is_dir() and not entry.name.startswith("__")}
 
 
-def is_picture(name: str) -> bool:
+def is_image_name(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
@@ -85,11 +85,11 @@ def split_folders(path: Path) -> dict[str, Path]:
     return {"train": path}
 
 
-def _pictures_by_class(folder: Path) -> dict[str, list[str]]:
-    return {name: pictures_under(path) for name, path in subfolders(folder).items()}
+def _images_by_class(folder: Path) -> dict[str, list[str]]:
+    return {name: images_under(path) for name, path in subfolders(folder).items()}
 
 
-def pictures_under(folder: Path) -> list[str]:
+def images_under(folder: Path) -> list[str]:
     """All images at any depth, sorted. A folder is entered once, so that links in a circle end."""
     files, entered, waiting = [], set(), [folder]
     while waiting:
@@ -101,25 +101,25 @@ def pictures_under(folder: Path) -> list[str]:
         for entry in _scan(here):
             if entry.is_dir():
                 waiting.append(Path(entry.path))
-            elif is_picture(entry.name):  # a dangling link or a FIFO fails by name when it is read
+            elif is_image_name(entry.name):  # a dangling link or a FIFO fails by name when it is read
                 files.append(entry.path)
     return sorted(files)
 
 
-def _dataset(pictures: dict[str, list[str]], classes: list[str]) -> FileDataset:
-    counts = [len(pictures.get(name, ())) for name in classes]
-    paths = (path for name in classes for path in pictures.get(name, ()))
+def _dataset(by_class: dict[str, list[str]], classes: list[str]) -> FileDataset:
+    counts = [len(by_class.get(name, ())) for name in classes]
+    paths = (path for name in classes for path in by_class.get(name, ()))
     return FileDataset(paths, np.repeat(np.arange(len(classes)), counts), classes)
 
 
 def _loose(folder: Path) -> list[str]:
-    return [entry.name for entry in _scan(folder) if is_picture(entry.name) and not entry.is_dir()]
+    return [entry.name for entry in _scan(folder) if is_image_name(entry.name) and not entry.is_dir()]
 
 
-def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
+def _check_train(folder: Path, by_class: dict[str, list[str]]) -> None:
     """Refuse folders that cannot be trained on, each with its own message."""
     here = LAYOUT.format(folder)
-    if not pictures:
+    if not by_class:
         entries = _scan(folder)
         if not entries:
             raise DataError(f"{folder}: the folder is empty. {here}")
@@ -128,17 +128,17 @@ def _check_train(folder: Path, pictures: dict[str, list[str]]) -> None:
         if loose := _loose(folder):
             raise DataError(f"{folder}: {len(loose)} images lie directly in it, without class folders. {here}{hint}")
         raise DataError(f"{folder}: no class folders and no images in it. {here}{hint}")
-    if not any(pictures.values()):
-        raise DataError(f"{folder}: no images in its {len(pictures)} folders{_other_endings(folder)}. {here}")
-    if empty := [name for name, paths in pictures.items() if not paths]:
+    if not any(by_class.values()):
+        raise DataError(f"{folder}: no images in its {len(by_class)} folders{_other_endings(folder)}. {here}")
+    if empty := [name for name, paths in by_class.items() if not paths]:
         names = ", ".join(map(repr, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise DataError(
             f"{folder}: no images in class {names}{_other_endings(folder / empty[0])}. "
             "Add some, or remove the empty folder."
         )
-    if len(pictures) == 1:
-        (only,) = pictures
-        deeper = [name for name in subfolders(folder / only) if pictures_under(folder / only / name)]
+    if len(by_class) == 1:
+        (only,) = by_class
+        deeper = [name for name in subfolders(folder / only) if images_under(folder / only / name)]
         hint = f" Did you mean {folder / only}?" if len(deeper) > 1 else ""
         raise DataError(f"{folder}: only one class, {only!r}; a classifier needs two or more.{hint} {here}")
 

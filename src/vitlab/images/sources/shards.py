@@ -314,7 +314,7 @@ def cut_off(shard: Path, why: str) -> DataError:
 
 def _scan(shard: Path, index: ShardIndex, read: Reads, allow_cut: bool) -> ShardIndex:
     """Fill the index from the tar's headers; of the contents, only the labels are read."""
-    pictures: dict[str, tarfile.TarInfo] = {}
+    images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, dict[str, tarfile.TarInfo]] = {}
     try:
         with tarfile.open(shard, "r:") as tar:
@@ -331,13 +331,13 @@ def _scan(shard: Path, index: ShardIndex, read: Reads, allow_cut: bool) -> Shard
                 if f".{ending}" in EXTENSIONS:
                     if info.issparse():
                         raise DataError(f"{shard}, {info.name}: a sparse file. Make the shard again without --sparse.")
-                    pictures.setdefault(key, info)
+                    images.setdefault(key, info)
                 elif ending in ("cls", "json", "txt"):
                     labels.setdefault(key, {})[ending] = info
-            if index.cut and not (key in pictures and key in labels):  # the last sample: its other files are gone
-                pictures.pop(key, None)
+            if index.cut and not (key in images and key in labels):  # the last sample: its other files are gone
+                images.pop(key, None)
                 labels.pop(key, None)
-            for key, info in pictures.items():
+            for key, info in images.items():
                 index.names.append(info.name)
                 index.offsets.append(info.offset_data)
                 index.sizes.append(info.size)
@@ -358,11 +358,11 @@ def _text(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     return stream.read(1 << 20).decode("utf-8-sig")
 
 
-def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
+def _label(tar: tarfile.TarFile, shard: Path, image: str, files: dict[str, tarfile.TarInfo]) -> str:
     """What .cls, else .json ("label"), else .txt says, as text."""
     ending = next((ending for ending in ("cls", "json", "txt") if ending in files), None)
     if ending is None:
-        raise DataError(f'{shard}: {picture} has no label. Put a .cls, a .json with "label", or a .txt beside it.')
+        raise DataError(f'{shard}: {image} has no label. Put a .cls, a .json with "label", or a .txt beside it.')
     name = files[ending].name
     try:
         label = _text(tar, files[ending]).strip()
@@ -383,7 +383,7 @@ def _label(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tar
     return str(label)
 
 
-def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, tarfile.TarInfo]) -> str:
+def _captions(tar: tarfile.TarFile, shard: Path, image: str, files: dict[str, tarfile.TarInfo]) -> str:
     """What .json ("caption", "captions") or else .txt says, one caption a line."""
     captions: Any = None
     for ending in ("json", "txt"):
@@ -398,12 +398,12 @@ def _captions(tar: tarfile.TarFile, shard: Path, picture: str, files: dict[str, 
             raise DataError(f"{shard}: {files[ending].name} cannot be read ({error}). Expected {expected}.") from None
     captions = [captions] if isinstance(captions, str) else captions
     if captions is None:
-        raise DataError(f'{shard}: {picture} has no caption. Put a .txt, or a .json with "caption", beside it.')
+        raise DataError(f'{shard}: {image} has no caption. Put a .txt, or a .json with "caption", beside it.')
     if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-        raise DataError(f"{shard}: the captions of {picture} must be texts, found {captions!r:.80}.")
+        raise DataError(f"{shard}: the captions of {image} must be texts, found {captions!r:.80}.")
     if not all(map(is_text, captions)):
-        raise DataError(f"{shard}: the caption of {picture} holds half a character (a lone surrogate). Correct it.")
+        raise DataError(f"{shard}: the caption of {image} holds half a character (a lone surrogate). Correct it.")
     lines = [line for caption in captions if (line := " ".join(caption.split()))]
     if not lines:
-        raise DataError(f"{shard}: the caption of {picture} is empty. Write one, or take the image out.")
+        raise DataError(f"{shard}: the caption of {image} is empty. Write one, or take the image out.")
     return "\n".join(lines)

@@ -109,14 +109,14 @@ def split_name(split: object, table: str, line: int) -> str:
 
 def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
     missing = [
-        (line, picture)
+        (line, image)
         for rows in splits.values()
-        for line, picture in zip(rows.lines, rows.paths, strict=True)
-        if not os.path.isfile(picture)  # noqa: PTH113 - a million Path objects would take seconds
+        for line, image in zip(rows.lines, rows.paths, strict=True)
+        if not os.path.isfile(image)  # noqa: PTH113 - a million Path objects would take seconds
     ]
-    for line, picture in missing:
-        if kind := special_kind(picture):
-            raise DataError(f"{path}, line {line}: {picture} is {kind}, not an image file. Remove the line.")
+    for line, image in missing:
+        if kind := special_kind(image):
+            raise DataError(f"{path}, line {line}: {image} is {kind}, not an image file. Remove the line.")
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of its files do not exist:\n{shown_lines(missing)}\n"
@@ -124,23 +124,23 @@ def _check_files(path: Path, splits: dict[str, _Rows]) -> None:
         )
 
 
-def check_inside(table: Path, pictures: Iterable[tuple[int, str]]) -> None:
+def check_inside(table: Path, files: Iterable[tuple[int, str]]) -> None:
     """Raise where a table names files outside its own folder: by an absolute path, by .. or through a link.
 
-    `pictures` are lines of the table and the files that they name, which exist.
+    `files` are pairs of a line number and the file that the line names, which exists.
     """
     root = os.path.join(os.path.realpath(table.parent), "")  # noqa: PTH118 - with a separator at its end
     folders: dict[str, str] = {}  # as written -> resolved; a table has many lines and few folders
 
-    def resolved(picture: str) -> str:
-        if os.path.islink(picture):  # noqa: PTH114
-            return os.path.realpath(picture)
-        folder, name = os.path.split(picture)
+    def resolved(file: str) -> str:
+        if os.path.islink(file):  # noqa: PTH114
+            return os.path.realpath(file)
+        folder, name = os.path.split(file)
         if folder not in folders:
             folders[folder] = os.path.realpath(folder)
         return os.path.join(folders[folder], name)  # noqa: PTH118
 
-    outside = [(line, picture) for line, picture in pictures if not resolved(picture).startswith(root)]
+    outside = [(line, file) for line, file in files if not resolved(file).startswith(root)]
     if outside:
         raise DataError(
             f"{table}: {len(outside)} of its files lie outside its folder:\n{shown_lines(outside)}\nA table that came "

@@ -1,4 +1,4 @@
-// The frame of the page: a picture, the models that look at it, tabs. Each tab is a module with show(panel, page).
+// The frame of the page: an image, the models that look at it, tabs. Each tab is a module with show(panel, page).
 import { json, blob, look, setToken, Refused } from "./net.js";
 import { language, switchLanguage, t } from "./text.js";
 import { clear, el } from "./draw.js";
@@ -13,18 +13,18 @@ const TABS = { try: trying, walk, attention, fewer, more, training };
 const $ = (id) => document.getElementById(id);
 
 export const page = {
-  models: [], index: null, chosen: new Set(), focus: null, picture: null, tab: "try", looks: new Map(), views: new Map(), kept: new Map(), turn: 0,
+  models: [], index: null, chosen: new Set(), focus: null, image: null, tab: "try", looks: new Map(), views: new Map(), kept: new Map(), turn: 0,
   about(name) { return this.models.find((m) => m.name === name); },
-  // The picture as `model` sees it, kept at the server under a number.
+  // The image as `model` sees it, kept at the server under a number.
   async look(model) {
-    if (!this.looks.has(model)) this.looks.set(model, look(model, this.picture));
+    if (!this.looks.has(model)) this.looks.set(model, look(model, this.image));
     return this.looks.get(model);
   },
   async view(model) {
     if (!this.views.has(model)) this.views.set(model, this.look(model).then((n) => blob(`page/look/${n}/view`)).then(createImageBitmap));
     return this.views.get(model);
   },
-  // What a part of a model says of the picture, asked once.
+  // What a part of a model says of the image, asked once.
   async part(model, part, options, read = json) {
     const number = await this.look(model), query = new URLSearchParams(options || {}).toString(), key = `${model} ${part} ${query}`;
     if (!this.kept.has(key)) this.kept.set(key, read(`page/look/${number}/${part}${query ? `?${query}` : ""}`));
@@ -77,7 +77,7 @@ export async function show() {
   clear($("panels")).append(panel);
   const inside = ["walk", "attention", "fewer"].includes(name);
   $("focus-row").hidden = !inside;
-  if (!["more", "training"].includes(name) && !page.picture) { panel.append(el("p", { text: t("nopicture") })); return; }
+  if (!["more", "training"].includes(name) && !page.image) { panel.append(el("p", { text: t("noimage") })); return; }
   $("status").textContent = t("working");
   await page.guard(() => TABS[name].show(panel, page, () => turn === page.turn));
   if (turn === page.turn && $("status").textContent === t("working")) $("status").textContent = t("ready");
@@ -105,10 +105,10 @@ async function sampleList() {
   }
 }
 
-export function take(picture) {
-  page.picture = picture;
+export function take(image) {
+  page.image = image;
   URL.revokeObjectURL($("at-hand").src);
-  $("at-hand").src = URL.createObjectURL(picture);
+  $("at-hand").src = URL.createObjectURL(image);
   for (const kept of [page.looks, page.views, page.kept]) kept.clear();
   return show();
 }
@@ -116,7 +116,7 @@ export function take(picture) {
 function offered(files) {
   const file = [...(files || [])][0];
   if (!file) return;
-  if (file.type && !file.type.startsWith("image/")) page.complain(new Refused(415, t("notpicture", { name: file.name }), ""));
+  if (file.type && !file.type.startsWith("image/")) page.complain(new Refused(415, t("notimage", { name: file.name }), ""));
   else take(file);
 }
 

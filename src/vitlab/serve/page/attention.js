@@ -89,7 +89,7 @@ function overview(canvas, about, layers) {
 }
 
 function heatPixels(pen, values, columns, rows) {
-  const picture = pen.createImageData(columns, rows), top = highest(values);
-  values.forEach((value, i) => picture.data.set([...heatColour(top > 0 ? value / top : 0), 255], 4 * i));
-  pen.putImageData(picture, 0, 0);
+  const pixels = pen.createImageData(columns, rows), top = highest(values);
+  values.forEach((value, i) => pixels.data.set([...heatColour(top > 0 ? value / top : 0), 255], 4 * i));
+  pen.putImageData(pixels, 0, 0);
 }

@@ -1,4 +1,4 @@
-// Pictures, heat on them, bars and lines. Text is always set as text, never as markup.
+// Images, heat on them, bars and lines. Text is always set as text, never as markup.
 export function el(tag, options = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(options)) {
@@ -27,7 +27,7 @@ export function heatColour(value) { // 0 to 1
 
 export function highest(values) { let most = -Infinity; for (const value of values) if (value > most) most = value; return most; }
 
-// A canvas that shows a picture in the model's pixels, each as `zoom` squares.
+// A canvas that shows an image in the model's pixels, each as `zoom` squares.
 export function board(view, zoom, name) {
   const canvas = el("canvas", { class: "big", width: view.width * zoom, height: view.height * zoom, "aria-label": name, role: "img" });
   return canvas;
@@ -41,7 +41,7 @@ export function paint(canvas, view) {
   return pen;
 }
 
-// values: one for each patch, row by row. The highest is the brightest; where they are low, more of the picture is seen.
+// values: one for each patch, row by row. The highest is the brightest; where they are low, more of the image is seen.
 export function heat(canvas, view, grid, values, { strength = 0.6, least = 0, most = null } = {}) {
   const pen = paint(canvas, view), [rows, columns] = grid, top = most ?? highest(values);
   const high = canvas.height / rows, wide = canvas.width / columns;

@@ -1,4 +1,4 @@
-// Rows of attention, and a picture whose patches can be pointed at or walked over by the arrow keys.
+// Rows of attention, and an image whose patches can be pointed at or walked over by the arrow keys.
 import { patchAt } from "./draw.js";
 
 // (h, N, N) -> what one token gives to each patch. patch: null is the token that the head reads (or the mean of all patches);

@@ -1,4 +1,4 @@
-// 5. Models that learned without labels, or from words; and a search among pictures, where there is an index.
+// 5. Models that learned without labels, or from words; and a search among images, where there is an index.
 import { array } from "./net.js";
 import { bars, board, clear, el, frame, heat } from "./draw.js";
 import { t } from "./text.js";
@@ -8,8 +8,8 @@ import { searchCard } from "./search.js";
 export async function show(panel, page, current) {
   const having = (part) => page.models.find((m) => m.offers.includes(part));
   const dino = page.models.find((m) => m.name === "dino") || page.models.find((m) => m.offers.includes("similarity") && !m.offers.includes("predict")) || having("similarity");
-  const parts = [[having("painted"), mae], [dino, tokens], [having("sentences"), words]].filter(([model]) => model && page.picture);
-  if (!page.picture) panel.append(el("p", { text: t("nopicture") }));
+  const parts = [[having("painted"), mae], [dino, tokens], [having("sentences"), words]].filter(([model]) => model && page.image);
+  if (!page.image) panel.append(el("p", { text: t("noimage") }));
   else if (!parts.length) panel.append(el("p", { text: t("none_more") }));
   for (const [model, make] of parts) {
     const card = el("article", { class: "card" });
@@ -52,10 +52,10 @@ async function mae(card, page, model) {
 }
 
 function put(canvas, bytes, width, height) {
-  const picture = new ImageData(width, height);
-  for (let i = 0; i < width * height; i++) picture.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
+  const image = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) image.data.set([bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2], 255], 4 * i);
   const off = new OffscreenCanvas(width, height);
-  off.getContext("2d").putImageData(picture, 0, 0);
+  off.getContext("2d").putImageData(image, 0, 0);
   const pen = canvas.getContext("2d");
   pen.imageSmoothingEnabled = false;
   pen.drawImage(off, 0, 0, canvas.width, canvas.height);

@@ -51,12 +51,12 @@ function halves(words) {
 // what: { text } or { image }
 export async function search(what, top) {
   const form = new FormData();
-  for (const [name, value] of Object.entries(what)) name === "image" ? form.append(name, value, "picture") : form.append(name, value);
+  for (const [name, value] of Object.entries(what)) name === "image" ? form.append(name, value, "image") : form.append(name, value);
   return json(`search?top=${top}`, { method: "POST", body: form });
 }
 
-export async function look(model, picture) {
+export async function look(model, image) {
   const form = new FormData();
-  form.append("image", picture, "picture");
+  form.append("image", image, "image");
   return (await json(`page/look?model=${encodeURIComponent(model)}`, { method: "POST", body: form })).look;
 }

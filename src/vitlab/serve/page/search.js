@@ -1,4 +1,4 @@
-// The pictures of the server's index that are nearest to a sentence, or to the picture at hand.
+// The images of the server's index that are nearest to a sentence, or to the image at hand.
 import { blob, search } from "./net.js";
 import { clear, el } from "./draw.js";
 import { t } from "./text.js";
@@ -20,7 +20,7 @@ export function searchCard(page) {
     await Promise.all(drawn);
     if (mine === asked) found.dataset.drawn = question;
   });
-  const like = el("button", { type: "button", id: "search-like", text: t("searchlike"), disabled: !page.picture, onclick: () => ask({ image: page.picture }, t("thispicture")) });
+  const like = el("button", { type: "button", id: "search-like", text: t("searchlike"), disabled: !page.image, onclick: () => ask({ image: page.image }, t("thisimage")) });
   const controls = el("div", { class: "row" }, like);
   if (words) {
     const box = el("input", { type: "search", id: "search-text", maxlength: 300, value: "a photo of a cat" });
@@ -31,14 +31,14 @@ export function searchCard(page) {
   return el("article", { class: "card", id: "search" }, el("h2", { text: t("searchtitle", { name, n: pictures }) }), el("p", { class: "quiet", text: t(words ? "searchhow" : "searchhowlike", { model }) }), controls, told, found);
 }
 
-// One line of the list; done when its picture is there.
+// One line of the list; done when its image is there.
 async function shown(list, { number, name, score }) {
-  const picture = el("div", { class: "thumb" });
-  list.append(el("li", {}, picture, el("span", { text: name }), el("span", { class: "quiet", text: t("alike", { n: score.toFixed(3) }) })));
+  const frame = el("div", { class: "thumb" });
+  list.append(el("li", {}, frame, el("span", { text: name }), el("span", { class: "quiet", text: t("alike", { n: score.toFixed(3) }) })));
   try {
     const image = el("img", { alt: "", src: URL.createObjectURL(await blob(`search/pictures/${number}`)) });
     await image.decode();
     URL.revokeObjectURL(image.src);
-    picture.append(image);
-  } catch { picture.append(el("span", { class: "quiet", text: t("cannotshow") })); }
+    frame.append(image);
+  } catch { frame.append(el("span", { class: "quiet", text: t("cannotshow") })); }
 }

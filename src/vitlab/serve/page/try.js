@@ -1,4 +1,4 @@
-// 1. What each model says of the picture.
+// 1. What each model says of the image.
 import { bars, el, paint } from "./draw.js";
 import { t } from "./text.js";
 

@@ -19,16 +19,17 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor, nn
 
-from vitlab.errors import TrainingError, VitlabError
+from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.images.augment import MODES, Augment, AugmentOptions
 from vitlab.images.datasets import Data, subset
 from vitlab.images.mix import Mix
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
+from vitlab.layers.lora import add_lora
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import ImageSet, Plan, TrainingBatch
@@ -37,10 +38,11 @@ from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
-from vitlab.training.recipe import Recipe, to_tables
+from vitlab.training.recipe import ModelRecipe, Recipe, to_tables
 from vitlab.training.report.curves import Chart
 from vitlab.training.retrieval import Retrieval
 
+HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")  # of a classifier, by parameter names
 BANK = 10_000  # labelled images for k-NN during a run; the final evaluation uses all
 BANK_DRAW = 3  # coordinate of the draw that picks them
 
@@ -77,6 +79,7 @@ class Objective:
     chooses_patches = False  # the objective decides which patches or crops its model sees
     shardable = False  # runs with run.sharding=fsdp
     options_class: type[ObjectiveOptions] = ObjectiveOptions
+    head: tuple[str, ...] = HEAD  # parameters, by the beginning of their names, that learn fully beside adapters
     own_settings: tuple[str, ...] = ()  # refused with every other objective
     charts: tuple[Chart, ...] = ()  # of its numbers in the log
 
@@ -119,6 +122,27 @@ class Objective:
     ) -> tuple[Network, list[str]]:
         """The model, and notes on how it was made."""
         raise NotImplementedError
+
+    @classmethod
+    def add_adapters(cls, recipe: ModelRecipe, model: Network) -> list[str]:
+        """Low-rank adapters (model.lora), in place; notes on them. `head` learns as it would without."""
+        try:
+            layers = add_lora(model, recipe.lora, recipe.lora_alpha, recipe.lora_layers, trained=cls.head)
+        except UsageError as error:
+            raise TrainingError(f"model.lora={recipe.lora} is not possible: {error}") from None
+        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        learns, total = sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
+        notes = [f"LoRA of rank {recipe.lora} on {len(layers)} layers: {learns:,} of {total:,} parameters learn."]
+        if recipe.init_from is None and recipe.init_image is None:
+            notes.append(
+                "the weights that LoRA leaves frozen are random: name trained ones, model.init_from=CHECKPOINT."
+            )
+        return notes
+
+    @classmethod
+    def adapted_model(cls, model: Network) -> Network:
+        """The network whose adapters are saved alone."""
+        return model
 
     @classmethod
     def tokenizer(
@@ -218,6 +242,10 @@ class SelfSupervised(Objective):
     uses_labels = False
     chooses_patches = True
 
+    @classmethod
+    def adapted_model(cls, model: Network) -> Network:
+        return model.encoder
+
     def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores:
         train = self.data.train
         if not final:
@@ -248,9 +276,9 @@ def check_patch_dropout(method: type[Objective], recipe: Recipe, model: Network)
     network, why = method.image_model(model), ""
     if method.chooses_patches:
         why = f"objective.name={recipe.objective.name} decides itself which patches its model sees"
-    elif not isinstance(network, VisionTransformer):
+    elif not isinstance(network, PlainTransformer):
         why = f"a {model.family} needs all patches of an image"
-    elif network.config.positions.kind == "relative":
+    elif "relative" in network.config.position_kind:
         why = "positions=relative needs the whole grid"
     if why:
         raise TrainingError(
@@ -267,7 +295,7 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> No
     try:
         if method.chooses_patches:
             raise TrainingError(f"objective.name={recipe.objective.name} decides itself which patches its model sees.")
-        if not isinstance(network, VisionTransformer):
+        if not isinstance(network, PlainTransformer):
             raise TrainingError(f"a {model.family} needs all patches of an image; a ViT works with fewer tokens.")
         reducer, c = reducer_of(text), network.config
         network.reducing(reducer)
@@ -280,9 +308,9 @@ def check_reducer(method: type[Objective], recipe: Recipe, model: Network) -> No
 def set_patch_dropout(network: Network, recipe: Recipe, step: int, total: int) -> None:
     """augment.drop_patches in the first part of a run, the model's own rate after it."""
     a = recipe.augment
-    if a.drop_patches and isinstance(network, VisionTransformer):  # check_patch_dropout refused any other
+    if a.drop_patches and isinstance(network, PlainTransformer):  # check_patch_dropout refused any other
         early = step < a.drop_patches_until * total
-        network.patch_dropout = a.drop_patches if early else network.config.drop.patch_dropout
+        network.patch_dropout = a.drop_patches if early else network.config.own_patch_dropout
 
 
 def mix_of(recipe: Recipe) -> Mix:

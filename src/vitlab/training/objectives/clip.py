@@ -26,6 +26,7 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig
 from vitlab.models.siglip import SigLIPConfig
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig, same_captions
+from vitlab.parsing import flat
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import ImageSet, TrainingBatch
@@ -45,7 +46,6 @@ from vitlab.training.processes import Processes
 from vitlab.training.recipe import ModelRecipe, Recipe
 from vitlab.training.report.curves import Chart
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
-from vitlab.training.runs import flat
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class ContrastiveLearning(Objective):
     charts = (Chart("Pairs found in the batch", "批内配对正确率", "matched", percent=True),)
     uses_labels = False
     uses_captions = True
+    head = ()
     own_settings = ("model.init_image",)
 
     @classmethod

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlab.errors import TrainingError
 from vitlab.images.multicrop import MultiCrop, MultiCropOptions
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.lora import is_adapter_key
 from vitlab.models import dino
 from vitlab.models.base import Network
 from vitlab.text.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ from vitlab.training.objectives import diagnosis
 from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions, SelfSupervised
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
-from vitlab.training.recipe import Recipe
+from vitlab.training.recipe import ModelRecipe, Recipe
 from vitlab.training.report.curves import Chart
 
 UNIFORM = 0.98  # of ln K
@@ -62,6 +63,7 @@ class DINOOptions(ObjectiveOptions):
 class SelfDistillation(SelfSupervised):
     model: dino.DINO
     options_class = DINOOptions
+    head = ("student_head.", "teacher_head.")
     charts = (
         Chart("Entropy of the teacher", "教师输出的熵", "teacher_entropy", from_zero=True),
         Chart("Directions that features use", "特征的有效秩", "rank", from_zero=True),
@@ -74,6 +76,15 @@ class SelfDistillation(SelfSupervised):
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
         return build_pretraining_model(recipe.model, dino.DINO, channels, family="dino", example="dino_cifar")
+
+    @classmethod
+    def add_adapters(cls, recipe: ModelRecipe, model: Network) -> list[str]:
+        """The teacher's begin as the student's, which they follow."""
+        notes = super().add_adapters(recipe, model)
+        assert isinstance(model, dino.DINO)
+        adapters = {key: value for key, value in model.student.state_dict().items() if is_adapter_key(key)}
+        model.teacher.load_state_dict(adapters, strict=False)
+        return notes
 
     @classmethod
     def augmentation(cls, recipe: Recipe, pre: Preprocess) -> MultiCrop:

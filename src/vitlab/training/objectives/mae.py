@@ -30,6 +30,7 @@ MASK = "In the mask 1 is hidden and 0 visible, and the loss counts the hidden: s
 
 class MaskedReconstruction(SelfSupervised):
     model: MaskedAutoencoder
+    head = ("decoder.",)
 
     @classmethod
     def build_model(

@@ -24,7 +24,7 @@ def _confusion(counts: np.ndarray, classes: list[str]) -> str:
         f"95 % interval {percent(low)} to {percent(high)}.</p>"
     )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # of the row, that is of the truth
-    drawing = _matrix(counts, shares, classes) if len(classes) <= 100 else _matrix_picture(shares)
+    drawing = _matrix(counts, shares, classes) if len(classes) <= 100 else _matrix_image(shares)
     return f'{caption}<div class="wide">{drawing}</div>{_confused_pairs(counts, classes)}'
 
 
@@ -71,7 +71,7 @@ def _matrix(counts: np.ndarray, shares: np.ndarray, classes: list[str]) -> str:
     return "".join(svg) + "</svg>"
 
 
-def _matrix_picture(shares: np.ndarray) -> str:
+def _matrix_image(shares: np.ndarray) -> str:
     """More classes than a page can name: a pixel each, see-through where nothing is, so it suits light and dark."""
     colour = np.zeros((*shares.shape, 4), np.uint8)  # (K, K, RGBA)
     colour[..., :3] = (209, 67, 43)

@@ -20,7 +20,7 @@ INK, SOFT, LINE = "#1c2126", "#646d78", "#d5d9dd"
 DPI, SIDE, GAP, MARGIN = 150, 224, 8, 28  # of a preview; the last three in pixels
 
 
-def picture_kind(path: Path, option: str) -> str:
+def figure_format(path: Path, option: str) -> str:
     """The format that a file's ending asks for; what cannot be drawn is an error, before anything is computed."""
     try:
         import matplotlib  # noqa: F401
@@ -55,7 +55,7 @@ def plot(runs: list[Run], path: Path) -> list[str]:
     drawn = [run for run in runs if run.val_curve]
     if not drawn:
         raise UsageError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
-    kind = picture_kind(path, "--plot")
+    kind = figure_format(path, "--plot")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -88,7 +88,7 @@ def plot(runs: list[Run], path: Path) -> list[str]:
 
 def draw_preview(preview: Preview, path: Path) -> None:
     """A row for each image: as it is evaluated, then as the model sees it; below them, samples of mixed batches."""
-    kind = picture_kind(path, "--preview")
+    kind = figure_format(path, "--preview")
     from matplotlib.figure import Figure
 
     rows: list[tuple[str, str, list[np.ndarray], list[str]]] = []  # label, remark, images, captions
@@ -121,14 +121,14 @@ def draw_preview(preview: Preview, path: Path) -> None:
         for x, column in zip(at, preview.columns, strict=True):
             write(x + w / 2, top - 13, column, 8, SOFT, "center", "baseline")
         y = top
-        for i, (label, remark, pictures, texts) in enumerate(rows):
+        for i, (label, remark, images, texts) in enumerate(rows):
             if i == len(preview.rows):
                 write(left, y + 22, "from mixed batches, with their labels", 8, SOFT)
                 y += 44
             write(left - 18, y + h / 2 - 12, label, 8.5, INK, "right")
             write(left - 18, y + h / 2 + 14, remark, 6.5, SOFT, "right")
-            for j, (x, picture) in enumerate(zip(at, pictures, strict=False)):  # a small batch has fewer
-                axes.imshow(_fit(picture), extent=(x, x + w, y + h, y), aspect="auto", interpolation="nearest")
+            for j, (x, image) in enumerate(zip(at, images, strict=False)):  # a small batch has fewer
+                axes.imshow(_fit(image), extent=(x, x + w, y + h, y), aspect="auto", interpolation="nearest")
                 axes.plot([x, x + w, x + w, x, x], [y, y, y + h, y + h, y], color=LINE, linewidth=0.5)
                 if texts:
                     write(x + w / 2, y + h + 6, texts[j], 7, INK, "center", "top")

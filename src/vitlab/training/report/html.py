@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.training.runs import flat
+from vitlab.parsing import flat
 
 
 def printable(value: object) -> str:
@@ -96,9 +96,9 @@ class GalleryItem:
     name: str  # where the image comes from
 
 
-def gallery(pictures: list[GalleryItem], caption: str) -> str:
+def gallery(items: list[GalleryItem], caption: str) -> str:
     figures = []
-    for p in pictures:
+    for p in items:
         right = p.truth == p.predicted
         verdict = name_html(p.predicted) if right else f"{name_html(p.truth)} → <b>{name_html(p.predicted)}</b>"
         mark = '<span class="yes">✓</span>' if right else '<span class="no">✗</span>'
@@ -109,7 +109,7 @@ def gallery(pictures: list[GalleryItem], caption: str) -> str:
             f'<data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
             f'<small title="{escaped(p.name)}">{name_html(p.name)}</small></figcaption></figure>'
         )
-    return f'<p>{caption}</p><div class="pictures">{"".join(figures)}</div>' if figures else ""
+    return f'<p>{caption}</p><div class="gallery">{"".join(figures)}</div>' if figures else ""
 
 
 def data_url(image: np.ndarray, side: int = 224) -> str:
@@ -119,10 +119,10 @@ def data_url(image: np.ndarray, side: int = 224) -> str:
     assert image.dtype == np.uint8, image.dtype
     if image.ndim == 3 and image.shape[2] == 1:
         image = image[..., 0]
-    picture, kind = Image.fromarray(image), "png"
-    if max(picture.size) > 96 and picture.mode in ("L", "RGB"):
-        picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    pil, kind = Image.fromarray(image), "png"
+    if max(pil.size) > 96 and pil.mode in ("L", "RGB"):
+        pil.thumbnail((side, side), Image.Resampling.LANCZOS)
         kind = "jpeg"
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **({"quality": 90} if kind == "jpeg" else {"optimize": True}))
+    pil.save(buffer, kind, **({"quality": 90} if kind == "jpeg" else {"optimize": True}))
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.parsing import parse_toml
+from vitlab.parsing import flat, parse_toml
 from vitlab.training.report.classes import class_tables
 from vitlab.training.report.curves import charts
 from vitlab.training.report.html import GalleryItem, escaped, gallery, name_html, number, section, table_of
-from vitlab.training.runs import flat
 from vitlab.version import __version__
 
 REPORT = "report.html"

@@ -1,0 +1,44 @@
+"""timm's ViTs with relative positions against stored tensors; they are read and not written."""
+
+import json
+
+import pytest
+import torch
+
+import vitlab
+from vitlab.checkpoints.load import load_with_report
+
+from .test_golden import unpack
+
+
+@pytest.mark.parametrize("name", ["timm_relpos", "timm_srelpos"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_stored_outputs_agree(name, folder, tmp_path):
+    path, tensors = unpack(name, tmp_path)
+    if folder:
+        path.rename(tmp_path / "model.safetensors")
+        config = {"architecture": f"vit_{name[5:]}_small_patch16_224", "pretrained_cfg": {"input_size": [3, 32, 32]}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    model, report = load_with_report(tmp_path if folder else path, image_size=32)
+    assert report.dialect == "timm" and report.counts()["matched"] == len(model.state_dict()) == len(report.rows)
+    assert model.config.shared == (name == "timm_srelpos")
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tensors["input.images"]), tensors["output.logits"], atol=1e-5, rtol=0)
+        tokens = model.forward_features(tensors["input.images"])
+        torch.testing.assert_close(tokens, tensors["output.features"], atol=1e-5, rtol=0)
+        assert model(torch.randn(1, 3, 40, 24)).shape == (1, 7)
+
+
+def test_norms_at_the_end_of_each_branch(tmp_path):
+    """timm's rpn variants: x + norm(attention(x)), then x + norm(mlp(x))."""
+    model = vitlab.create("vit_relpos_digits", norm="branch", class_token=True, pooling="class", depth=1).eval()
+    torch.manual_seed(0)
+    block, images = model.blocks[0], torch.randn(2, 1, 8, 12)
+    with torch.inference_mode():
+        layout = model.layout(8, 12)
+        z, _ = model.embed(images, layout)
+        bias = model.offsets[0](layout, z)
+        assert not bias[..., 0].any() and not bias[:, :, 0].any() and bias[..., 1:, 1:].any()
+        z = z + block.norm1(block.attention(z, None, bias))
+        z = z + block.norm2(block.mlp(z))
+        torch.testing.assert_close(model.norm(z), model.forward_features(images))
