@@ -7,6 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: run test check docs bench setup browser clean
@@ -46,11 +47,15 @@ bench: setup
 
 setup: $(READY)
 
+# Each of the two processes installs half of the list, which names all that is needed, with its dependencies. Should one
+# fail, as where a package does not exist for this platform, the last line installs what is missing, or says why not.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing the packages of constraints.txt, in two processes"
+	@odd() { awk '/==/ && NR % 2' constraints.txt; }; even() { awk '/==/ && NR % 2 == 0' constraints.txt; }; \
+	odd | $(INSTALL) --no-deps -r /dev/stdin & even | $(INSTALL) --no-deps -r /dev/stdin; wait
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 # The pages are tested in Chromium, and drawings with a Chinese font. Without them, and without the right to install

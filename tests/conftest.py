@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import distributed
 
+gc.disable()  # until all is imported
 torch.set_num_threads(1)  # the networks are small, and the tests run in as many processes as there are cores
 
 SLOW_FILES = (  # the slowest first: pytest-xdist hands out files in this order, so its two workers end together
@@ -58,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # the imported libraries are not searched for garbage again
+    gc.set_threshold(20_000, 20, 20)  # tracing a network makes a million small objects, of which few are garbage
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

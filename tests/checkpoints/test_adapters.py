@@ -188,6 +188,7 @@ def test_an_adapter_of_transformers_network_is_sent_back(tmp_path):
 NETWORKS = {
     "vit_digits": {"depth": 2, "width": 32},
     "swin_tiny": {"depths": (1, 1, 1, 1), "width": 24, "heads": (1, 2, 2, 2), "image_size": 64},
+    "swinv2_tiny": {"depths": (1, 1, 1, 1), "width": 24, "heads": (1, 2, 2, 2), "image_size": 64},
     "pvt_tiny": {"depths": (1, 1, 1, 1), "widths": (16, 16, 32, 32), "heads": (1, 1, 2, 2), "image_size": 64},
     "mae_digits": {"depth": 2, "width": 32},
     "clip_nano": {},

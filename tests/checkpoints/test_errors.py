@@ -429,7 +429,14 @@ def test_transformers_config_errors_name_the_folder(theirs, values, said):
 def test_other_model_type_with_other_keys(tmp_path):
     save_file({"bert.embeddings.word_embeddings.weight": torch.ones(3, 2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    refused(tmp_path, "unknown layout", "bert.embeddings")
+    refused(tmp_path, "config.json has model_type 'bert'; known are vit, deit", "of transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    refused(
+        tmp_path,
+        "model_type 'vit'",
+        "e.g. bert.embeddings.word_embeddings.weight, are of no layout that is read",
+        "map='keys.toml'",
+    )
 
 
 @pytest.mark.parametrize("absent", ["key", "value"])

@@ -76,6 +76,9 @@ def test_a_bare_file_of_another_family_is_told_apart(tmp_path):
     with pytest.warns(UserWarning, match="do not say"):
         assert vitlab.load(tmp_path / "hf", image_size=swin.config.image_size).family == "swin"
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(vitlab.CheckpointError, match=r"config\.json has model_type 'swin', but the weights are none"):
+        vitlab.load(tmp_path / "x.safetensors")
+    (tmp_path / "config.json").unlink()
     with pytest.raises(vitlab.CheckpointError, match="unknown layout"):
         vitlab.load(tmp_path / "x.safetensors")
 

@@ -96,6 +96,7 @@ def test_every_kind_that_is_read_can_be_checked(dtype):
 def test_the_hub_is_asked_for_the_top_folder_only(tmp_path, monkeypatch):
     """By huggingface_hub's own filter; no pattern of it stops at a slash."""
     offered = ["config.json", "model.bin", "onnx/model.bin", "onnx/config.json", "openvino/a/b.safetensors", "x.txt"]
+    offered.append("merges.txt")
     fetched: list[list[str]] = []
 
     def snapshot_download(repo, *, allow_patterns, ignore_patterns=None, **_):
@@ -105,7 +106,7 @@ def test_the_hub_is_asked_for_the_top_folder_only(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert hub.fetch("hf-hub:t/x") == tmp_path
-    assert fetched == [["config.json"], ["config.json", "model.bin"]]
+    assert fetched == [["config.json", "merges.txt"], ["config.json", "model.bin", "merges.txt"]]
 
 
 def test_arrays_of_another_byte_order_are_read_and_those_without_a_tensor_refused(tmp_path):

@@ -174,16 +174,6 @@ def test_facebooks_bare_files_have_imagenets_mean(name, mean, tmp_path):
     assert vitlab.load(path, **TOLD).preprocess.mean[0] == mean
 
 
-def test_deit_with_one_head_is_refused_truthfully(tmp_path):
-    config = hf_library.DeiTConfig(
-        hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96, image_size=16, patch_size=8
-    )
-    for number, kind in enumerate((hf_library.DeiTForImageClassification, hf_library.DeiTModel)):
-        kind(config).save_pretrained(tmp_path / str(number))
-        with pytest.raises(ValueError, match="two plain heads"):
-            vitlab.load(tmp_path / str(number))
-
-
 def test_blocks_that_are_not_numbered_in_a_row_are_refused(tmp_path):
     _, path = timm_file(tmp_path, image_size=32)
     state = {key.replace("blocks.1.", "blocks.999999."): value for key, value in load_file(path).items()}

@@ -183,7 +183,11 @@ def test_inspect_shows_stages_blocks_and_steps(family):
     found = vitlab.inspect(model, image_size=SIZE, batch=2)
     assert found.parameters == sum(p.numel() for p in model.parameters()) and found.unused == []
     assert all(step.meaning and "{" not in step.meaning for step in found.steps)
-    assert found.macs == count(model.family, model.config.with_options(image_size=SIZE))[1] * 2
+    alone = count(model.family, model.config.with_options(image_size=SIZE))[1]
+    if family == "swinv2":  # its biases are computed once for a batch
+        assert alone == vitlab.inspect(model, image_size=SIZE).macs and alone < found.macs < 2 * alone
+    else:
+        assert found.macs == alone * 2
     assert list(dict.fromkeys(step.name for step in found.at_depth(2)))[1:3] == ["stages.0", "stages.1"]
     trace = Trace(*model.traceable)
     model.eval()(torch.randn(2, 3, *SIZE), trace=trace)

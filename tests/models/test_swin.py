@@ -40,11 +40,11 @@ def test_windows_of_the_paper():
 
 def test_maps_that_fit_into_a_window_are_not_shifted():
     c = SwinConfig(window=4)
-    assert c.windows((3, 9), shifted=True) == Windows((3, 9), (3, 4))  # as the paper's code: neither axis
+    assert c.windows((3, 9), 4, shifted=True) == Windows((3, 9), (3, 4))  # as the paper's code: neither axis
     each = c.with_options(shift_axes="each")
-    assert each.windows((3, 9), shifted=True) == Windows((3, 9), (3, 4), (0, 2))  # as timm
-    assert each.windows((4, 4), shifted=True) == Windows((4, 4), (4, 4))
-    assert c.windows((5, 9), shifted=True) == Windows((5, 9), (4, 4), (2, 2))
+    assert each.windows((3, 9), 4, shifted=True) == Windows((3, 9), (3, 4), (0, 2))  # as timm
+    assert each.windows((4, 4), 4, shifted=True) == Windows((4, 4), (4, 4))
+    assert c.windows((5, 9), 4, shifted=True) == Windows((5, 9), (4, 4), (2, 2))
 
 
 def test_merging_is_four_neighbours_side_by_side():

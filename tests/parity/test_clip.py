@@ -260,9 +260,7 @@ def test_the_activation_is_asked_for_and_never_guessed(tmp_path):
     config = json.loads(beside.read_text())
     del config["model_cfg"]["quick_gelu"]
     beside.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="do not say whether"):
-        vitlab.load(tmp_path / "folder")
-    assert vitlab.load(tmp_path / "folder", activation="gelu").config == model.config
+    assert vitlab.load(tmp_path / "folder").config == model.config  # in open_clip's configs that means GELU
     convert.write(model, tmp_path / "hf", "hf")
     bare = tmp_path / "hf" / "model.safetensors"
     with pytest.raises(CheckpointError, match="do not say whether"):
@@ -344,12 +342,18 @@ def test_an_open_clip_network_that_is_another_one_is_refused(tmp_path):
     convert.write(model, tmp_path / "folder", "open_clip")
     beside = tmp_path / "folder" / "open_clip_config.json"
     plain = json.loads(beside.read_text())
-    for part, name, value in (("text_cfg", "no_causal_mask", True), ("vision_cfg", "pool_type", "avg")):
+    for part, name, value in (
+        ("text_cfg", "no_causal_mask", True),
+        ("vision_cfg", "pool_type", "avg"),
+        ("vision_cfg", "layers", [3, 4, 6, 3]),
+    ):
+        before = dict(plain["model_cfg"][part])
         plain["model_cfg"][part] |= {name: value}
         beside.write_text(json.dumps(plain))
-        with pytest.raises(CheckpointError, match=f"{part}.{name}"):
+        said = "a ResNet of CLIP's own" if name == "layers" else f"{part}.{name}"
+        with pytest.raises(CheckpointError, match=said):
             vitlab.load(tmp_path / "folder")
-        del plain["model_cfg"][part][name]
+        plain["model_cfg"][part] = before
 
 
 def test_what_another_library_cannot_express_is_refused(tmp_path):

@@ -214,6 +214,31 @@ def test_a_timm_folder(tmp_path):
         vitlab.load(tmp_path / "folder")
 
 
+def test_a_last_stage_with_a_smaller_window(tmp_path):
+    """timm makes a window no larger than the map at the size that the network is built for; maps of 16 and 8 tokens
+    are no multiples of 6, so that rolling before padding shows too.
+    """
+    path, tensors = unpack("timm_swin_last_window", tmp_path)
+    model, _ = load_with_report(path)
+    assert model.config.window == (6, 6, 4)
+    with torch.inference_mode():
+        logits, features = model(tensors["input.images"]), model.forward_features(tensors["input.images"])
+        torch.testing.assert_close(logits, tensors["output.logits"], atol=1e-5, rtol=0)
+        torch.testing.assert_close(features, tensors["output.features"].flatten(1, 2), atol=1e-5, rtol=0)
+        other = load_with_report(path, roll_first=False)[0](tensors["input.images"])
+    assert (other - logits).abs().max() > 1e-3
+    vitlab.save(model, tmp_path / "native")
+    assert vitlab.load(tmp_path / "native").config == model.config
+    with pytest.raises(ValueError, match=r"one window for all stages, and this network \(6, 6, 4\)"):
+        convert.write(model, tmp_path / "out", "hf")
+    resized = vitlab.load(tmp_path / "native", window=6)
+    assert resized.stages[2][0].attention.relative.table.shape == (121, 4)
+    notes = convert.write(resized, tmp_path / "out", "hf")
+    assert any("rolls" in note for note in notes)
+    with pytest.raises(ValueError, match=r"window=\(6, 6\) must be one number, or one for each of the 3 stages"):
+        vitlab.load(tmp_path / "native", window=(6, 6))
+
+
 def test_what_is_not_known_is_refused(tmp_path):
     options = {**CONFIGS["filled up everywhere"][0], "use_absolute_embeddings": True}
     randomise(hf.SwinForImageClassification(hf.SwinConfig(**options))).save_pretrained(tmp_path / "hf")
@@ -221,9 +246,9 @@ def test_what_is_not_known_is_refused(tmp_path):
         vitlab.load(tmp_path / "hf")
     path, _ = unpack("timm_swin", tmp_path)
     state = load_file(path)
-    state["layers.1.blocks.0.attn.relative_position_bias_table"] = torch.zeros(9, 4)
+    state["layers.1.blocks.0.attn.relative_position_bias_table"] = torch.zeros(16, 4)
     save_file(state, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"bias tables of \[49, 9\] entries"):
+    with pytest.raises(ValueError, match=r"bias tables of \[49, 16\] entries"):
         load_with_report(tmp_path / "other.safetensors")
     model = vitlab.create("swin_cifar")
     with pytest.raises(ValueError, match="not written as timm: use --to hf or native"):

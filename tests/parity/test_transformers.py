@@ -118,6 +118,26 @@ def test_a_model_with_pooler_gives_the_pooled_output(tmp_path):
     returns_identical(ours, source, tmp_path / "back")
 
 
+@pytest.mark.parametrize("kind", [hf.DeiTForImageClassification, hf.DeiTModel])
+def test_deit_with_one_head_or_a_pooler_agrees_both_ways(kind, tmp_path):
+    """Nothing reads its second token, so it is a register with a position."""
+    theirs = randomise(kind(hf.DeiTConfig(**SMALL, image_size=32, intermediate_size=96, num_labels=5)))
+    nn.init.normal_(theirs.base_model.embeddings.position_embeddings)
+    source = saved(theirs, tmp_path / "hf")
+    with pytest.warns(UserWarning, match="kept as a register"):
+        ours = vitlab.load(tmp_path / "hf")
+    for size in ((32, 32), (48, 24)):
+        images = torch.randn(2, 3, *size)
+        with torch.inference_mode():
+            out = theirs(images, interpolate_pos_encoding=True)
+            expected = out.logits if ours.classes else out.pooler_output
+            torch.testing.assert_close(ours(images), expected, atol=1e-5, rtol=0)
+            tokens = theirs.base_model(images, interpolate_pos_encoding=True).last_hidden_state
+            torch.testing.assert_close(ours.forward_features(images), tokens, atol=1e-5, rtol=0)
+    returns_identical(ours, source, tmp_path / "back")
+    assert kind.from_pretrained(tmp_path / "back").config.architectures == [kind.__name__]
+
+
 def test_distilled_deit_agrees_both_ways(tmp_path):
     config = hf.DeiTConfig(**SMALL, image_size=(32, 48), intermediate_size=96, num_labels=5)
     theirs = randomise(hf.DeiTForImageClassificationWithTeacher(config))

@@ -230,11 +230,13 @@ def test_a_folder_that_is_not_there(command, tmp_path, checkpoint):
     assert "no such shard" in command("train", f"{tmp_path}/train-{{0..3}}.tar", code=2).stderr
 
 
-def test_the_installed_command_says_it_in_one_line(tmp_path):
+def test_the_installed_command_says_it_in_one_line(tmp_path, command, monkeypatch):
     (tmp_path / "empty").mkdir()
-    for arguments in (["train", "empty"], ["eval", "nothing", "empty"]):
-        done = subprocess.run([VITLAB, *arguments], capture_output=True, text=True, timeout=100, cwd=tmp_path)
-        assert done.returncode == 2 and done.stdout == ""
+    monkeypatch.chdir(tmp_path)
+    installed = subprocess.run([VITLAB, "train", "empty"], capture_output=True, text=True, timeout=100)
+    assert installed.returncode == 2
+    for done in (installed, command("eval", "nothing", "empty", code=2)):
+        assert done.stdout == ""
         assert done.stderr.startswith("vitlab: error: ") and done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 

@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,14 @@ EVERYTHING = [
     "optim.ema=0.9",
     "optim.clip=1.0",
     "run.epochs=4",
+    "run.eval_every=2",
     "run.save_every=3",
     "run.amp=bf16",
 ]
 TOTAL = 4 * (160 // 32)
 WITHOUT_LABELS = [
     *("data.source=digits", "data.batch_size=32", "data.per_class=16"),
-    *("model.width=32", "model.depth=2", "run.epochs=4", "run.save_every=3"),
+    *("model.width=32", "model.depth=2", "run.epochs=4", "run.eval_every=2", "run.save_every=3"),
 ]
 METHODS = {
     "supervised": EVERYTHING,
@@ -50,6 +52,18 @@ METHODS = {
         *("objective.local_size=4", "objective.final_weight_decay=0.2", "model.stochastic_depth=0.1"),
     ],
 }
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Callable[..., tuple[Path, dict]]:
+    """A run that is never stopped, and its result; without workers, which change nothing."""
+
+    @cache
+    def once(*settings: str) -> tuple[Path, dict]:
+        run = tmp_path_factory.mktemp("straight") / "run"
+        return run, fit(with_settings(Recipe(), list(settings)), run)
+
+    return once
 
 
 def weights(run: Path, which: str = "last") -> dict[str, torch.Tensor]:
@@ -93,18 +107,18 @@ def run_and_die(recipe: Recipe, run: Path, step: int, resume: bool) -> None:
 @pytest.mark.parametrize(
     ("method", "workers"), [*(("supervised", n) for n in (0, 2)), ("distill", 0), ("mae", 0), ("dino", 2)]
 )
-def test_killed_at_five_steps_and_resumed_is_identical_to_the_bit(method, workers, tmp_path):
+def test_killed_at_five_steps_and_resumed_is_identical_to_the_bit(method, workers, tmp_path, straight):
     recipe = with_settings(Recipe(), [*METHODS[method], f"data.workers={workers}"])
-    straight = fit(recipe, tmp_path / "straight")
+    never_stopped, expected = straight(*METHODS[method], "data.workers=0")
     killed = tmp_path / "killed"
     for number, step in enumerate((2, 5, 7, 11, 18)):  # before the first save, between saves, late
         run_and_die(recipe, killed, step, resume=number > 0)
     result = fit(recipe, killed, resume=True)
-    same(weights(tmp_path / "straight"), weights(killed))
-    same(weights(tmp_path / "straight", "best"), weights(killed, "best"))
+    same(weights(never_stopped), weights(killed))
+    same(weights(never_stopped, "best"), weights(killed, "best"))
     numbers = ("top1", "loss", "val_top1")
-    assert [result[k] for k in numbers] == [straight[k] for k in numbers]
-    logs = [read_log(run) for run in (tmp_path / "straight", killed)]
+    assert [result[k] for k in numbers] == [expected[k] for k in numbers]
+    logs = [read_log(run) for run in (never_stopped, killed)]
     losses = [[(e["step"], e["loss"]) for e in log if e["kind"] == "train"] for log in logs]
     assert losses[0] == losses[1] and len(losses[0]) == TOTAL
 
@@ -151,14 +165,14 @@ class StopAt(Silent):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_sigterm_and_ctrl_c_save_first(number, tmp_path):
-    recipe = with_settings(Recipe(), [*EVERYTHING, "run.epochs=2", "run.save_every=100"])
-    fit(recipe, tmp_path / "straight")
+def test_sigterm_and_ctrl_c_save_first(number, tmp_path, straight):
+    settings = [*EVERYTHING, "run.epochs=2", "run.save_every=100"]
+    recipe, (never_stopped, _) = with_settings(Recipe(), settings), straight(*settings)
     with pytest.raises(Stopped, match="--resume"):
         fit(recipe, tmp_path / "run", show=StopAt(4, number))
     assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["step"] == 4
     fit(recipe, tmp_path / "run", resume=True)
-    same(weights(tmp_path / "straight"), weights(tmp_path / "run"))
+    same(weights(never_stopped), weights(tmp_path / "run"))
 
 
 def test_the_loss_scale_of_fp16_grows_as_if_nothing_had_happened(tmp_path, monkeypatch):

@@ -1,22 +1,21 @@
 """CLIP in three dialects: OpenAI's and open_clip's state dicts, which share their names, and transformers' CLIPModel.
 
 QuickGELU or GELU cannot be seen in weights and makes another network of them: where no config beside the file says
-which, it is asked for. Read all; write open_clip and transformers.
+which, it is asked for. Read all; write open_clip and transformers. Of a CLIP without a text tower that is known here,
+the image tower and its projection are read: transformers' CLIPVisionModelWithProjection, BiomedCLIP's.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from vitlab.checkpoints import hf, keymap, schema
-from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written
+from vitlab.checkpoints import clip_image, hf, keymap, schema, timm, vit
+from vitlab.checkpoints.clip_image import check_square, hf_tower, openai_blocks, openai_tower
+from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import (
     SAME,
-    TABLE,
-    TOKENS,
     TRANSPOSE,
-    Codec,
     Dialect,
     Options,
     Renamed,
@@ -26,9 +25,9 @@ from vitlab.checkpoints.keymap import (
     Stated,
     shape_of,
 )
+from vitlab.checkpoints.timm_names import facts_of, other_network
 from vitlab.checkpoints.two_towers import (
     FACTS,
-    IMAGE_FIELDS,
     OPEN_CLIP_FILE,
     OPEN_CLIP_TEXT,
     TEXT_FIELDS,
@@ -39,25 +38,21 @@ from vitlab.checkpoints.two_towers import (
     open_clip_parts,
     open_clip_preprocess,
     open_clip_preprocess_cfg,
-    openai_blocks,
+    open_clip_vision,
     read_tokenizer,
     read_tokenizer_alone,
     three_texts,
-    tower_config,
     unstated,
 )
-from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIPConfig
+from vitlab.models.clip import CLIPConfig, CLIPVisionConfig
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.two_towers import TextConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
 
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
-CLASS = Codec(TOKENS.read, lambda t, n, h: [t.reshape(-1)])  # (D,) <-> (1, 1, D)
-
 
 # ------------------------------------------------------------------------------------------ files beside the weights
 
@@ -77,6 +72,9 @@ def _read_open_clip(source: Source) -> Stated:
     return _open_clip_stated(read_json(path), tokenizer) if path.is_file() else Stated(tokenizer=tokenizer)
 
 
+IMAGE_FIELDS: hf.Fields = {f"image.{name}": field for name, field in clip_image.FIELDS.items()}
+
+
 def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     """transformers' config.json -> options by path; what it leaves out has its library's default."""
     schema.check(config, schema.HF, "config.json")
@@ -84,7 +82,7 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         raise CheckpointError(
             f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
         )
-    text, vision = (tower_config(config, part) for part in ("text", "vision"))
+    text, vision = (hf.tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
@@ -122,32 +120,31 @@ WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are no
 def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
     """open_clip_config.json -> options by path, and preprocess values."""
     model, vision, text = open_clip_parts(config)
-    for part, values in (("vision_cfg", vision), ("text_cfg", text)):
-        for name, value in values.items():
-            harmless = WITHOUT_EFFECT.get(name, ()) if name not in READ[part] else None
-            if value and harmless is not None and value not in harmless:
-                raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
+    _check_options("vision_cfg", vision)
+    _check_options("text_cfg", text)
     options = hf.read_fields(vision, OPEN_CLIP_IMAGE) | hf.read_fields(text, OPEN_CLIP_TEXT)
     options |= {
         "image.heads": vision["width"] // vision.get("head_width", 64) if "width" in vision else None,
         "embed_dim": model.get("embed_dim"),
         "text.pad_id": tokenizer.pad_id if tokenizer is not None else None,
         "eps": 1e-5,  # another would stand in norm_kwargs
+        "activation": "quick_gelu" if model.get("quick_gelu") else "gelu",  # left out, it is GELU there
     }
-    if isinstance(model.get("quick_gelu"), bool):  # left out, it may have been set where the weights were made
-        options["activation"] = "quick_gelu" if model["quick_gelu"] else "gelu"
     options = {name: value for name, value in options.items() if value is not None}
     return Stated(options, open_clip_preprocess(config), tokenizer=tokenizer)
+
+
+def _check_options(part: str, values: Options, known: tuple[str, ...] = ()) -> None:
+    for name, value in values.items():
+        harmless = WITHOUT_EFFECT.get(name, ()) if name not in (*READ[part], *known) else None
+        if value and harmless is not None and value not in harmless:
+            raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
 
 
 OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a part of its own
     name="open_clip",
     rules=(
-        Rule("image.class_token", "visual.class_embedding", CLASS),
-        Rule("image.positions.table", "visual.positional_embedding", TABLE),
-        Rule("image.patch_embed.proj.weight", "visual.conv1.weight"),
-        Rule("image.norm_pre.*", "visual.ln_pre.*"),
-        *openai_blocks("image.blocks.{i}.", "visual.transformer.resblocks.{i}."),
+        *openai_tower("image.", "visual."),
         Rule("image.norm.*", "visual.ln_post.*"),
         Rule("image_projection.weight", "visual.proj", TRANSPOSE),
         Rule("text.embed.weight", "{p}token_embedding.weight"),
@@ -169,11 +166,7 @@ OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a 
 HF = Dialect(
     name="hf",
     rules=(
-        Rule("image.class_token", "vision_model.embeddings.class_embedding", CLASS),
-        Rule("image.positions.table", "vision_model.embeddings.position_embedding.weight", TABLE),
-        Rule("image.patch_embed.proj.weight", "vision_model.embeddings.patch_embedding.weight"),
-        Rule("image.norm_pre.*", "vision_model.pre_layrnorm.*"),
-        *hf.tower_blocks("image.blocks.{i}.", "vision_model.encoder.layers.{i}."),
+        *hf_tower("image.", "vision_model."),
         Rule("image.norm.*", "vision_model.post_layernorm.*"),
         Rule("image_projection.weight", "visual_projection.weight"),
         Rule("text.embed.weight", "text_model.embeddings.token_embedding.weight"),
@@ -222,23 +215,10 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-UNSUPPORTED = (
-    *("positions", "class_token", "pooling", "head_hidden", "head_dim", "norm", "final_norm"),
-    *("layer_scale", "qk_norm", "qkv_bias", "stem", "patch_norms", "mlp"),
-)
-
-
 def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> None:
     v = c.image
-    image_tower = {
-        f"prefix_positions={v.positions.prefix_positions}": v.positions.prefix_positions != "class",
-        "registers, a distillation or a mask token": bool(
-            v.tokens.registers or v.tokens.distill_token or v.tokens.mask_token
-        ),
-        "norm_pre=False": not v.norm.norm_pre,
-        "patch_bias=True": v.stem.patch_bias and v.stem.kind == "patch",
-    }
-    check_vit(library, v, UNSUPPORTED, image_tower | others)
+    pooling = {f"pooling={v.head.pooling}": v.head.pooling != "class", "final_norm=no": v.final_norm == "no"}
+    clip_image.check_tower(library, v, pooling | others)
 
 
 def _hf_files(model: Network) -> Options:
@@ -254,13 +234,7 @@ def _hf_files(model: Network) -> Options:
         "eos_token_id": c.text.end_id,
         "pad_token_id": c.text.end_id,
     }
-    vision = {
-        **hf.write_fields(c, IMAGE_FIELDS),
-        "model_type": "clip_vision_model",
-        "intermediate_size": c.image.mlp_hidden,
-        "hidden_act": hf.activation_for(c.image.mlp.activation),
-        "projection_dim": c.embed_dim,
-    }
+    vision = {**clip_image.vision_config(c.image), "projection_dim": c.embed_dim}
     config = {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
@@ -309,12 +283,7 @@ def _open_clip_files(model: Network) -> Options:
 
 def _write_hf(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
-    height, width = c.image_size
-    others = {
-        "loss=sigmoid": c.loss == "sigmoid",
-        f"images of {height}x{width}, which are no square": height != width,
-        "end_id=2": c.text.end_id == 2,
-    }
+    others = {"loss=sigmoid": c.loss == "sigmoid", "end_id=2": c.text.end_id == 2, **check_square(c.image)}
     _check_writable("transformers' CLIPModel", c, others)
     tokenizer, files = model.tokenizer, _hf_files(model)
     notes: list[str] = []
@@ -363,4 +332,153 @@ FAMILY = Family(
     by_path=by_path,
     check_inputs=three_texts,
     check_output=lambda output: output.logits_per_image,
+)
+
+
+# -------------------------------------------------------------------------------------------- the image tower alone
+
+
+def _read_hf_vision(source: Source) -> Stated:
+    path = source.path / "config.json"
+    if not path.is_file():
+        return Stated()
+    config = read_json(path)
+    options = clip_image.hf_options(config)
+    if "projection_dim" in config:
+        options["embed_dim"] = config["projection_dim"]
+    return clip_image.with_processor(Stated(options), source.path)
+
+
+def _read_open_clip_vision(source: Source) -> Stated:
+    """open_clip_config.json of a CLIP whose text tower is another network: the image tower's options."""
+    path = source.path / OPEN_CLIP_FILE
+    if not path.is_file():
+        return Stated()
+    config = read_json(path)
+    model, vision = open_clip_vision(config)
+    text: Options = model.get("text_cfg") or {}
+    name: object = vision.get("timm_model_name")
+    if isinstance(name, str):
+        options = _trunk_options(name, vision, source.state)
+    else:
+        _check_options("vision_cfg", vision)
+        fields = {ours.removeprefix("image."): field for ours, field in OPEN_CLIP_IMAGE.items()}
+        options = hf.read_fields(vision, fields)
+        options["heads"] = vision["width"] // vision.get("head_width", 64) if "width" in vision else None
+        options |= {"eps": 1e-5, "activation": "quick_gelu" if model.get("quick_gelu") else "gelu"}
+    options["embed_dim"] = model.get("embed_dim")
+    options = {name: value for name, value in options.items() if value is not None}
+    named = f" ({text['hf_model_name']})" if isinstance(text.get("hf_model_name"), str) else ""
+    note = f"its text tower{named} is not known here and left out: the model embeds images, and reads no text."
+    return Stated(options, open_clip_preprocess(config), notes=(note,))
+
+
+TRUNK_OPTIONS = ("timm_model_name", "timm_model_pretrained", "timm_drop", "timm_drop_path")
+
+
+def _trunk_options(name: str, vision: Options, state: State) -> Options:
+    """What is certain of a timm network inside an open_clip model; open_clip's quick_gelu does not reach it."""
+    _check_options("vision_cfg", vision, known=TRUNK_OPTIONS)
+    pool, projection = vision.get("timm_pool") or "", vision.get("timm_proj", "linear")
+    if what := other_network(name):
+        raise CheckpointError(f"its image tower, timm's {name}, has {what}, which is not known here.")
+    if pool not in ("", "token", "avg") or projection != "linear":
+        raise CheckpointError(
+            f"its image tower, timm's {name}, ends in timm_pool={pool!r}, timm_proj={projection!r}; known are token or "
+            "avg, and linear."
+        )
+    facts = facts_of(name, state["visual.trunk.patch_embed.proj.weight"].shape[0])
+    return {**facts, **timm.pooling_options(pool or timm.usual_pooling(name), state, "visual.trunk.")} | {
+        "image_size": vision.get("image_size")
+    }
+
+
+def _is_projected(keys: set[str]) -> bool:
+    return clip_image.has_tower(keys) and "visual_projection.weight" in keys
+
+
+def _is_trunk(keys: set[str]) -> bool:
+    """A ViT of timm in an open_clip model with another text tower than CLIP's; SigLIP's pools by attention."""
+    trunk = {"visual.trunk.blocks.0.attn.qkv.weight", "visual.trunk.patch_embed.proj.weight"} <= keys
+    return trunk and "visual.trunk.attn_pool.latent" not in keys and not OPEN_CLIP.recognise(keys)
+
+
+VISION_HF = replace(
+    clip_image.DIALECT,
+    rules=(*clip_image.RULES, Rule("projection.weight", "visual_projection.weight")),
+    recognise=_is_projected,
+    read_stated=_read_hf_vision,
+)
+OTHER_TEXT = {r"text\..*|logit_scale|logit_bias": "the text tower, which is not known here, and its scale"}
+VISION_OPEN_CLIP = Dialect(
+    name="open_clip",
+    rules=(
+        *openai_tower("", "visual."),
+        Rule("norm.*", "visual.ln_post.*"),
+        Rule("projection.weight", "visual.proj", TRANSPOSE),
+    ),
+    recognise=lambda keys: {"visual.class_embedding", "visual.proj"} <= keys and not OPEN_CLIP.recognise(keys),
+    assumed={"eps": 1e-5},
+    preprocess=CLIP_CROP,
+    options={"resize_rule": "bicubic_antialias"},
+    read_stated=_read_open_clip_vision,
+    ignored=OTHER_TEXT,
+)
+VISION_TRUNK = replace(
+    VISION_OPEN_CLIP,
+    rules=(
+        *(
+            Rule(rule.ours, tuple(f"visual.trunk.{key}" for key in rule.keys), rule.codec)
+            for rule in timm.RULES
+            if not rule.ours.startswith("head.")
+        ),
+        Rule("projection.weight", "visual.head.proj.weight"),
+    ),
+    recognise=_is_trunk,
+    assumed={"eps": 1e-6},
+)
+
+
+def _infer_vision(renamed: Renamed, clues: Clues) -> Reading:
+    embed_dim, _ = shape_of(renamed.tensors, "projection.weight", 2, "CLIP image tower")
+    stated = dict(clues.stated.options)
+    if stated.pop("embed_dim", embed_dim) != embed_dim:
+        check_agreement(clues.stated.options, {"embed_dim": embed_dim})
+    clues = replace(clues, stated=replace(clues.stated, options=stated))
+    if not {"activation", "mlp.activation"} & {*clues.given, *clues.hints, *stated}:
+        raise CheckpointError(QUICK_GELU)
+    tower = vit.infer_config(renamed, clues)
+    groups = {group.name: getattr(tower, group.name) for group in fields(tower)}
+    config = CLIPVisionConfig(**groups, embed_dim=embed_dim)
+    if "activation" in clues.given and "activation" not in stated:
+        config = config.with_options(activation=clues.given["activation"])
+    return Reading(config, vit.assumed_options(tower, clues), notes=tuple(vit.resize_notes(tower, clues)))
+
+
+def _write_vision(model: Network, state: State) -> Written:
+    """transformers' CLIPVisionModelWithProjection."""
+    c: CLIPVisionConfig = model.config
+    others = {
+        f"pooling={c.head.pooling}": c.head.pooling not in ("class", "class_norm"),
+        "final_norm=no": not clip_image.has_last_norm(state),
+        "classes": bool(c.classes),
+    }
+    clip_image.check_tower("transformers' CLIPVisionModelWithProjection", c, others | check_square(c))
+    tensors = {key: value for key, value in state.items() if not key.startswith(("norm.", "head_norm."))}
+    written = keymap.write(
+        "transformers", VISION_HF.rules, tensors | clip_image.last_norm(state), prefix="vision_model.", heads=c.heads
+    )
+    config = {**clip_image.vision_config(c), "projection_dim": c.embed_dim, "dtype": "float32"}
+    config["architectures"] = ["CLIPVisionModelWithProjection"]
+    return hf.folder(written, config, model.preprocess, processor="CLIPImageProcessor")
+
+
+VISION = Family(
+    "clip_vision",
+    CLIPVisionConfig,
+    (VISION_HF, VISION_OPEN_CLIP, VISION_TRUNK),
+    _infer_vision,
+    {"hf": Writer(_write_vision)},
+    bare_options=("heads", "activation", "eps", "image_size"),
+    model_types={clip_image.TOWER_TYPE: clip_image.PROCESSOR},
 )

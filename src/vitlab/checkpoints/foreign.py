@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitlab.checkpoints import files, keymap, native, schema
+from vitlab.checkpoints import declared, files, keymap, native, schema
 from vitlab.checkpoints.families import FAMILIES
 from vitlab.checkpoints.family import Clues, Family, LoadedWeights
 from vitlab.checkpoints.keymap import Dialect, Options, Source, State, Stated
@@ -18,6 +18,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import fit_preprocess
 from vitlab.models.base import Card
 
+TIMM_WRAPPER = "timm_model."
 COLOURS = ("mean", "std")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
@@ -28,7 +29,10 @@ def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: b
     `encoder`: of a masked autoencoder, leave the decoder out.
     """
     notes: list[str] = []  # where a file holds several sets of weights
+    if map is None and path.is_dir():
+        declared.check_known(path, FAMILIES)
     state = _read_folder(path) if path.is_dir() else files.read_tensors(path, notes)
+    state = _without_wrapper(state)
     table = read_map(map) if map is not None else None
     if table is not None:
         family, dialect, table_options = table.family, table.dialect, table.options
@@ -101,6 +105,12 @@ def recognise(keys: set[str], path: Path, *, encoder: bool = False) -> tuple[Fam
             f"{path}: vitlab weights without their {native.CARD}. Name the folder, with both files in it."
         )
     some = ", ".join(sorted(keys)[:3])
+    if (config := declared.declared_by(path)) is not None:
+        reason = declared.refusal(config, FAMILIES)
+        raise CheckpointError(
+            f"{path}: {reason} Its {len(keys)} keys, e.g. {some}, are of no layout that is read. If it is a ViT under "
+            "other names, write a rename table and pass map='keys.toml' (--map keys.toml)."
+        )
     dialects = dict.fromkeys(dialect.name for family in FAMILIES.values() for dialect in family.dialects)
     raise CheckpointError(
         f"{path}: {len(keys)} keys of an unknown layout, e.g. {some}. Known are {', '.join(dialects)}. "
@@ -149,9 +159,9 @@ def _read_stated(source: Source, table: RenameTable | None) -> Stated:
     if stated is None and source.path.is_dir() and path.is_file():
         config = schema.check(files.read_json(path), {"model_type": schema.TEXT | schema.NULL}, "config.json")
         if config.get("model_type"):
-            known = ", ".join(name for family in FAMILIES.values() for name in family.model_types)
             raise CheckpointError(
-                f"{source.path}: a {config['model_type']!r} model; known are {known} and vitlab's own."
+                f"{source.path}: config.json has model_type {config['model_type']!r}, but its weights have the names "
+                f"of {source.dialect.name}: they do not belong together. Load the weights file alone, or fetch both."
             )
     return stated or Stated()
 
@@ -171,6 +181,12 @@ def _check_channels(table: RenameTable, channels: int) -> None:
         raise CheckpointError(
             f"{table.path}: [preprocess] mean and std have {given} numbers, but the network reads {channels}."
         )
+
+
+def _without_wrapper(state: State) -> State:
+    """transformers' TimmWrapper models keep timm's network under one more name."""
+    wrapped = all(key.startswith(TIMM_WRAPPER) for key in state)
+    return {key.removeprefix(TIMM_WRAPPER): value for key, value in state.items()} if wrapped else state
 
 
 def _read_folder(folder: Path) -> State:

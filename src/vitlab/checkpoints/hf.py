@@ -1,4 +1,5 @@
-"""Hugging Face transformers folders: ViT, DeiT (also distilled), DINOv2 with and without registers, ViT-MAE.
+"""Hugging Face transformers folders: ViT, DeiT (also distilled), DINOv2 with and without registers, ViT-MAE, ViT-MSN
+and I-JEPA.
 
 transformers 5 renamed its keys in memory but still saves the names of version 4: both are read, version 4 is written.
 """
@@ -20,7 +21,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.entry import IMAGENET_CROP, OPENAI
+from vitlab.models.entry import IMAGENET, IMAGENET_CROP, OPENAI
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import is_object, is_sequence
 
@@ -103,12 +104,19 @@ def tower_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
     )
 
 
+def tower_config(config: Options, tower: str) -> Options:
+    """text_config or vision_config. Full dumps of transformers 4 hold null for what has no value."""
+    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
+    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
+
+
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",  # the first of a kind is the one written
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "silu": "silu",
 }
 INTERPOLATE = "transformers needs interpolate_pos_encoding=True for that"
 MODEL_TYPES: dict[str, ModelType] = {
@@ -116,9 +124,12 @@ MODEL_TYPES: dict[str, ModelType] = {
     "deit": ModelType("DeiT", INTERPOLATE),
     "dinov2": ModelType("Bit"),
     "dinov2_with_registers": ModelType("Bit"),
+    "ijepa": ModelType("ViT", INTERPOLATE),
 }
 VIT_MAE = {"vit_mae": ModelType("ViT", INTERPOLATE)}
-READABLE = MODEL_TYPES | VIT_MAE
+VIT_MSN = {"vit_msn": ModelType("ViT", INTERPOLATE)}  # the network is a ViT, and is written as one
+READABLE = MODEL_TYPES | VIT_MAE | VIT_MSN
+EPS = {"dinov2": 1e-6, "dinov2_with_registers": 1e-6, "vit_msn": 1e-6}  # where config.json says nothing; else 1e-12
 FIELDS: Fields = {
     "image_size": ("image_size", 224),
     "patch_size": ("patch_size", 16),
@@ -144,7 +155,7 @@ def options_from(config: Options) -> Options:
         raise CheckpointError(f"config.json has patch_size {config['patch_size']}; only square patches are known.")
     options = read_fields(config, FIELDS)
     options["activation"] = activation_of(config)
-    options["eps"] = config.get("layer_norm_eps", 1e-6 if kind.startswith("dinov2") else 1e-12)
+    options["eps"] = config.get("layer_norm_eps", EPS.get(kind, 1e-12))
     options["stochastic_depth"] = config.get("drop_path_rate", 0.0)
     if config.get("layerscale_value"):
         options["layer_scale"] = float(config["layerscale_value"])
@@ -183,6 +194,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
+    "DINOv3ViT": {"resample": 2, "size": 224, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"]},
 }
 
 
@@ -300,6 +312,10 @@ def has_decoder(keys: set[str]) -> bool:
     return "decoder.decoder_pos_embed" in keys
 
 
+def _without_prefix(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    return tuple(replace(rule, theirs=tuple(key.replace("{p}", "") for key in rule.keys)) for rule in rules)
+
+
 NO_DECODER = "MAE's decoder: only the encoder is loaded"
 _BASE = Dialect(
     name="hf",
@@ -307,12 +323,13 @@ _BASE = Dialect(
         *(*COMMON, *HEAD, *DISTILLED_HEAD),
         *(*VIT_BLOCK, *DINOV2_BLOCK, *DINOV2_SWIGLU_BLOCK),
         *(*new_names("{p}layers.{i}."), *new_names(LAYER)),
+        *_without_prefix(VIT_BLOCK),  # version 5 saves a ViTMSNForImageClassification so
     ),
     recognise=lambda keys: any(key.endswith("embeddings.patch_embeddings.projection.weight") for key in keys),
     assumed={"eps": 1e-12, "activation": "gelu"},
     preprocess={},
     options={"resize_rule": "bicubic"},
-    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers."),
+    prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "ijepa."),
     ignored={r"decoder\..*": NO_DECODER},
     read_stated=reader(options_from, READABLE),
 )
@@ -327,22 +344,29 @@ def architecture(c: ViTConfig) -> str:
     """The transformers model_type that is this network; raises, naming what none of them can express."""
     dino = bool(c.residual.layer_scale)
     kind = "dinov2_with_registers" if c.tokens.registers else "dinov2" if dino else "vit"
-    kind = "deit" if c.tokens.distill_token else kind
-    pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "class"
-    names = ("positions", "class_token", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem")
+    kind = "deit" if c.tokens.distill_token or _one_head(c) else kind
+    kind = "ijepa" if kind == "vit" and not c.tokens.class_token else kind
+    pooling = "class_mean" if kind.startswith("dinov2") and c.classes else "mean" if kind == "ijepa" else "class"
+    names = ["positions", "head_dim", "norm", "norm_pre", "final_norm", "qk_norm", "stem", "patch_norms", "patch_bias"]
+    names += ["class_token"] * (kind != "ijepa")
     others = {
-        f"prefix_positions={c.positions.prefix_positions}": c.positions.prefix_positions == "none"
-        or (c.positions.prefix_positions == "all" and bool(c.tokens.registers)),
-        "registers without layer_scale": bool(c.tokens.registers) and not dino,
+        f"prefix_positions={c.positions.prefix_positions}": (c.positions.prefix_positions == "none" and bool(c.prefix))
+        or (c.positions.prefix_positions == "all" and bool(c.tokens.registers) and kind != "deit"),
+        "registers without layer_scale": bool(c.tokens.registers) and not dino and kind != "deit",
         "distill_token with registers or layer_scale": c.tokens.distill_token and bool(c.tokens.registers or dino),
         f"pooling={c.head.pooling} (only {pooling})": c.head.pooling != pooling,
-        "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind != "vit")),
+        "head_hidden with classes, or in DINOv2": bool(c.head.head_hidden and (c.classes or kind.startswith("dinov2"))),
         "mlp=swiglu outside DINOv2": c.mlp.kind == "swiglu" and not kind.startswith("dinov2"),
         "mask_token outside DINOv2": c.tokens.mask_token and not kind.startswith("dinov2"),
         f"mlp_ratio={c.mlp.mlp_ratio} (only whole numbers)": kind.startswith("dinov2") and c.mlp.mlp_ratio % 1 != 0,
     }
-    check_vit(f"transformers' {kind}", c, (*names, "patch_norms", "patch_bias"), others)
+    check_vit(f"transformers' {kind}", c, names, others)
     return kind
+
+
+def _one_head(c: ViTConfig) -> bool:
+    """A DeiT whose distillation token no head reads: it is a register with a position."""
+    return c.tokens.registers == 1 and c.positions.prefix_positions == "all" and not c.residual.layer_scale
 
 
 CLASSES = {  # model_type -> its class with and without a classifier
@@ -350,7 +374,14 @@ CLASSES = {  # model_type -> its class with and without a classifier
     "deit": ("DeiTForImageClassificationWithTeacher", "DeiTModel"),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Model"),
     "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersModel"),
+    "ijepa": ("IJepaForImageClassification", "IJepaModel"),
 }
+
+
+def _class_for(kind: str, c: ViTConfig) -> str:
+    if kind == "deit" and c.classes and not c.tokens.distill_token:
+        return "DeiTForImageClassification"
+    return CLASSES[kind][0 if c.classes else 1]
 
 
 def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
@@ -360,8 +391,9 @@ def write_rules(c: ViTConfig) -> tuple[tuple[Rule, ...], str]:
         blocks = DINOV2_SWIGLU_BLOCK if c.mlp.kind == "swiglu" else DINOV2_BLOCK
     else:
         blocks = VIT_BLOCK
-    head = DISTILLED_HEAD if kind == "deit" else HEAD
-    return (*COMMON, *head, *blocks), f"{kind}." if c.classes else ""
+    head = DISTILLED_HEAD if c.tokens.distill_token else HEAD
+    second = (Rule("register_tokens", "{p}embeddings.distillation_token"),) if kind == "deit" else ()
+    return (*second, *COMMON, *head, *blocks), f"{kind}." if c.classes else ""
 
 
 def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
@@ -369,7 +401,7 @@ def config_for(c: ViTConfig, labels: list[str] | None) -> Options:
     kind = architecture(c)
     config: Options = {
         **write_fields(c, FIELDS),
-        "architectures": [CLASSES[kind][0 if c.classes else 1]],
+        "architectures": [_class_for(kind, c)],
         "model_type": kind,
         "hidden_act": activation_for(c.mlp.activation),
         "layer_norm_eps": c.norm.eps,
@@ -420,7 +452,8 @@ def folder(tensors: State, config: Options, preprocess: Preprocess | None, proce
     if values is None:
         note = "its preprocess has no counterpart in transformers, so none was written."
         return Written(tensors, {"config.json": config}, [note])
-    values |= {"image_processor_type": processor} if processor else {}
+    if processor:
+        values = {"do_center_crop": False, **values, "image_processor_type": processor}  # CLIP's crops if not told
     return Written(tensors, {"config.json": config, "preprocessor_config.json": values})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitlab.errors import CheckpointError
 
 PREFIX = "hf-hub:"
-FIRST = ["*.json", "*.safetensors"]
+FIRST = ["*.json", "*.safetensors", "merges.txt"]  # a tokenizer may be vocab.json and merges.txt
 BELOW = ["*/*"]  # onnx/, openvino/ and the like: loading reads the top folder
 SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetensors file
 

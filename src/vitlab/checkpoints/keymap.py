@@ -77,6 +77,9 @@ class Renamed:
         del self.tensors[key]
         self.unused |= dict.fromkeys(self.origin.pop(key), why)
 
+    def rename(self, old: str, new: str) -> None:
+        self.tensors[new], self.origin[new] = self.tensors.pop(old), self.origin.pop(old)
+
     def part(self, prefix: str) -> Renamed:
         """The tensors of one part of the network, under the part's own names."""
         keys = {key.removeprefix(prefix): key for key in self.tensors if key.startswith(prefix)}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.checkpoints import adapters, bundled, files, hub, native
+from vitlab.checkpoints.declared import naming_network
 from vitlab.checkpoints.families import family_of
 from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.foreign import assumed_notes, read_foreign
@@ -69,7 +70,11 @@ def load(
 
 def as_network(model: ModelOrName, **load_options: Any) -> Network:
     """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path."""
-    return load(fspath(model), **load_options) if isinstance(model, str | PathLike) else unwrap(model)
+    if isinstance(model, str | PathLike):
+        return load(fspath(model), **load_options)
+    if more := [name for name in load_options if name != "encoder"]:
+        raise UsageError(f"{', '.join(more)}: the model is loaded already: pass that to vitlab.load, or pass its name.")
+    return unwrap(model)
 
 
 def load_with_report(
@@ -96,7 +101,8 @@ def load_with_report(
         weights = native.read(path)
         weights.notes += [] if encoder else _encoder_alone(weights)
     else:
-        weights = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
+        with naming_network(path):
+            weights = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
         weights.notes += assumed_notes(weights, preprocess or {})
         if weights.size_note and "image_size" not in overrides and "size" not in (preprocess or {}):
             weights.notes.append(weights.size_note)
@@ -106,7 +112,8 @@ def load_with_report(
     overrides = family_of(weights.family).by_path(overrides, encoder)
     files.check_values(weights.tensors, path, allow_nan)
     weights = _encoder_of(weights) if encoder and weights.config.wraps_encoder else weights
-    model, report = _assemble(weights, overrides, str(source))
+    with naming_network(path):
+        model, report = _assemble(weights, overrides, str(source))
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
         model.preprocess = Preprocess.from_dict({"size": model.config.image_size, **values})

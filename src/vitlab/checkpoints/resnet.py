@@ -131,7 +131,8 @@ def _read_timm(source: Source) -> Stated | None:
         )
     staged.check_arguments(config, ("layers", "channels", "stem_width", "stem_type", "avg_down"))  # tensors show them
     usual = {**{name: IMAGENET_CROP[name] for name in ("mean", "std", "how")}, "interpolation": "bilinear"}
-    return Stated({"stride_in": "3x3"}, {**usual, **timm.preprocess_from(config.get("pretrained_cfg", {}))})
+    preprocess = {**usual, **timm.preprocess_from(config["pretrained_cfg"])}
+    return Stated({"stride_in": "3x3"}, preprocess, labels=timm.labels_from(config))
 
 
 MODEL_TYPES = {"resnet": ModelType("ConvNext")}

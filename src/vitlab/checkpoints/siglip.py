@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitlab.checkpoints import hf, keymap, schema, siglip_tower, timm
+from vitlab.checkpoints.clip_image import openai_blocks
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import SCALAR, Dialect, Options, Renamed, Rule, Source, State, Stated
+from vitlab.checkpoints.timm_names import facts_of
 from vitlab.checkpoints.two_towers import (
     FACTS,
     OPEN_CLIP_FILE,
@@ -24,10 +26,8 @@ from vitlab.checkpoints.two_towers import (
     open_clip_parts,
     open_clip_preprocess,
     open_clip_preprocess_cfg,
-    openai_blocks,
     read_tokenizer,
     three_texts,
-    tower_config,
     unstated,
     with_defaults,
 )
@@ -68,7 +68,7 @@ def _read_hf(source: Source) -> Stated:
         raise CheckpointError(
             f"config.json has model_type {config.get('model_type')!r}, the weights are a SiglipModel's."
         )
-    text, vision = tower_config(config, "text"), tower_config(config, "vision")
+    text, vision = hf.tower_config(config, "text"), hf.tower_config(config, "vision")
     options = hf.read_fields(text, HF_TEXT) | _token_ids(tokenizer, text.get("vocab_size", 32000))
     options["text.activation"] = hf.activation_of(text, "gelu_pytorch_tanh")
     options |= {f"image.{name}": value for name, value in siglip_tower.options_from(vision).items()}
@@ -110,10 +110,9 @@ def _read_open_clip(source: Source) -> Stated:
         "text.eps": norm.get("eps", 1e-5),
         "text.activation": "gelu_tanh" if activation.get("approximate") == "tanh" else "gelu",
         "image.image_size": vision.get("image_size"),
-        "image.eps": 1e-6,  # timm's
     }
     width = source.state["visual.trunk.patch_embed.proj.weight"].shape[0]
-    options |= {f"image.{name}": value for name, value in timm.named_options(vision["timm_model_name"], width).items()}
+    options |= {f"image.{name}": value for name, value in facts_of(vision["timm_model_name"], width).items()}
     if model.get("quick_gelu"):
         options["text.activation"] = "quick_gelu"
     options = {name: value for name, value in options.items() if value is not None}
@@ -278,7 +277,7 @@ def _trunk_name(c: SigLIPConfig) -> str:
             name = f"vit_{size}_patch{patch}_siglip_{v.image_size[0]}"
             other = v.with_options(**{"mlp_ratio": 4.0, **tower})
             same = other.mlp_hidden == v.mlp_hidden and replace(other, mlp=v.mlp) == v
-            if same and timm.named_options(name, v.width)["activation"] == v.mlp.activation:
+            if same and facts_of(name)["activation"] == v.mlp.activation:
                 return name
     raise CheckpointError(
         f"open_clip builds a SigLIP's image tower by timm's name, and none has patches of {v.patch_size} in images of "

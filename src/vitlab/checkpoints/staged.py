@@ -47,10 +47,10 @@ def timm_reader(options: Callable[[Options], Options]) -> Callable[[Source], Sta
     def read(source: Source) -> Stated | None:
         if (config := timm.read_config(source)) is None:
             return None
-        preprocess = timm.preprocess_from(config.get("pretrained_cfg", {}))
+        preprocess = timm.preprocess_from(config["pretrained_cfg"])
         size = {"image_size": preprocess["size"]} if "size" in preprocess else {}
         usual = {name: IMAGENET_CROP[name] for name in ("mean", "std", "how", "interpolation")}
-        return Stated({**size, **options(config)}, {**usual, **preprocess})
+        return Stated({**size, **options(config)}, {**usual, **preprocess}, labels=timm.labels_from(config))
 
     return read
 
@@ -113,7 +113,7 @@ def check_type(config: Options, kind: str) -> None:
 
 def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
     """timm's model_args; what would make another network of the same tensors is refused."""
-    args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
+    args = {key: value for key, value in config["model_args"].items() if value is not None}
     rates = ("drop_rate", "drop_path_rate", "proj_drop_rate", "attn_drop_rate")
     harmless = ("num_classes", "in_chans", "img_size", *rates)
     wrong = {key: value for key, value in args.items() if key not in (*known, *harmless) and value}

@@ -66,14 +66,15 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     widths = staged.widths_of(state, options["depths"])
     check_widths(widths)
     tables = [keymap.shape_of(state, f"stages.{n}.0.attention.relative.table", 2) for n in range(len(widths))]
-    rows = {rows for rows, _ in tables}
-    side = math.isqrt(min(rows))
-    if len(rows) > 1 or side**2 != min(rows) or side % 2 == 0:
+    rows = [rows for rows, _ in tables]
+    sides = [math.isqrt(count) for count in rows]  # 2M - 1
+    if any(side**2 != count or side % 2 == 0 for side, count in zip(sides, rows, strict=True)):
         raise CheckpointError(
-            f"bias tables of {[rows for rows, _ in tables]} entries: expected (2M - 1)^2 in all stages alike, for "
-            "windows of M x M."
+            f"bias tables of {rows} entries: expected (2M - 1)^2 in each stage, for windows of M x M."
         )
-    options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables), "window": (side + 1) // 2}
+    windows = tuple((side + 1) // 2 for side in sides)
+    options |= {"width": widths[0], "heads": tuple(heads for _, heads in tables)}
+    options["window"] = windows[0] if len(set(windows)) == 1 else windows
     options["qkv_bias"] = "stages.0.0.attention.qkv.bias" in state
     return options | mlp_ratio(state, widths[0], stated)
 
@@ -165,7 +166,7 @@ TIMM = Dialect(
     recognise=lambda keys: TABLE in keys and FIRST not in keys,
     assumed={"eps": 1e-5, "activation": "gelu"},
     preprocess=IMAGENET_CROP,
-    options={"shift_axes": "each"},
+    options={"shift_axes": "each", "roll_first": True},
     ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )
@@ -187,12 +188,30 @@ AUTHORS = Dialect(
 def _write(model: Network, state: State) -> Written:
     c: SwinConfig = model.config
     check_merge_eps(c)
+    if not isinstance(c.window, int):
+        raise UsageError(
+            f"transformers' swin has one window for all stages, and this network {c.window}: load it with window="
+            f"{max(c.window)}, which resizes its bias tables (and changes its numbers a little), or use --to native."
+        )
     activation = {"hidden_act": hf.activation_for(c.activation), "use_absolute_embeddings": False}
     written = hf.classifier(model, state, HF.rules, "Swin", hf.write_fields(c, FIELDS) | activation)
     index = relative_index((c.window, c.window), prefix=0, device=torch.device("cpu"))
     tables = [key for key in written.tensors if key.endswith("relative_position_bias_table")]
     indices = {key.replace("bias_table", "index"): index.clone() for key in tables}  # version 4 has it
-    return replace(written, tensors=written.tensors | indices)
+    return replace(written, tensors=written.tensors | indices, notes=[*written.notes, *_shift_note(c)])
+
+
+def _shift_note(c: SwinConfig) -> list[str]:
+    """Whether timm and transformers cut other windows at the network's own image size."""
+    theirs = replace(c, shift_axes="together", roll_first=False)
+    for grid, M in zip(c.grids(*c.image_size), c.window_sizes, strict=True):
+        ours, others = (config.windows(grid, M, shifted=True) for config in (c, theirs))
+        if ours.shift != others.shift or (ours.padded != grid and ours.roll_first):
+            return [
+                f"maps of {grid[0]}x{grid[1]} are no multiple of the window {M}: timm, where it comes from, rolls them "
+                "before it pads them, transformers afterwards, so its numbers will differ a little there."
+            ]
+    return []
 
 
 def check_merge_eps(c: SwinConfig) -> None:

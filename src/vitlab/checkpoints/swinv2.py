@@ -163,7 +163,7 @@ TIMM = Dialect(
     recognise=lambda keys: SCALE in keys and swin.FIRST not in keys,
     assumed=ASSUMED,
     preprocess=preprocess_for(256),
-    options={"windows_fit": "image", "shift_axes": "each"},
+    options={"windows_fit": "image", "shift_axes": "each", "roll_first": True},
     ignored=COMPUTED,
     read_stated=staged.timm_reader(_timm_options),
 )

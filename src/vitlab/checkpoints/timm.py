@@ -9,9 +9,11 @@ from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import Writer, Written
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated, layers
+from vitlab.checkpoints.timm_names import facts_of, other_network
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.pooling import NORM_AFTER
 from vitlab.models.base import Network
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import SIZES, ViTConfig
@@ -46,8 +48,11 @@ RULES = (
 )
 
 HEADS = {1536: 24} | {v["width"]: v["heads"] for _, _, v in reversed(SIZES.values())}  # by width, else to be passed
-SIGLIP_SIZES: dict[str, Options] = {"so400m": dict(width=1152, heads=16), "giantopt": dict(width=1536, heads=16)}
-SIGLIP_TANH = re.compile("so400m_patch16_|giantopt_|patch32_|large_patch16_siglip_(gap_)?512")
+PARTS = {
+    "model_args": schema.TIMM_ARGUMENTS,
+    "pretrained_cfg": schema.TIMM_PREPROCESS,
+    "vitlab": {"eps": schema.EPS},
+}
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")
 ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "num_heads": "heads",
@@ -64,6 +69,7 @@ ARGUMENTS = {  # timm's arguments -> our options, where the values mean the same
     "pre_norm": "norm_pre",
 }
 WITHOUT_EFFECT = re.compile(r".*drop.*|num_classes|mlp_ratio|init_values|fc_norm|.*img_size|.*img_pad|weight_init")
+AVERAGED = r"_gap_|^eva_large_"  # names of networks that average their patches
 OWN_RULE = ("final_norm", "global_pool", "no_embed_class", "pos_embed", "pool_include_prefix", "norm_layer")
 
 
@@ -74,23 +80,28 @@ def read_config(source: Source) -> Options | None:
     if "architecture" not in config:
         return None
     schema.check(config, schema.TIMM, "config.json")
-    schema.check(config.get("model_args", {}), schema.TIMM_ARGUMENTS, "config.json's model_args")
-    schema.check(config.get("pretrained_cfg", {}), schema.TIMM_PREPROCESS, "config.json's pretrained_cfg")
-    schema.check(config.get("vitlab", {}), {"eps": schema.EPS}, "config.json's vitlab")
+    for part, kinds in PARTS.items():
+        config[part] = schema.check(config.get(part) or {}, kinds, f"config.json's {part}")
     return config
+
+
+def labels_from(config: Options) -> list[str] | None:
+    """Class names in timm's config.json; transformers' own fillers LABEL_0, LABEL_1, ... are none."""
+    names: list[str] = config.get("label_names") or []
+    return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
 def _read_stated(source: Source) -> Stated | None:
     if (config := read_config(source)) is None:
         return None
     state, name = source.state, config["architecture"]
-    args = {key: value for key, value in config.get("model_args", {}).items() if value is not None}
-    cfg = config.get("pretrained_cfg", {})
+    if what := other_network(name):
+        raise CheckpointError(f"timm's {name} has {what}, which is not known here.")
+    args = {key: value for key, value in config["model_args"].items() if value is not None}
+    cfg = config["pretrained_cfg"]
     options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
-    if "_clip_" in name:  # timm's name says which of the two activations a CLIP has
-        options = {"eps": 1e-5, "activation": "quick_gelu" if "quickgelu" in name else "gelu", **options}
-    options |= config.get("vitlab", {})
-    options = {**named_options(name, state["patch_embed.proj.weight"].shape[0]), **options}
+    width = None if "width" in options else state["patch_embed.proj.weight"].shape[0]
+    options = {**facts_of(name, width), **options, **config["vitlab"]}
     if options.get("activation", "gelu") not in ACTIVATIONS:
         raise CheckpointError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
@@ -101,7 +112,7 @@ def _read_stated(source: Source) -> Stated | None:
         options["final_norm"] = "no"
     if args.get("pos_embed") == "none":
         options["positions"] = "none"
-    pooled = args.get("global_pool", config.get("global_pool", "token"))
+    pooled = args.get("global_pool") or config.get("global_pool") or usual_pooling(name)
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
     poolings = ("token", "avg", *(["map"] if "attn_pool.latent" in state else []))
     wrong |= {} if pooled in poolings else {"global_pool": pooled}
@@ -110,20 +121,21 @@ def _read_stated(source: Source) -> Stated | None:
     }
     if wrong:
         raise CheckpointError(f"timm's {', '.join(f'{k}={v!r}' for k, v in wrong.items())} is not known here.")
-    if pooled == "avg" and "fc_norm.weight" not in state:
-        options["pooling"] = "mean"
-    return Stated(options, preprocess_from(cfg), size_note="timm needs dynamic_img_size=True for that")
+    options |= pooling_options(pooled, state)
+    size_note = "timm needs dynamic_img_size=True for that"
+    return Stated(options, preprocess_from(cfg), labels=labels_from(config), size_note=size_note)
 
 
-def named_options(name: str, width: int) -> Options:
-    """What timm's name of an architecture says and its weights of this width do not show."""
-    size = re.match(r"(?:vit|deit)_([a-z0-9]+)_", name)
-    known = {key: options for key, (_, _, options) in SIZES.items()} | SIGLIP_SIZES
-    variant = known.get(size[1], {}) if size else {}
-    options: Options = {"heads": variant["heads"]} if variant.get("width") == width else {}
-    if "_siglip_" in name:  # some of timm's have exact GELU, others the tanh of the paper
-        options["activation"] = "gelu_tanh" if SIGLIP_TANH.search(name) else "gelu"
-    return options
+def usual_pooling(name: str) -> str:
+    """timm's global_pool of an architecture."""
+    return "avg" if re.search(AVERAGED, name) else "token"
+
+
+def pooling_options(pooled: str, state: State, prefix: str = "") -> Options:
+    """timm's global_pool -> our pooling, where it is not the one that the weights show."""
+    if f"{prefix}fc_norm.weight" in state:
+        return {"pooling": "mean_norm" if pooled == "avg" else "class_norm"}
+    return {"pooling": "mean"} if pooled == "avg" else {}
 
 
 def preprocess_from(cfg: Options) -> Options:
@@ -170,7 +182,7 @@ def _check_writable(c: ViTConfig) -> None:
     """timm's VisionTransformer must be able to be this network."""
     others = {
         f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
-        "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling == "mean_norm",
+        "final_norm=yes beside the head's own norm": c.final_norm == "yes" and c.head.pooling in NORM_AFTER,
         f"pooling={c.head.pooling}": c.head.pooling in ("class_mean", "attention"),
         "registers beside a distillation token": bool(c.tokens.registers and c.tokens.distill_token),
         "a patch bias with norm_pre, or none without": c.norm.norm_pre == c.stem.patch_bias,
@@ -200,11 +212,11 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
         "pos_embed": "learn" if c.positions.kind == "learned" else "none",
         "init_values": c.residual.layer_scale or None,
         "pre_norm": c.norm.norm_pre,
-        "global_pool": "token" if c.head.pooling == "class" else "avg",
-        "fc_norm": c.head.pooling == "mean_norm",
+        "global_pool": "token" if c.head.pooling in ("class", "class_norm") else "avg",
+        "fc_norm": c.head.pooling in NORM_AFTER,
         "act_layer": c.mlp.activation,
     }
-    if c.final_norm == "no" and c.head.pooling != "mean_norm":
+    if c.final_norm == "no" and c.head.pooling not in NORM_AFTER:
         args["final_norm"] = False
     size = next((s for s, v in (("tiny", 192), ("small", 384), ("base", 768), ("large", 1024)) if v == c.width), "base")
     name = f"deit_{size}_distilled_patch16_224" if c.tokens.distill_token else f"vit_{size}_patch16_224"

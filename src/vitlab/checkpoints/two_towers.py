@@ -1,4 +1,4 @@
-"""What the files of CLIP and SigLIP share: names in the blocks, two towers in config.json, open_clip's config."""
+"""What the files of CLIP and SigLIP share: two towers in config.json, open_clip's config, the tokenizer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,18 @@ from torch import Tensor
 
 from vitlab.checkpoints import hf, schema
 from vitlab.checkpoints.family import Clues, check_agreement
-from vitlab.checkpoints.keymap import Options, Renamed, Rule, Source, State, Stated, layers, shape_of
+from vitlab.checkpoints.keymap import Options, Renamed, Source, State, Stated, shape_of
 from vitlab.checkpoints.vit import infer_options
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.two_towers import TwoTowersConfig
 from vitlab.models.vit_config import ViTConfig
-from vitlab.parsing import is_object
+from vitlab.parsing import is_object, is_sequence
 from vitlab.text.tokenizer import Tokenizer
 
 TOWERS = ("image", "text")
 TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 20}  # the published widths; others must be passed
-
-
-def openai_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
-    names = {"attention.proj": "attn.out_proj", "norm1": "ln_1", "norm2": "ln_2"}
-    return (
-        *(Rule(f"{ours}attention.qkv.{part}", f"{theirs}attn.in_proj_{part}") for part in ("weight", "bias")),
-        *layers(ours, theirs, names | {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}),
-    )
 
 
 # ------------------------------------------------------------------------------------------ files beside the weights
@@ -42,26 +34,11 @@ TEXT_FIELDS: hf.Fields = {  # of transformers, with CLIP's defaults
     "text.heads": ("num_attention_heads", 8),
     "text.eps": ("layer_norm_eps", 1e-5),
 }
-IMAGE_FIELDS: hf.Fields = {
-    "image.image_size": ("image_size", 224),
-    "image.patch_size": ("patch_size", 32),
-    "image.channels": ("num_channels", 3),
-    "image.width": ("hidden_size", 768),
-    "image.depth": ("num_hidden_layers", 12),
-    "image.heads": ("num_attention_heads", 12),
-    "image.eps": ("layer_norm_eps", 1e-5),
-}
 
 
 def with_defaults(fields: hf.Fields, defaults: Mapping[str, Any]) -> hf.Fields:
     """The same fields of a library's other class, whose defaults differ."""
     return {ours: (theirs, defaults.get(theirs, usual)) for ours, (theirs, usual) in fields.items()}
-
-
-def tower_config(config: Options, tower: str) -> Options:
-    """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
-    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
-    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
 
 
 def read_tokenizer(source: Source) -> Tokenizer | None:
@@ -89,15 +66,23 @@ OPEN_CLIP_FILE = "open_clip_config.json"
 RESIZE_MODES = {"shortest": "crop", "squash": "stretch", "longest": "fit"}  # open_clip's -> how
 
 
+def open_clip_vision(config: Options) -> tuple[Options, Options]:
+    """open_clip_config.json -> model_cfg and its vision_cfg, their values checked."""
+    schema.check(config, schema.OPEN_CLIP, OPEN_CLIP_FILE)
+    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{OPEN_CLIP_FILE}'s model_cfg")
+    vision: Options = model.get("vision_cfg") or {}
+    if is_sequence(layers := vision.get("layers")):
+        raise CheckpointError(
+            f"{OPEN_CLIP_FILE} has an image tower of layers {list(layers)}, a ResNet of CLIP's own: only ViTs are "
+            "known here."
+        )
+    return model, schema.check(vision, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s vision_cfg")
+
+
 def open_clip_parts(config: Options) -> tuple[Options, Options, Options]:
-    """open_clip_config.json -> model_cfg, its vision_cfg and its text_cfg, their values checked."""
-    where = OPEN_CLIP_FILE
-    schema.check(config, schema.OPEN_CLIP, where)
-    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{where}'s model_cfg")
-    vision, text = (
-        schema.check(model.get(part) or {}, schema.OPEN_CLIP_TOWER, f"{where}'s {part}")
-        for part in ("vision_cfg", "text_cfg")
-    )
+    """model_cfg, its vision_cfg and its text_cfg."""
+    model, vision = open_clip_vision(config)
+    text = schema.check(model.get("text_cfg") or {}, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s text_cfg")
     return model, vision, text
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.checkpoints import facebook, hf, jax, lucidrains, siglip_tower, timm, torchvision
+from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, siglip_tower, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.errors import CheckpointError
 from vitlab.layers.block import swiglu_hidden
+from vitlab.layers.pooling import NORM_AFTER
 from vitlab.layers.positions import sincos_2d
 from vitlab.models.base import Network
 from vitlab.models.vit_config import ViTConfig
@@ -27,6 +28,11 @@ ENCODER_ALONE = (
     "holds an encoder and no decoder, as most released MAE files do: it gives features and can be fine-tuned, but it "
     "cannot reconstruct images."
 )
+ONE_HEAD = (
+    "has a distillation token that no head reads, as transformers' DeiTForImageClassification and DeiTModel do: it is "
+    "kept as a register."
+)
+SAME_WEIGHTS = (("class", "mean"), ("class_norm", "mean_norm"))  # ways of pooling that weights do not tell apart
 TOLERANCE = 1e-5  # of a stored table from sin-cos positions, which others compute in float32
 
 
@@ -36,8 +42,9 @@ def infer_config(renamed: Renamed, clues: Clues) -> ViTConfig:
     certain = {**dialect.options, **clues.hints, **stated}
     facts = {**clues.given, **certain, "size_is_stored": "image_size" in stated}
     inferred = infer_options(renamed.tensors, facts)
-    if inferred["pooling"] in ("class", "mean"):  # the weights are the same for both
-        inferred["pooling"] = stated.get("pooling", inferred["pooling"])
+    if same_weights := next((both for both in SAME_WEIGHTS if inferred["pooling"] in both), None):
+        pooling = certain.get("pooling", inferred["pooling"])
+        inferred["pooling"] = pooling if pooling in same_weights else inferred["pooling"]
     check_agreement(stated, inferred)
     return ViTConfig().with_options(**{**dialect.assumed, **certain, **inferred})
 
@@ -83,8 +90,15 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     if clues.dialect.name == "hf" and "head.weight" in renamed.tensors:  # transformers' classifiers do not read it
         for key in [key for key in renamed.tensors if key.startswith(("pre_logits.", "pool."))]:
             renamed.leave_out(key, "a pooler, which the classifier does not read")
+    if clues.stated.model_type == "ijepa":
+        for key in {"pre_logits.weight", "pre_logits.bias"} & renamed.tensors.keys():
+            renamed.leave_out(key, "a pooler of the first patch: the mean of all patches is read instead")
+    one_head = _is_deit_with_one_head(renamed.tensors)
+    if one_head:
+        renamed.rename("distill_token", "register_tokens")
+        clues = replace(clues, hints={**clues.hints, "prefix_positions": "all"})
     config = infer_config(renamed, clues)
-    notes = resize_notes(config, clues)
+    notes = [ONE_HEAD, *resize_notes(config, clues)] if one_head else resize_notes(config, clues)
     assumed = assumed_options(config, clues)
     features = not config.classes  # a classifier's table is kept: it may have been trained
     if features and leave_out_sincos(renamed, "positions.table", config.grid):
@@ -93,6 +107,13 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     if from_mae and hf.NO_DECODER not in renamed.unused.values():
         notes = [ENCODER_ALONE, *notes]
     return Reading(config, assumed, notes=tuple(notes))
+
+
+def _is_deit_with_one_head(state: State) -> bool:
+    """transformers' DeiTForImageClassification and DeiTModel: the second token is there, and nothing reads it."""
+    return "distill_token" in state and (
+        ("head.weight" in state and "head_distill.weight" not in state) or "pre_logits.weight" in state
+    )
 
 
 def infer_options(state: State, facts: Options) -> Options:
@@ -126,14 +147,13 @@ def infer_options(state: State, facts: Options) -> Options:
     }
     if options["distill_token"] and (("head_distill.weight" in state) != bool(classes) or options["head_hidden"]):
         raise CheckpointError(
-            "a distillation token needs two plain heads, or none: a network with one head beside it, or with a pooler "
-            "(transformers' DeiTForImageClassification, DeiTModel), is not known."
+            "a distillation token needs two plain heads, or none: head_distill.weight is there alone."
         )
     if "blocks.0.scale1.gamma" in state:
         options["layer_scale"] = facts.get("layer_scale") or 1e-5
     options |= _mlp(state, width) | _heads(state, width, facts) | _pooling(state, width)
     options["final_norm"] = _final_norm(state, options["pooling"], facts)
-    return options | _grid(state, options, facts)
+    return options | grid_options(state, options, facts)
 
 
 AXES = {  # of the tensors that show the sizes; True: they must be there
@@ -212,11 +232,11 @@ def _final_norm(state: State, pooling: str, facts: Options) -> str:
         return final_norm
     norm = facts.get("norm", facts.get("norm.kind", "pre"))
     kind = norm.get("kind", "pre") if is_object(norm) else norm
-    usual = kind != "post" and pooling != "mean_norm"
+    usual = kind != "post" and pooling not in NORM_AFTER
     return "yes" if "norm.weight" in state and not usual else "auto"
 
 
-def _grid(state: State, options: Options, facts: Options) -> Options:
+def grid_options(state: State, options: Options, facts: Options) -> Options:
     """The stored grid, and which prefix tokens have a position. Grids are compared, not counts: 196 = 14x14 = 7x28."""
     if "positions.table" not in state:
         if facts.get("positions", "learned") == "learned":
@@ -307,17 +327,24 @@ def _writer(writer: Writer) -> Writer:
     return replace(writer, write=write)
 
 
+def _write_hf(model: Network, state: State) -> Written:
+    """In transformers only CLIP's towers have a norm before the blocks."""
+    return (clip_image.write if model.config.norm.norm_pre else hf.WRITER.write)(model, state)
+
+
+HF_WRITER = Writer(_write_hf, any_size=lambda c: not c.norm.norm_pre and hf.WRITER.any_size(c))
 FAMILY = Family(
     "vit",
     ViTConfig,
     (
-        *(siglip_tower.DIALECT, hf.DIALECT, facebook.MAE_ENCODER, facebook.DIALECT, timm.DIALECT),
+        *(clip_image.DIALECT, clip_image.CLASSIFIER, siglip_tower.DIALECT),
+        *(hf.DIALECT, facebook.MAE_ENCODER, facebook.DIALECT, timm.DIALECT),
         *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT),
     ),
     _infer,
-    {"timm": _writer(timm.WRITER), "hf": _writer(hf.WRITER), "jax": _writer(jax.WRITER)},
+    {"timm": _writer(timm.WRITER), "hf": _writer(HF_WRITER), "jax": _writer(jax.WRITER)},
     bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
-    model_types=hf.MODEL_TYPES | siglip_tower.ALONE,
+    model_types=hf.MODEL_TYPES | hf.VIT_MSN | siglip_tower.ALONE,
     map_template=Dialect(
         name="",
         rules=(),

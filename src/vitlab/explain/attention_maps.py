@@ -164,7 +164,7 @@ def default_query(model: TokenModel) -> str:
     """What the head reads: "class" or "mean"."""
     if isinstance(model, Hierarchy):
         return "class" if "class" in model.prefix else "mean"
-    return "class" if model.config.pool_kind in ("class", "class_mean") else "mean"
+    return "class" if model.config.pool_kind in ("class", "class_norm", "class_mean") else "mean"
 
 
 def query_rows(model: TokenModel, images: Tensor, query: Query) -> slice:

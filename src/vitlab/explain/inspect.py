@@ -250,6 +250,8 @@ def inspect(
     def meaning(kind: str, layer: int | None) -> str:
         if isinstance(model, Hierarchy):
             return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
+        if kind in model.meanings:
+            return model.meanings[kind]
         if isinstance(model, TwoTowers) and kind.startswith(TEXT):
             return _meaning(kind, _text_details(model))
         if not isinstance(config.encoder, PlainConfig | ResNetConfig):
@@ -345,7 +347,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "heads": config.heads,
         "head_dim": config.head_width,
         "hidden": config.mlp_hidden,
-        "positions": config.position_kind,
+        "positions": config.position_kind.split(" + ")[0],  # what is added; rotary and relative ones are not
         "mlp": config.mlp_name,
         "pooling": config.pool_kind,
         "classes": config.classes,

@@ -259,7 +259,7 @@ def _head_weights(model: TokenModel, images: Tensor) -> Tensor:
     layout = model.layout(*images.shape[-2:])
     prefix, patches = len(layout.prefix), layout.grid[0] * layout.grid[1]
     share = torch.zeros(prefix + patches, dtype=wide(images[:0]).dtype, device=images.device)
-    of_class = {"class": 1.0, "class_mean": 0.5}.get(model.config.pool_kind, 0.0)
+    of_class = {"class": 1.0, "class_norm": 1.0, "class_mean": 0.5}.get(model.config.pool_kind, 0.0)
     share[prefix:] = (1 - of_class) / patches
     if of_class:
         readers = 2 if "distillation" in layout.prefix else 1

@@ -16,43 +16,81 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.layers.attention import Heads
+from vitlab.layers.attention import Heads, QVLinear
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 M = TypeVar("M", bound=nn.Module)
 
 
-class LoRALinear(nn.Linear):
+class LowRank(nn.Module):
     """h = W x + b + (alpha / r) B A x, eq. 3. W and b are the given layer's; B begins at 0, so that nothing changes."""
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
-        bias = _has_bias(layer)
-        super().__init__(layer.in_features, layer.out_features, bias, device="meta")  # pyright: ignore[reportUnknownMemberType]
-        self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
+    weight: Tensor
+
+    def add_matrices(self, rank: int, alpha: float) -> None:
+        rows, columns = self.weight.shape
         self.rank, self.alpha = rank, alpha
-        self.lora_a = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))  # A
-        self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))  # B
+        self.lora_a = nn.Parameter(self.weight.new_empty(rank, columns))  # A
+        self.lora_b = nn.Parameter(self.weight.new_zeros(rows, rank))  # B
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))  # as the authors' code, and peft
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
-    def forward(self, input: Tensor) -> Tensor:
-        low = F.linear(F.linear(input, self.lora_a), self.lora_b)  # (..., r) -> (..., out)
-        return F.linear(input, self.weight, self.bias) + low * self.scale
+    def low_rank(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale  # (..., in) -> (..., r) -> (..., out)
 
     def merged_weight(self) -> Tensor:
         return self.weight + (self.lora_b @ self.lora_a) * self.scale
+
+    def merged_layer(self) -> nn.Module:
+        raise NotImplementedError
+
+
+class LoRALinear(LowRank, nn.Linear):
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+        with torch.device("meta"):
+            nn.Linear.__init__(self, layer.in_features, layer.out_features, _has_bias(layer))  # pyright: ignore
+        self.weight, self.bias, self.training = layer.weight, layer.bias, layer.training
+        self.add_matrices(rank, alpha)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias) + self.low_rank(input)
+
+    def merged_layer(self) -> nn.Linear:
+        with torch.device("meta"):
+            layer = nn.Linear(self.in_features, self.out_features, _has_bias(self))
+        layer.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
+        layer.bias, layer.training = self.bias, self.training
+        return layer
+
+
+class LoRAQVLinear(LowRank, QVLinear):
+    def __init__(self, layer: QVLinear, rank: int, alpha: float):
+        with torch.device("meta"):
+            QVLinear.__init__(self, layer.weight.shape[1], len(layer.q_bias))
+        self.weight, self.q_bias, self.v_bias, self.training = layer.weight, layer.q_bias, layer.v_bias, layer.training
+        self.add_matrices(rank, alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) + self.low_rank(x)
+
+    def merged_layer(self) -> QVLinear:
+        with torch.device("meta"):
+            layer = QVLinear(self.weight.shape[1], len(self.q_bias))
+        layer.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
+        layer.q_bias, layer.v_bias, layer.training = self.q_bias, self.v_bias, self.training
+        return layer
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Iterator[tuple[str, nn.Module]]", model.named_modules()))  # torch gives it no full type
 
 
-def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
+def lora_layers(model: nn.Module) -> dict[str, LowRank]:
     """The adapted layers by name; empty for a plain network."""
-    return {name: module for name, module in modules_of(model).items() if isinstance(module, LoRALinear)}
+    return {name: module for name, module in modules_of(model).items() if isinstance(module, LowRank)}
 
 
 def lora_scale(model: nn.Module) -> float | None:
@@ -69,7 +107,7 @@ def add_lora(
     layers: str = "attention",
     *,
     trained: tuple[str, ...] = (),
-) -> dict[str, LoRALinear]:
+) -> dict[str, LowRank]:
     """Freeze a network except for parameters whose names begin with one of `trained`, and adapt `layers` in place.
 
     `layers`: "attention" (the matrices of every attention layer), "mlp", or ends of names as peft's target_modules,
@@ -91,9 +129,9 @@ def add_lora(
 
 
 def choose_layers(model: nn.Module, layers: str) -> list[str]:
-    """Names of the nn.Linear modules that `layers` means; see `add_lora`."""
+    """Names of the matrices that `layers` means; see `add_lora`."""
     kinds = [kind.strip() for kind in layers.split(",") if kind.strip()]
-    linear = [name for name, module in modules_of(model).items() if isinstance(module, nn.Linear)]
+    linear = [name for name, module in modules_of(model).items() if isinstance(module, nn.Linear | QVLinear)]
     by_kind: dict[str, list[str]] = {}
     for kind in kinds:
         if kind == "attention":
@@ -112,22 +150,21 @@ def choose_layers(model: nn.Module, layers: str) -> list[str]:
     return [name for name in linear if name in wanted]
 
 
-def adapt(model: nn.Module, names: Sequence[str], rank: int, alpha: float) -> dict[str, LoRALinear]:
+def adapt(model: nn.Module, names: Sequence[str], rank: int, alpha: float) -> dict[str, LowRank]:
     """Put adapters beside these layers, in place; what learns and what is frozen stays as it is."""
     layers = {name: model.get_submodule(name) for name in names}
     for name, layer in layers.items():
-        if not isinstance(layer, nn.Linear):
-            raise UsageError(f"{name} is a {type(layer).__name__}, and only an nn.Linear can have an adapter here.")
-        most = min(layer.in_features, layer.out_features)
-        if not 1 <= rank <= most:
-            raise UsageError(
-                f"rank {rank} does not fit {name}, {layer.out_features} x {layer.in_features}: 1 to {most}."
-            )
+        if not isinstance(layer, nn.Linear | QVLinear):
+            raise UsageError(f"{name} is a {type(layer).__name__}, and only a matrix can have an adapter here.")
+        rows, columns = layer.weight.shape
+        if not 1 <= rank <= min(rows, columns):
+            raise UsageError(f"rank {rank} does not fit {name}, {rows} x {columns}: 1 to {min(rows, columns)}.")
     if not alpha > 0:
         raise UsageError(f"alpha={alpha} must be above 0.")
     for name, layer in layers.items():
-        assert isinstance(layer, nn.Linear)
-        _replace(model, name, LoRALinear(layer, rank, alpha))
+        assert isinstance(layer, nn.Linear | QVLinear)
+        kind = LoRAQVLinear if isinstance(layer, QVLinear) else LoRALinear
+        _replace(model, name, kind(layer, rank, alpha))  # type: ignore[arg-type]
     return lora_layers(model)
 
 
@@ -135,10 +172,7 @@ def adapt(model: nn.Module, names: Sequence[str], rank: int, alpha: float) -> di
 def merge_lora(model: M) -> M:
     """Add every adapter to its matrix, in place: a plain network that gives the same results to rounding."""
     for name, layer in lora_layers(model).items():
-        plain = nn.Linear(layer.in_features, layer.out_features, _has_bias(layer), device="meta")
-        plain.weight = nn.Parameter(layer.merged_weight(), requires_grad=layer.weight.requires_grad)
-        plain.bias, plain.training = layer.bias, layer.training
-        _replace(model, name, plain)
+        _replace(model, name, layer.merged_layer())
     return model
 
 

@@ -83,7 +83,7 @@ class PatchEmbed(nn.Module):
         self.patch_size, self.channels, self.pad, self.crop = patch_size, channels, pad, crop
         self.norm_in = nn.LayerNorm(channels * patch_size**2, eps=eps) if norms else None
         self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
-        self.norm_out = nn.LayerNorm(width, eps=eps) if norms else None
+        self.norm_out: nn.Module | None = nn.LayerNorm(width, eps=eps) if norms else None
 
     def forward(self, images: Tensor) -> Tensor:
         images = fit_to_patches(images, self.patch_size, self.channels, self.pad, self.crop)  # (B, C, H, W)

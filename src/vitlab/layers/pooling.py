@@ -1,4 +1,7 @@
-"""Many tokens to one vector per image: class token, mean of the patches, both, or attention with a learned query."""
+"""Many tokens to one vector per image: class token, mean of the patches, both, or attention with a learned query.
+
+With `_norm` the network's last norm comes after pooling, and reads that one vector (CLIP, timm's fc_norm).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.block import MLP, Activation
 
-Pooling = Literal["class", "mean", "mean_norm", "class_mean", "attention"]
+Pooling = Literal["class", "class_norm", "mean", "mean_norm", "class_mean", "attention"]
+NORM_AFTER: tuple[Pooling, ...] = ("class_norm", "mean_norm")
 
 
 def pool_tokens(tokens: Tensor, pooling: Pooling, prefix: int, sizes: Tensor | None = None) -> Tensor:
@@ -19,7 +23,7 @@ def pool_tokens(tokens: Tensor, pooling: Pooling, prefix: int, sizes: Tensor | N
 
     `sizes` (B, N): how many patches each token stands for, so that merged tokens weigh as much as their parts did.
     """
-    if pooling == "class":
+    if pooling in ("class", "class_norm"):
         return tokens[:, 0]
     if sizes is None:
         mean = tokens[:, prefix:].mean(dim=1)

@@ -27,12 +27,13 @@ APART = -100.0  # added to the score of tokens that only a shift made neighbours
 @dataclass(frozen=True)
 class Windows:
     """How a grid of tokens is cut: filled up with zeros at the right and bottom to whole windows, rolled up and left by
-    `shift`, cut row by row. n = window rows x window columns.
+    `shift`, cut row by row. n = window rows x window columns. `roll_first`: rolled before it is filled up.
     """
 
     grid: tuple[int, int]  # rows, columns of tokens
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
+    roll_first: bool = False
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -69,7 +70,7 @@ class Windows:
 
     def orders(self, device: torch.device) -> tuple[Tensor, ...]:
         """The order in which tokens of the padded grid stand in windows, and the way back."""
-        return cached("orders", device, self.grid, self.window, self.shift)
+        return cached("orders", device, self.grid, self.window, self.shift, self.roll_first)
 
     def mask(self, device: torch.device) -> Tensor | None:
         """(count, 1, n, n): 0, and APART between tokens that the roll brought together from two ends of the grid
@@ -79,7 +80,7 @@ class Windows:
 
     def places(self) -> np.ndarray:
         """(count, n): which token of the grid, row by row, stands in each place of each window; -1 on padding."""
-        row, column = np.divmod(_orders(self.grid, self.window, self.shift)[0], self.padded[1])
+        row, column = np.divmod(_orders(self.grid, self.window, self.shift, self.roll_first)[0], self.padded[1])
         inside = (row < self.grid[0]) & (column < self.grid[1])
         return np.where(inside, row * self.grid[1] + column, -1).reshape(self.count, -1)
 
@@ -102,14 +103,16 @@ def reorder(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
     return Reorder.apply(x, order, back)  # type: ignore[return-value]
 
 
-def _orders(*about: tuple[int, int]) -> list[np.ndarray]:
+def _orders(*about: Any) -> list[np.ndarray]:
     w = Windows(*about)
-    (down, right), (high, wide) = w.shift, w.padded
-    order = _cut(w, np.roll(np.arange(high * wide).reshape(high, wide), (-down, -right), axis=(0, 1))).reshape(-1)
+    (down, right), (rows, columns) = w.shift, w.grid if w.roll_first else w.padded
+    tokens = np.arange(w.padded[0] * w.padded[1]).reshape(w.padded)
+    tokens[:rows, :columns] = np.roll(tokens[:rows, :columns], (-down, -right), axis=(0, 1))
+    order = _cut(w, tokens).reshape(-1)
     return [order, np.argsort(order)]
 
 
-def _mask(*about: tuple[int, int]) -> list[np.ndarray]:
+def _mask(*about: Any) -> list[np.ndarray]:
     w = Windows(*about)
     down, right = (np.arange(size) >= size - shift for size, shift in zip(w.padded, w.shift, strict=True))
     region = _cut(w, down[:, None] * 2 + right)  # after the roll: what came from the other end
@@ -140,7 +143,7 @@ def _log_offsets(window: tuple[int, int], scale: tuple[int, int]) -> list[np.nda
     return [(np.sign(offsets) * np.log2(np.abs(offsets) + 1) / 3).astype(np.float32)]
 
 
-def cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+def cached(what: str, device: torch.device, *about: tuple[int, int] | bool) -> tuple[Tensor, ...]:
     """Whole numbers and masks that depend on sizes alone: made once, kept for later passes."""
     return _cached(what, device, *about)
 
@@ -151,7 +154,7 @@ cached.__dict__["_dynamo_marked_constant"] = True
 
 
 @lru_cache(maxsize=512)
-def _cached(what: str, device: torch.device, *about: tuple[int, int]) -> tuple[Tensor, ...]:
+def _cached(what: str, device: torch.device, *about: Any) -> tuple[Tensor, ...]:
     arrays = {"orders": _orders, "mask": _mask, "offsets": _offsets, "log_offsets": _log_offsets}[what](*about)
     with torch.inference_mode(False), unset_fake_temporarily():  # this pass may be one for inference, or to count
         return tuple(torch.as_tensor(array, device=device) for array in arrays)

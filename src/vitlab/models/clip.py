@@ -10,14 +10,17 @@ Run `vitlab inspect clip_vit_base_patch32` to see every step of both towers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import Block
+from vitlab.layers.reducer import Reducer
+from vitlab.layers.trace import Trace, mark
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
 from vitlab.models.two_towers import TextConfig, TextTower, TwoTowers, TwoTowersConfig
 from vitlab.models.vit import VisionTransformer
@@ -101,6 +104,58 @@ class TextTransformer(TextTower):
         return True
 
 
+@dataclass(frozen=True)
+class CLIPVisionConfig(ViTConfig):
+    embed_dim: int = 512  # E, of the space that the class token is projected to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embed_dim < 1:
+            raise UsageError(f"embed_dim={self.embed_dim} must be at least 1.")
+        if self.tokens.distill_token or self.head.head_hidden or self.head.pooling == "class_mean":
+            raise UsageError(
+                "the projection reads one vector of the tower's width: use distill_token=False, head_hidden=0, and "
+                'pooling="class_norm", "class" or "mean".'
+            )
+
+
+class CLIPVision(VisionTransformer):
+    """CLIP's image tower and its projection, for those who need no text: forward gives transformers' image_embeds.
+
+    A ViT like any other; `features` are the embeddings, and a classifier, where there is one, reads them.
+    """
+
+    family = "clip_vision"
+
+    def __init__(self, config: CLIPVisionConfig):
+        super().__init__(config)
+        self.projection = nn.Linear(config.width, config.embed_dim, bias=False)
+        nn.init.normal_(self.projection.weight, std=config.width**-0.5)
+
+    @property
+    def feature_width(self) -> int:
+        return self.config.embed_dim
+
+    @property
+    def traceable(self) -> tuple[str, ...]:
+        steps = super().traceable
+        return (*steps[:-1], "projection", "head") if self.config.classes else (*steps, "projection")
+
+    def forward_head(
+        self, tokens: Tensor, *, pre_logits: bool = False, sizes: Tensor | None = None, trace: Trace | None = None
+    ) -> Tensor:
+        y = super().forward_head(tokens, pre_logits=True, sizes=sizes, trace=trace)  # (B, D)
+        y = mark(trace, "projection", self.projection(y))  # (B, E)
+        return y if pre_logits or not self.config.classes else mark(trace, "head", self.head(y))  # (B, classes)
+
+    def encode_image(
+        self, images: Tensor, *, normalise: bool = False, trace: Trace | None = None, reducer: Reducer | None = None
+    ) -> Tensor:
+        """(B, C, H, W) -> (B, E) as the projection gives them; normalise=True: of length 1, as CLIP's own."""
+        x = self.features(images, trace=trace, reducer=reducer)
+        return F.normalize(x, dim=-1) if normalise else x
+
+
 class CLIP(TwoTowers):
     """Two towers, a projection for each, and a learned scale: logits = scale * cos(image, text) (figure 3)."""
 
@@ -161,4 +216,13 @@ def _entry(name: str, config: CLIPConfig) -> Entry:
     return Entry(name, "clip", config, CLIP_CROP, aliases)
 
 
+def _vision(name: str, config: CLIPConfig) -> Entry:
+    """The image tower of a CLIP in the table, with its projection."""
+    tower = {group.name: getattr(config.image, group.name) for group in fields(ViTConfig)}
+    own = CLIPVisionConfig(**tower, embed_dim=config.embed_dim).with_options(pooling="class_norm")
+    crop = CLIP_CROP if name.startswith("clip_vit_") else half(config.channels)
+    return Entry(name.replace("clip_", "clip_vision_").replace("_vit", ""), "clip_vision", own, crop)
+
+
+VISION_PAPER = Paper("clip_vision", CLIPVisionConfig, CLIPVision, [_vision(*item) for item in MODELS.items()])
 PAPER = Paper("clip", CLIPConfig, CLIP, [_entry(name, config) for name, config in MODELS.items()])

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
-from vitlab.layers.patches import PatchEmbed, fit_to_patches
+from vitlab.layers.patches import fit_to_patches
 from vitlab.models.entry import HALF, Entry, Paper, ParsedName
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import SIZES, ViTConfig
@@ -131,12 +132,12 @@ class Bottleneck(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))  # (B, D, H/stride, W/stride)
 
 
-class HybridEmbed(PatchEmbed):
+class HybridEmbed(nn.Module):
     """Stem, stages, and every patch of their map becomes a token."""
 
     def __init__(self, c: HybridConfig):
-        super().__init__(c.patch_size // c.map_stride, c.map_channels, c.width, bias=c.stem.patch_bias, pad=c.stem.pad)
-        self.image_patch, self.image_channels = c.patch_size, c.channels
+        super().__init__()
+        self.patch_size, self.channels, self.pad = c.patch_size, c.channels, c.stem.pad
         self.stem = ConvGroupNorm(c.channels, c.stem_width, 7, 2)
         self.levels = nn.ModuleList()
         width_in = c.stem_width
@@ -147,24 +148,30 @@ class HybridEmbed(PatchEmbed):
             ]
             self.levels.append(nn.ModuleList(blocks))
             width_in = width
+        patch = c.patch_size // c.map_stride  # in places of the map
+        self.proj = nn.Conv2d(c.map_channels, c.width, patch, stride=patch, bias=c.stem.patch_bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = fit_to_patches(images, self.image_patch, self.image_channels, self.pad)  # (B, C, H, W)
+        x = fit_to_patches(images, self.patch_size, self.channels, self.pad)  # (B, C, H, W)
         x = F.relu(self.stem(x))  # (B, stem_width, H/2, W/2)
         x = F.max_pool2d(pad_ends(x, 3, 2, value=-float("inf")), 3, stride=2)  # (B, stem_width, H/4, W/4)
         for blocks in cast("list[list[Bottleneck]]", self.levels):
             for block in blocks:
                 x = block(x)  # (B, stage width, ...)
-        return super().forward(x)  # (B, N, D)
+        return self.proj(x).flatten(2).transpose(1, 2).contiguous()  # (B, N, D), row by row
 
 
 class HybridViT(VisionTransformer):
+    """The blocks of a ViT on the map of a ResNet."""
+
     family = "hybrid"
+    meanings = MappingProxyType({"patch_embed": "a ResNet; every patch of its map becomes a token (sec. 3.1)"})
 
     def __init__(self, config: HybridConfig):
         super().__init__(config)
-        self.patch_embed = HybridEmbed(config)
-        for module in self.patch_embed.modules():
+        embed = HybridEmbed(config)
+        self.add_module("patch_embed", embed)  # in place of a ViT's
+        for module in embed.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 

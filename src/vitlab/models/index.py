@@ -4,13 +4,17 @@ They are asked from the last row to the first whether weights are theirs: transf
 """
 
 from vitlab.models import (
+    aimv2,
     beit,
     clip,
     deit,
     dino,
     dinov2,
+    dinov3,
+    eva02,
     hybrid,
     mae,
+    pe,
     pvt,
     relpos,
     resnet,
@@ -29,6 +33,7 @@ INDEX = (
     (dino.PAPER, None),  # no other library has the two networks of a pre-training
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
+    (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (siglip.PAPER, "siglip.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
@@ -38,5 +43,9 @@ INDEX = (
     (twins.PAPER, "twins.FAMILY"),
     (beit.PAPER, "beit.FAMILY"),
     (relpos.PAPER, "relpos.FAMILY"),
+    (aimv2.PAPER, "aimv2.FAMILY"),
+    (dinov3.PAPER, "dinov3.FAMILY"),
+    (eva02.PAPER, "eva02.FAMILY"),  # after beit: its Ti and S look like one with absolute positions
+    (pe.PAPER, "pe.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, Block, run
 from vitlab.layers.patches import check_images, check_multiple, drop_patches, grid_of, keep_patches
-from vitlab.layers.pooling import AttentionPool, Pooling, pool_tokens
+from vitlab.layers.pooling import Pooling, pool_tokens
 from vitlab.layers.positions import LearnedPositions, Rotary, SinCosPositions
 from vitlab.layers.reduced import to_map
 from vitlab.layers.reducer import Reducer, Reducing
@@ -159,7 +159,7 @@ class PlainTransformer(Network):
         self.positions: LearnedPositions | SinCosPositions | None = None  # added before the blocks
         self.norm_pre: nn.Module | None = None
         self.norm: nn.Module | None = None  # after the blocks, on every token
-        self.pool: AttentionPool | None = None
+        self.pool: nn.Module | None = None  # makes one vector of all patches
         self.head_norm: nn.Module | None = None  # after pooling
 
     def add_head(self) -> None:
@@ -321,6 +321,11 @@ class PlainTransformer(Network):
         self.add_head()
         self.head.to(like.device, like.dtype)
         self.labels = None
+
+
+def with_prefix(z: Tensor, *tokens: Tensor | None) -> Tensor:
+    """Puts learned tokens, where there are any, before the patches of every image: (B, N, D) -> (B, prefix + N, D)."""
+    return torch.cat([*(token.expand(z.shape[0], -1, -1) for token in tokens if token is not None), z], dim=1)
 
 
 def new_token(width: int, count: int = 1) -> nn.Parameter:

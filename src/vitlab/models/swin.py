@@ -49,9 +49,10 @@ class SwinConfig(StagedConfig):
     width: int = 96  # C of the first stage; each later one has twice as many
     depths: tuple[int, ...] = (2, 2, 6, 2)  # blocks in each stage; every second one is shifted
     heads: tuple[int, ...] = (3, 6, 12, 24)
-    window: int = 7  # M; a map that is smaller is one window
+    window: int | tuple[int, ...] = 7  # M, or one for each stage; a map that is smaller is one window
     shift_axes: Literal["together", "each"] = "together"  # where a map is one window along one axis, the other is still
     # shifted ("each": timm), or not (the paper's code, transformers)
+    roll_first: bool = False  # timm rolls a map before it is filled up to whole windows, the others afterwards
     mlp_ratio: float = 4.0
     activation: Activation = "gelu"
     qkv_bias: bool = True
@@ -67,7 +68,14 @@ class SwinConfig(StagedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_stages(self, "heads")
-        if self.window < 1 or self.width < 1:
+        if not isinstance(self.window, int):
+            sizes = tuple(self.window)
+            object.__setattr__(self, "window", sizes[0] if len(set(sizes)) == 1 else sizes)
+            if len(sizes) != len(self.depths):
+                raise UsageError(
+                    f"window={sizes} must be one number, or one for each of the {len(self.depths)} stages."
+                )
+        if min(self.window_sizes) < 1 or self.width < 1:
             raise UsageError(f"window={self.window} and width={self.width} must be at least 1.")
 
     @property
@@ -79,17 +87,22 @@ class SwinConfig(StagedConfig):
         P = self.patch_size
         return Merge(P, P, fill=True), *(Merge(2, 2, fill=True) for _ in self.depths[1:])
 
-    def table_grid(self, key: str) -> Grid:
-        return self.window, self.window
+    @property
+    def window_sizes(self) -> tuple[int, ...]:
+        """M of each stage; timm and the authors store the last stage's smaller where its map is."""
+        return (self.window,) * len(self.depths) if isinstance(self.window, int) else self.window
 
-    def windows(self, grid: Grid, shifted: bool) -> Windows:
+    def table_grid(self, key: str) -> Grid:
+        M = self.window_sizes[int(key.split(".")[1])]  # stages.2.0.attention.relative.table
+        return M, M
+
+    def windows(self, grid: Grid, M: int, shifted: bool) -> Windows:
         """Sec. 3.2: windows of M x M; shifted ones by half of it, unless the whole map is in view."""
-        M = self.window
         one_window = [side <= M for side in grid]
         if self.shift_axes == "together":
             one_window = [any(one_window)] * 2
         shift = [0 if single or not shifted else M // 2 for single in one_window]
-        return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]))
+        return Windows(grid, (min(M, grid[0]), min(M, grid[1])), (shift[0], shift[1]), self.roll_first)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {  # sec. 3.3
@@ -170,13 +183,14 @@ class Swin(Hierarchy):
         return PatchMerging(width, self.config.merge_eps)
 
     def block(self, stage: int, stochastic_depth: float) -> GridBlock:
-        return swin_block(self.config, self.config.widths[stage], self.config.heads[stage], stochastic_depth)
+        c = self.config
+        return swin_block(c, c.widths[stage], c.heads[stage], c.window_sizes[stage], stochastic_depth)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
         grids = self.config.grids(height, width)
         return tuple(
-            self.config.windows(grid, shifted=number % 2 == 1)
-            for grid, depth in zip(grids, self.config.depths, strict=True)
+            self.config.windows(grid, M, shifted=number % 2 == 1)
+            for grid, M, depth in zip(grids, self.config.window_sizes, self.config.depths, strict=True)
             for number in range(depth)
         )
 
@@ -193,14 +207,14 @@ class Swin(Hierarchy):
             yield z, grid
 
 
-def swin_block(c: SwinConfig, width: int, heads: int, stochastic_depth: float) -> GridBlock:
+def swin_block(c: SwinConfig, width: int, heads: int, M: int, stochastic_depth: float) -> GridBlock:
     attention = WindowAttention(
         *(width, heads),
         qkv_bias=c.qkv_bias,
         attention_dropout=c.attention_dropout,
         dropout=c.dropout,
         path=c.attention,
-        relative=RelativeBias((c.window, c.window), heads, prefix=0),
+        relative=RelativeBias((M, M), heads, prefix=0),
     )
     mlp = MLP(width, int(width * c.mlp_ratio), activation=c.activation, dropout=c.dropout)
     return GridBlock(attention, mlp, width, eps=c.eps, stochastic_depth=stochastic_depth)

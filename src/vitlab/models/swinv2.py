@@ -58,7 +58,7 @@ class SwinV2Config(SwinConfig):
         M, tokens = self.window, [max(side // self.patch_size // 2**stage, 1) for side in sides]
         shift = [M // 2 if shifted and count > M else 0 for count in tokens]
         window = min(M, tokens[0]), min(M, tokens[1])
-        return Windows(self.grids(*image)[stage], window, (shift[0], shift[1]))
+        return Windows(self.grids(*image)[stage], window, (shift[0], shift[1]), self.roll_first)
 
     def places(self, height: int, width: int) -> tuple[Windows, ...]:
         """The windows of every block in images of this size."""
@@ -95,8 +95,8 @@ class ContinuousBias(nn.Module):
         self.fc2 = nn.Linear(512, heads, bias=False)
 
     def forward(self, window: tuple[int, int]) -> Tensor:
-        device, whole = self.fc1.weight.device, self.pretrained_window
-        (offsets,) = cached("log_offsets", device, window, (whole, whole) if whole else window)
+        device, pretrained = self.fc1.weight.device, self.pretrained_window
+        (offsets,) = cached("log_offsets", device, window, (pretrained, pretrained) if pretrained else window)
         (index,) = cached("offsets", device, window, window)  # (n, n): which offset each pair has
         numbers = self.fc2(F.relu(self.fc1(offsets.to(self.fc1.weight.dtype))))  # (offsets, h)
         return (16 * numbers.sigmoid())[index].permute(2, 0, 1)[None]  # (1, h, n, n)

@@ -17,7 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import MLP, Block, SwiGLU
 from vitlab.layers.patches import ConvStem, PatchEmbed
-from vitlab.layers.pooling import AttentionPool
+from vitlab.layers.pooling import NORM_AFTER, AttentionPool
 from vitlab.layers.positions import (
     LearnedPositions,
     RelativeBias,
@@ -67,7 +67,7 @@ class VisionTransformer(PlainTransformer):
             self.norm = nn.LayerNorm(c.width, eps=c.norm.eps)
         if c.head.pooling == "attention":
             self.pool = AttentionPool(c.width, c.heads, c.mlp_hidden, activation=c.mlp.activation, eps=c.norm.eps)
-        if c.head.pooling == "mean_norm":
+        if c.head.pooling in NORM_AFTER:
             self.head_norm = nn.LayerNorm(c.width, eps=c.norm.eps)
         self.pre_logits = nn.Linear(super().feature_width, c.head.head_hidden) if c.head.head_hidden else None
         self.head = new_head(self.feature_width, c.classes)

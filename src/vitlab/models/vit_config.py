@@ -13,7 +13,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Path
 from vitlab.layers.block import Activation, swiglu_hidden
 from vitlab.layers.patches import check_halving
-from vitlab.layers.pooling import Pooling
+from vitlab.layers.pooling import NORM_AFTER, Pooling
 from vitlab.models.config import Config
 from vitlab.models.plain import PlainConfig
 
@@ -167,7 +167,7 @@ class ViTConfig(PlainConfig):
         """Whether a norm follows the blocks; post-norm blocks, and the head's own norm, end in one already."""
         if self.norm.final_norm != "auto":
             return self.norm.final_norm
-        return "no" if self.norm.kind == "post" or self.head.pooling == "mean_norm" else "yes"
+        return "no" if self.norm.kind == "post" or self.head.pooling in NORM_AFTER else "yes"
 
     @property
     def mlp_hidden(self) -> int:
@@ -192,7 +192,7 @@ def check_vit(c: ViTConfig) -> None:
         raise UsageError("rotary_base and eps must be greater than 0.")
     if c.mlp_hidden < 1:
         raise UsageError(f"mlp_ratio={c.mlp.mlp_ratio} leaves the MLP no hidden channel: use 4.")
-    if c.head.pooling in ("class", "class_mean") and not c.tokens.class_token:
+    if c.head.pooling in ("class", "class_norm", "class_mean") and not c.tokens.class_token:
         raise UsageError(f'pooling="{c.head.pooling}" needs class_token=True; without one use pooling="mean".')
     if c.tokens.distill_token and c.head.pooling != "class":
         raise UsageError(f'distill_token=True reads two tokens, so it needs pooling="class", not "{c.head.pooling}".')

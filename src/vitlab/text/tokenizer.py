@@ -211,7 +211,7 @@ class Tokenizer:
             if is_gemma(tokenizer.backend):
                 _set_ends(tokenizer.backend, config)
             return tokenizer
-        if (folder / "vocab.json").is_file():
+        if (folder / "vocab.json").is_file() or (folder / "merges.txt").is_file():
             return cls(_two_files(folder), **{**defaults, **options})
         raise TokenizerError(f"expected {FILE}, {PIECES[0]}, or vocab.json and merges.txt, and found neither.")
 
@@ -234,7 +234,7 @@ class Tokenizer:
     @staticmethod
     def is_in(folder: Path) -> bool:
         """Whether a folder holds the files of a tokenizer."""
-        return any((folder / name).is_file() for name in (FILE, "vocab.json", *PIECES))
+        return any((folder / name).is_file() for name in (FILE, "vocab.json", "merges.txt", *PIECES))
 
     def to_two_files(self) -> dict[str, str]:
         """vocab.json and merges.txt, for programs that do not read tokenizer.json."""
@@ -322,9 +322,12 @@ def _backend(model: BPE) -> Backend:
 
 def _two_files(folder: Path) -> Backend:
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    for path in (vocab, merges):
-        if not path.is_file():
-            raise TokenizerError(f"{path.name} is missing: vocab.json and merges.txt belong together.")
+    if not merges.is_file():
+        raise TokenizerError("merges.txt is missing: vocab.json and merges.txt belong together.")
+    if not vocab.is_file():  # CLIP numbers its tokens by the order of the pairs
+        lines = merges.read_text(encoding="utf-8").split("\n")[1:]
+        pairs = _pairs(lines, "merges.txt")
+        return _assemble(pairs, LEAST + len(pairs))
     try:
         return _backend(BPE.from_file(str(vocab), str(merges), end_of_word_suffix=WORD_END, unk_token=END))
     except Exception as error:  # the library raises bare Exceptions
@@ -338,10 +341,15 @@ def _openai(path: Path) -> Backend:
         text = gzip.decompress(path.read_bytes()).decode() if packed else path.read_text(encoding="utf-8")
     except (OSError, EOFError) as error:
         raise TokenizerError(f"cannot be read ({error}). Fetch it again.") from None
-    lines = [line.split() for line in text.split("\n")[1:] if line]
-    if not lines or any(len(line) != 2 for line in lines):
-        raise TokenizerError("expected two parts of a word in each line, as in bpe_simple_vocab_16e6.txt.gz.")
-    return _assemble([(a, b) for a, b in lines], 49408)
+    return _assemble(_pairs(text.split("\n")[1:], "bpe_simple_vocab_16e6.txt.gz"), 49408)
+
+
+def _pairs(lines: list[str], like: str) -> list[tuple[str, str]]:
+    """One pair in each line."""
+    pairs = [line.split() for line in lines if line]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise TokenizerError(f"expected two parts of a word in each line, as in {like}.")
+    return [(a, b) for a, b in pairs]
 
 
 def _given(options: Options) -> Options:

@@ -1,0 +1,168 @@
+"""AIMv2 (arXiv:2411.14402): a ViT with RMS norms, SwiGLU and no biases, trained to predict pixels and then words.
+
+    model = vitlab.create("aimv2_large_patch14", classes=10)
+    model.features(images)                     # (B, D): a learned query looks at every patch
+
+There is no class token. The "native" networks compute sin-cos positions for the grid of each image; the others have
+learned ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import Block, SwiGLU
+from vitlab.layers.patches import PatchEmbed
+from vitlab.layers.positions import LearnedPositions, SinCosPositions, sincos_2d
+from vitlab.layers.trace import TokenLayout, Trace, mark
+from vitlab.models.entry import OPENAI, Entry, Paper, half
+from vitlab.models.plain import PlainConfig, PlainTransformer, new_token
+from vitlab.models.vit import init_weights
+
+
+@dataclass(frozen=True)
+class AIMv2Config(PlainConfig):
+    hidden: int = 2816  # of the MLP
+    eps: float = 1e-5
+    qkv_bias: bool = False  # on the output projection too
+    mlp_bias: bool = False
+    positions: Literal["learned", "sincos"] = "learned"
+    pooling: Literal["attention", "mean"] = "attention"  # timm reads the mean
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # rate at the last block, growing linearly from 0
+
+    fixed = (*("patch_size", "channels", "width", "depth", "heads", "hidden", "qkv_bias", "mlp_bias", "positions"),)
+
+    def check(self) -> None:
+        super().check()
+        if self.eps <= 0 or self.hidden < 1:
+            raise UsageError(f"eps={self.eps} must be greater than 0, and hidden={self.hidden} at least 1.")
+        if self.positions == "sincos" and self.width % 4:
+            raise UsageError(f"sincos positions need a width that is a multiple of 4: use {-(-self.width // 4) * 4}.")
+        for name in ("attention_dropout", "stochastic_depth"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def pool_kind(self) -> Literal["attention", "mean"]:
+        return self.pooling
+
+    @property
+    def position_kind(self) -> str:
+        return self.positions
+
+    @property
+    def mlp_hidden(self) -> int:
+        return self.hidden
+
+    @property
+    def mlp_name(self) -> str:
+        return "SwiGLU"
+
+    @property
+    def table_rule(self) -> str:
+        return "bicubic_antialias"
+
+
+class RMSPatchEmbed(PatchEmbed):
+    """Patches, each divided by its root mean square."""
+
+    def __init__(self, patch_size: int, channels: int, width: int, *, eps: float):
+        super().__init__(patch_size, channels, width)
+        self.norm_out = nn.RMSNorm(width, eps=eps)
+
+
+class GridPositions(SinCosPositions):
+    """Sin-cos positions computed for the grid of the image, whatever its size; nothing is resized."""
+
+    def forward(self, grid: tuple[int, int], like: Tensor) -> Tensor:
+        return sincos_2d(grid, self.width, device=like.device).to(like.dtype)  # (1, N, D)
+
+
+class QueryPool(nn.Module):
+    """One learned query, itself not projected, looks at every patch: (B, N, D) -> (B, D)."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool):
+        super().__init__()
+        self.heads = heads
+        self.query = new_token(width)
+        self.kv = nn.Linear(width, 2 * width, bias=bias)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        q = torch.unflatten(self.query.expand(patches.shape[0], -1, -1), -1, (self.heads, -1)).transpose(
+            1, 2
+        )  # (B, h, 1, d)
+        k, v = self.kv(patches).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, h, N, d)
+        x = F.scaled_dot_product_attention(q, k, v)  # (B, h, 1, d)
+        return self.proj(x.transpose(1, 2).flatten(2))[:, 0]  # (B, D)
+
+
+class AIMv2(PlainTransformer):
+    """z_0 = RMS(x_p E) + E_pos;  z_l = block(z_{l-1});  y = pool(RMS(z_L))."""
+
+    family = "aimv2"
+
+    def __init__(self, config: AIMv2Config):
+        super().__init__(config)
+        c = config
+        self.patch_embed = RMSPatchEmbed(c.patch_size, c.channels, c.width, eps=c.eps)
+        positions = LearnedPositions if c.positions == "learned" else GridPositions
+        self.positions = positions(c.grid, c.width, prefix=0, rule=c.table_rule)
+        self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
+        self.norm = nn.RMSNorm(c.width, eps=c.eps)
+        if c.pooling == "attention":
+            self.pool = QueryPool(c.width, c.heads, bias=c.qkv_bias)
+        self.apply(init_weights)
+        self.add_head()
+
+    def embed(
+        self, images: Tensor, layout: TokenLayout, trace: Trace | None = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
+        assert self.positions is not None
+        z = mark(trace, "positions", z + self.positions(layout.grid, like=z))
+        return self.leave_out(z, layout, trace, keep)
+
+
+def _block(c: AIMv2Config, layer: int) -> Block:
+    attention = Attention(
+        *(c.width, c.heads),
+        qkv_bias=c.qkv_bias,
+        proj_bias=c.qkv_bias,
+        attention_dropout=c.attention_dropout,
+    )
+    mlp = SwiGLU(c.width, c.hidden, bias=c.mlp_bias)
+    rate = c.stochastic_depth * layer / max(c.depth - 1, 1)
+    return Block(attention, mlp, c.width, rms=True, eps=c.eps, stochastic_depth=rate)
+
+
+SIZES = {  # D, L, h, hidden: Table 1 and the released configs
+    "large": (1024, 24, 8, 2816),
+    "huge": (1536, 24, 12, 4096),
+    "1b": (2048, 24, 16, 5632),
+    "3b": (3072, 24, 24, 8192),
+}
+CROP = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
+DIGITS = AIMv2Config((8, 8), patch_size=2, channels=1, classes=10, width=64, depth=4, heads=4, hidden=128)
+
+
+def _entry(size: str) -> Entry:
+    width, depth, heads, hidden = SIZES[size]
+    config = AIMv2Config(patch_size=14, width=width, depth=depth, heads=heads, hidden=hidden)
+    name = f"aimv2_{size}_patch14"
+    return Entry(name, "aimv2", config, CROP, (f"{name}_224", f"AIMv2-{size[0].upper()}/14"))
+
+
+PAPER = Paper("aimv2", AIMv2Config, AIMv2, [*map(_entry, SIZES), Entry("aimv2_digits", "aimv2", DIGITS, half(1))])
