@@ -29,8 +29,9 @@ from vitlab.images.datasets import Captioned, Data, first_few, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.samples import Samples, data_of_samples
 from vitlab.inference import check_reducer, class_labels, on_device
+from vitlab.models import registry
 from vitlab.models.base import Capability, Network, unwrap
-from vitlab.models.clip import CLIP
+from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
 from vitlab.training.batches import ImageSet
@@ -269,7 +270,11 @@ def _may_read_text(model: Network | str) -> bool:
     if isinstance(model, Network):
         return Capability.TEXT in model.capabilities
     folder = locate(model)
-    return (folder / native.CARD).is_file() and native.read_card(folder)["family"] == CLIP.family
+    return (folder / native.CARD).is_file() and _reads_text(native.read_card(folder)["family"])
+
+
+def _reads_text(family: str) -> bool:
+    return issubclass(registry.FAMILIES[family][0], TwoTowersConfig)
 
 
 def _split_as_trained(recipe: Recipe | None, source: str) -> dict[str, Any]:
@@ -354,11 +359,11 @@ def _class_order(
     raise UsageError(f"{what}. {remedy}.")
 
 
-def _clip(model: Network, name: str, data: Data, templates: str | None) -> CLIP:
-    """The model, checked to be a CLIP with a tokenizer, for data that go with the templates."""
-    if not isinstance(model, CLIP):
+def _clip(model: Network, name: str, data: Data, templates: str | None) -> TwoTowers:
+    """The model, checked to be a CLIP or SigLIP with a tokenizer, for data that go with the templates."""
+    if not isinstance(model, TwoTowers):
         why = "--zeroshot evaluates" if templates is not None else f"{data.name} has captions, which evaluate"
-        raise UsageError(f"{why} a CLIP, but {name} is of the family {model.family}.")
+        raise UsageError(f"{why} a CLIP or SigLIP, but {name} is of the family {model.family}.")
     model.require_tokenizer()
     if templates is not None and data.captioned:
         raise UsageError(f"{data.name} has captions and no classes: leave out --zeroshot.")

@@ -28,7 +28,7 @@ from vitlab.images.read import Source
 from vitlab.images.samples import check_image, contents, is_image
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
-from vitlab.models.clip import CLIP, as_clip
+from vitlab.models.two_towers import TwoTowers, as_two_towers
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import class_prompts, fill, read_labels, read_templates
 from vitlab.training.processes import pick_device
@@ -123,8 +123,8 @@ def check_predicts(model: Network) -> None:
     """Refuse a model without a classifier, and say what it can do instead."""
     if reads_text(model):
         raise UsageError(
-            "a CLIP knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', 'dog']), or "
-            "vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
+            f"a {model.family} model knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', "
+            "'dog']), or vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
         )
     if model.encoder is not model:
         raise UsageError(
@@ -145,7 +145,7 @@ def class_probabilities(model: Network, tensors: list[Tensor], reducer: Reducer 
 
 @dataclass(frozen=True)
 class Labels:
-    """Class names for a CLIP, embedded once for many images."""
+    """Class names for a CLIP or SigLIP, embedded once for many images."""
 
     names: list[str]
     weights: Tensor  # (K, E), rows of length 1
@@ -153,10 +153,10 @@ class Labels:
 
 def embed_labels(model: ModelOrName, labels: str | Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
     """Each label as the mean of its prompts. As text both are what text/templates.py reads."""
-    return _embed_labels(as_clip(open_model(model)), _label_names(labels), _sentences(templates))
+    return _embed_labels(as_two_towers(open_model(model)), _label_names(labels), _sentences(templates))
 
 
-def _embed_labels(clip: CLIP, names: list[str], sentences: list[str]) -> Labels:
+def _embed_labels(clip: TwoTowers, names: list[str], sentences: list[str]) -> Labels:
     with evaluating(clip):
         return Labels(names, clip.class_embeddings(class_prompts(names, sentences)).float().cpu())
 
@@ -184,16 +184,17 @@ def zero_shot(
     note: Note | None = None,
     **options: Any,
 ) -> list[Prediction]:
-    """Which of these labels fits each image best, by a CLIP; the probabilities of all labels add up to 1.
+    """Which of these labels fits each image best, by a CLIP or SigLIP.
 
+    The probabilities of all labels add up to 1; after the sigmoid loss (SigLIP) each label has its own: none may fit.
     `labels`: a list, "cat,dog", or a text file with one a line; or, to embed them once for many calls,
     embed_labels(model, [...]). `note` gets what a user should know; `options`: `device`, and those of
     vitlab.load. Errors and `progress` as in `predict`.
     """
     names, sentences = ([], []) if isinstance(labels, Labels) else (_label_names(labels), _sentences(templates))
-    clip = as_clip(open_model(model, **options))
+    clip = as_two_towers(open_model(model, **options))
     embedded = labels if isinstance(labels, Labels) else _embed_labels(clip, names, sentences)
-    if note is not None and len(embedded.names) == 1:
+    if note is not None and len(embedded.names) == 1 and clip.bias is None:
         note("one label alone always has the probability 1: name others that it could be.")
     if note is not None and names:
         note(f"each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
@@ -204,9 +205,10 @@ def zero_shot(
     return _predictions(_rows(clip, images, compute, "scores", batch_size, progress), embedded.names, top)
 
 
-def zero_shot_probabilities(model: CLIP, features: Tensor, labels: Labels) -> Tensor:
-    """Image features (B, E) of a CLIP -> their probabilities (B, K) among the labels."""
-    return (model.scale.item() * features @ labels.weights.T).softmax(dim=1)
+def zero_shot_probabilities(model: TwoTowers, features: Tensor, labels: Labels) -> Tensor:
+    """Image features (B, E) -> probabilities (B, K) of the labels: among each other, or with the sigmoid loss alone."""
+    bias = 0.0 if model.bias is None else model.bias.item()
+    return model.probabilities(model.scale.item() * features @ labels.weights.T + bias)
 
 
 def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
@@ -251,8 +253,8 @@ def embed(
     progress: Progress | None = None,
     **load_options: Any,
 ) -> list[Embedding]:
-    """Unit-length embeddings. Those of a CLIP are in one space with those of `embed_text`; those of any other model
-    are what its classifier reads, or would read. Errors and all options as in `predict`.
+    """Unit-length embeddings. Those of a CLIP or SigLIP are in one space with those of `embed_text`; those of any other
+    model are what its classifier reads, or would read. Errors and all options as in `predict`.
     """
     network = open_model(model, device, **load_options)
     rows = _rows(network, images, partial(image_vectors, network), "features", batch_size, progress)
@@ -275,7 +277,7 @@ def embed_text(
     """Texts -> (T, E), float32, rows of length 1, in one space with the images of `embed`. One text is one row."""
     network = open_model(model, device, **load_options)
     if not reads_text(network):
-        raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP.")
+        raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP or SigLIP.")
     ids = network.require_tokenizer()([texts] if isinstance(texts, str) else list(texts))  # (T, N)
     like = next(network.parameters(), ids)
     with evaluating(network):

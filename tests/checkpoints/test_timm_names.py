@@ -41,8 +41,10 @@ FACTS = {  # name -> width, heads, activation, eps
 
 @pytest.mark.parametrize("name", FACTS)
 def test_facts(name):
-    facts = facts_of(name)
-    assert tuple(facts[key] for key in ("width", "heads", "activation", "eps")) == FACTS[name]
+    width, heads, activation, eps = FACTS[name]
+    facts = facts_of(name, width)
+    assert (facts["heads"], facts["activation"], facts["eps"]) == (heads, activation, eps)
+    assert "heads" not in facts_of(name, width + 64) and facts_of(name) == facts
 
 
 def folder(tmp_path, name: str, model, **config):

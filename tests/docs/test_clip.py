@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitlab.models.clip import MAX_SCALE, CLIPOutput
+from vitlab.models.clip import MAX_SCALE
 from vitlab.models.registry import MODELS, build, build_config
+from vitlab.models.two_towers import ImageTextLogits
 from vitlab.text.templates import LISTS
 from vitlab.training.objectives.clip import matching_numbers
 
@@ -25,7 +26,7 @@ def test_code_runs():
     found: dict = {}
     for block in blocks(PAGES["en"], "python"):
         exec(compile(block, "clip.md", "exec"), found)
-    assert isinstance(found["out"], CLIPOutput) and found["ids"].shape == (3, 32)
+    assert isinstance(found["out"], ImageTextLogits) and found["ids"].shape == (3, 32)
     assert found["cosines"].shape == found["out"].logits_per_image.shape == (3, 3)
     assert found["features"].shape == (3, 128) and found["heat"].shape == (3, 8, 8)
     assert found["model"].log_scale.grad is not None

@@ -16,7 +16,8 @@ import vitlab.cli.main
 from vitlab.checkpoints.load import load_with_report
 from vitlab.explain import ask, grad_cam, gradient_x_input, relevance, rollout
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.clip import CLIP, CLIPConfig, TextConfig, clip_vit
+from vitlab.models.clip import CLIP, CLIPConfig, clip_vit
+from vitlab.models.two_towers import TextConfig
 from vitlab.text.tokenizer import Tokenizer
 
 COLOURS = {"red": (1.0, -1.0, -1.0), "green": (-1.0, 1.0, -1.0), "blue": (-1.0, -1.0, 1.0)}
@@ -141,7 +142,7 @@ def test_the_model_stays_as_it_was(taught):
 
 
 def test_what_cannot_be_asked_is_told(taught, words):
-    with pytest.raises(ValueError, match="only a CLIP reads sentences, and this is a vit"):
+    with pytest.raises(ValueError, match="only a CLIP or SigLIP reads sentences, and this is a vit"):
         ask(vitlab.load("bundled:digits"), "a dog")
     for nothing in ([], "", ["a dog", " "], [3]):
         with pytest.raises(ValueError, match="each with a word in it"):
@@ -229,8 +230,16 @@ def test_commands_that_make_no_sense(place, run):
         ("relevance", checkpoint, picture): "A CLIP is asked in words: --text",
         ("relevance", checkpoint, picture, "--text", " "): "each with a word in it",
         ("relevance", checkpoint, picture, "--text", "a", "--target", "1"): "with --text the sentences are",
-        ("relevance", "bundled:digits", picture, "--text", "a"): "only a CLIP reads sentences",
+        ("relevance", "bundled:digits", picture, "--text", "a"): "only a CLIP or SigLIP reads",
         ("faithfulness", checkpoint, picture, "--text", "a"): "Give a second one",
-        ("compare", checkpoint, picture, "--with", "bundled:digits", "--text", "a"): "only a CLIP reads sentences",
+        (
+            "compare",
+            checkpoint,
+            picture,
+            "--with",
+            "bundled:digits",
+            "--text",
+            "a",
+        ): "only a CLIP or SigLIP reads sentences",
     }.items():
         assert says in " ".join(run(*args, code=2).err.split()), args

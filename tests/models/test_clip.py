@@ -12,17 +12,9 @@ from vitlab.errors import CheckpointError, UsageError
 from vitlab.explain.gradients import gradients
 from vitlab.explain.sizes import size_of
 from vitlab.layers.collective import gather
-from vitlab.models.clip import (
-    CLIP,
-    CLIPConfig,
-    CLIPOutput,
-    TextConfig,
-    clip_vit,
-    contrastive_loss,
-    same_captions,
-    sigmoid_loss,
-)
+from vitlab.models.clip import CLIP, CLIPConfig, clip_vit
 from vitlab.models.registry import MODELS, build, build_config
+from vitlab.models.two_towers import ImageTextLogits, TextConfig, contrastive_loss, same_captions, sigmoid_loss
 from vitlab.text.tokenizer import Tokenizer
 
 PARAMETERS = {  # counted by OpenAI's and open_clip's own code
@@ -73,7 +65,7 @@ def test_features_have_length_one_and_logits_are_scaled_cosines():
     with torch.no_grad():
         x, y, out = model.encode_image(images), model.encode_text(ids), model(images, ids)
         raw = model.encode_image(images, normalise=False), model.encode_text(ids, normalise=False)
-    assert isinstance(out, CLIPOutput) and out.logits_per_image.shape == (3, 4)
+    assert isinstance(out, ImageTextLogits) and out.logits_per_image.shape == (3, 4)
     expected = torch.stack([F.cosine_similarity(image, raw[1], dim=-1) for image in raw[0]]) / 0.07
     torch.testing.assert_close(out.logits_per_image, expected)
     torch.testing.assert_close(out.logits_per_text, expected.T)

@@ -15,8 +15,9 @@ from vitlab.checkpoints import convert
 from vitlab.checkpoints.clip import hf_options
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.errors import CheckpointError
-from vitlab.models.clip import CLIP, CLIPConfig, TextConfig, clip_vit, contrastive_loss, same_captions
+from vitlab.models.clip import CLIP, CLIPConfig, clip_vit
 from vitlab.models.registry import build, build_config
+from vitlab.models.two_towers import TextConfig, contrastive_loss, same_captions
 from vitlab.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"

@@ -43,6 +43,12 @@ def clip_model():
     return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
 
 
+def siglip_model(image_size: int = 48):
+    text = dict(**SMALL, vocab_size=99, projection_size=48)
+    vision = dict(**SMALL, image_size=image_size, patch_size=16)
+    return hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=vision))
+
+
 def square(side: int) -> dict:
     return {"height": side, "width": side}
 
@@ -103,6 +109,17 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         clip_model,
         lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size=square(32)),
         32,
+    ),
+    "siglip": (siglip_model, lambda: hf.SiglipImageProcessorPil(size=square(48)), 48),
+    "siglip, larger than its positions": (
+        lambda: siglip_model(32),
+        lambda: hf.SiglipImageProcessorPil(size=square(64)),
+        64,
+    ),
+    "siglip_vision_model": (
+        lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL, image_size=48, patch_size=16)),
+        lambda: hf.SiglipImageProcessorPil(size=square(48)),
+        48,
     ),
     "swin": (
         lambda: hf.SwinForImageClassification(
@@ -222,7 +239,9 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     with torch.inference_mode():
         if name == "clip_vision_model":
             return model(pixels).image_embeds, None
-        if name.startswith("clip"):
+        if name == "siglip_vision_model":
+            return model(pixels).pooler_output, None
+        if name.startswith(("clip", "siglip")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None
         if name.startswith("vit_mae"):  # nothing masked: the encoder sees every patch, in order

@@ -67,7 +67,7 @@ def test_words_that_are_none(client, picture, ask, tmp_path):
         assert ask(client, "/zeroshot", good, labels="cat,dog", templates=home).status_code == 200
     check(ask(client, "/explain?model=clip", good, text=["x"] * 11), 422, "11 texts")
     check(ask(client, "/explain?model=small&target=cat", good), 422, "is no class of this model")
-    check(ask(client, "/explain?model=small", good, text="a dog"), 422, "only a CLIP reads sentences")
+    check(ask(client, "/explain?model=small", good, text="a dog"), 422, "only a CLIP or SigLIP reads sentences")
     check(ask(client, "/explain?model=mae&method=relevance", good), 422, "no classes")
     check(ask(client, "/explain?model=mae&target=1", good), 422, "target has no meaning")
     check(ask(client, "/explain?method=random", good), 422, "method='random'")

@@ -54,5 +54,5 @@ def test_wrong_arguments_are_refused():
         evaluate("bundled:digits", "digits", few_shot=1, draws=1)
     with pytest.raises(UsageError, match="learn from train"):
         evaluate("bundled:digits", "digits", split="train", knn=True)
-    with pytest.raises(UsageError, match="a CLIP, but bundled:digits is of the family vit"):
+    with pytest.raises(UsageError, match="a CLIP or SigLIP, but bundled:digits is of the family vit"):
         evaluate("bundled:digits", "digits", templates="held_out")

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import vitlab
 from vitlab.images.datasets import open_data
 from vitlab.images.samples import open_sample
-from vitlab.models.clip import same_captions
 from vitlab.models.deit import hard_loss
+from vitlab.models.two_towers import same_captions
 from vitlab.reduce import reducer_of
 from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-import torch
-from torch import Tensor
-
 from vitlab.checkpoints import clip_image, hf, keymap, schema, timm, vit
-from vitlab.checkpoints.clip_image import check_square, hf_blocks, hf_tower, openai_blocks, openai_tower, tower_config
+from vitlab.checkpoints.clip_image import check_square, hf_tower, openai_blocks, openai_tower
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import (
@@ -29,56 +26,52 @@ from vitlab.checkpoints.keymap import (
     shape_of,
 )
 from vitlab.checkpoints.timm_names import facts_of, other_network
-from vitlab.checkpoints.vit import infer_options
+from vitlab.checkpoints.two_towers import (
+    FACTS,
+    OPEN_CLIP_FILE,
+    OPEN_CLIP_TEXT,
+    TEXT_FIELDS,
+    UNKNOWN_ACTIVATION,
+    by_path,
+    check_stated,
+    infer_towers,
+    open_clip_parts,
+    open_clip_preprocess,
+    open_clip_preprocess_cfg,
+    open_clip_vision,
+    read_tokenizer,
+    read_tokenizer_alone,
+    three_texts,
+    unstated,
+)
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIPConfig, CLIPVisionConfig, TextConfig
+from vitlab.models.clip import CLIPConfig, CLIPVisionConfig
 from vitlab.models.entry import CLIP_CROP
-from vitlab.models.vit_config import ViTConfig
-from vitlab.parsing import is_object, is_sequence
+from vitlab.models.two_towers import TextConfig
 from vitlab.text.tokenizer import END, START, Tokenizer
 
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
-TEXT_HEADS = {512: 8, 768: 12, 1024: 16, 1280: 20}  # the published widths; others must be passed
 
 # ------------------------------------------------------------------------------------------ files beside the weights
 
 MODEL_TYPES = {"clip": ModelType("CLIP", hf.INTERPOLATE, {})}
-TOKENIZERS = ("tokenizer.json", "vocab.json", "merges.txt")
-
-
-def _read_tokenizer(source: Source) -> Stated:
-    """The tokenizer of a folder, with the context length that the text tower's positions have."""
-    if not any((source.path / name).is_file() for name in TOKENIZERS):
-        return Stated()
-    theirs = next((rule.keys[0] for rule in source.dialect.rules if rule.ours == "text.positions"), "")
-    tables = [source.state.get(theirs.replace("{p}", prefix)) for prefix in source.dialect.prefixes]
-    length = next((len(table) for table in tables if table is not None), 77)
-    return Stated(tokenizer=Tokenizer.read(source.path, context=length))
 
 
 def _read_hf(source: Source) -> Stated:
-    stated, path = _read_tokenizer(source), source.path / "config.json"
+    tokenizer, path = read_tokenizer(source), source.path / "config.json"
     if not path.is_file():
-        return stated
-    options = hf_options(read_json(path), stated.tokenizer)
-    return hf.with_processor(replace(stated, options=options), source.path, MODEL_TYPES["clip"])
+        return Stated(tokenizer=tokenizer)
+    stated = Stated(hf_options(read_json(path), tokenizer), tokenizer=tokenizer)
+    return hf.with_processor(stated, source.path, MODEL_TYPES["clip"])
 
 
 def _read_open_clip(source: Source) -> Stated:
-    stated, path = _read_tokenizer(source), source.path / OPEN_CLIP_FILE
-    return _open_clip_stated(read_json(path), stated.tokenizer) if path.is_file() else stated
+    tokenizer, path = read_tokenizer(source), source.path / OPEN_CLIP_FILE
+    return _open_clip_stated(read_json(path), tokenizer) if path.is_file() else Stated(tokenizer=tokenizer)
 
 
-TEXT_FIELDS: hf.Fields = {  # of transformers
-    "text.vocab": ("vocab_size", 49408),
-    "text.context": ("max_position_embeddings", 77),
-    "text.width": ("hidden_size", 512),
-    "text.depth": ("num_hidden_layers", 12),
-    "text.heads": ("num_attention_heads", 8),
-    "text.eps": ("layer_norm_eps", 1e-5),
-}
 IMAGE_FIELDS: hf.Fields = {f"image.{name}": field for name, field in clip_image.FIELDS.items()}
 
 
@@ -89,7 +82,7 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         raise CheckpointError(
             f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
         )
-    text, vision = (tower_config(config, part) for part in ("text", "vision"))
+    text, vision = (hf.tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     if end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
@@ -109,14 +102,6 @@ OPEN_CLIP_IMAGE: hf.Fields = {  # what open_clip_config.json leaves out, the wei
     "image.depth": ("layers", None),
     "image.patch_size": ("patch_size", None),
 }
-OPEN_CLIP_TEXT: hf.Fields = {
-    "text.context": ("context_length", None),
-    "text.vocab": ("vocab_size", None),
-    "text.width": ("width", None),
-    "text.depth": ("layers", None),
-    "text.heads": ("heads", None),
-}
-OPEN_CLIP_FILE = "open_clip_config.json"
 READ = {
     "vision_cfg": ("head_width", "mlp_ratio", *(name for name, _ in OPEN_CLIP_IMAGE.values())),
     "text_cfg": ("mlp_ratio", *(name for name, _ in OPEN_CLIP_TEXT.values())),
@@ -134,8 +119,7 @@ WITHOUT_EFFECT = {  # options of open_clip that change nothing where they are no
 
 def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
     """open_clip_config.json -> options by path, and preprocess values."""
-    model, vision = _open_clip_vision(config)
-    text = schema.check(model.get("text_cfg") or {}, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s text_cfg")
+    model, vision, text = open_clip_parts(config)
     _check_options("vision_cfg", vision)
     _check_options("text_cfg", text)
     options = hf.read_fields(vision, OPEN_CLIP_IMAGE) | hf.read_fields(text, OPEN_CLIP_TEXT)
@@ -147,20 +131,7 @@ def _open_clip_stated(config: Options, tokenizer: Tokenizer | None) -> Stated:
         "activation": "quick_gelu" if model.get("quick_gelu") else "gelu",  # left out, it is GELU there
     }
     options = {name: value for name, value in options.items() if value is not None}
-    return Stated(options, _open_clip_preprocess(config), tokenizer=tokenizer)
-
-
-def _open_clip_vision(config: Options) -> tuple[Options, Options]:
-    """model_cfg, and the vision_cfg in it."""
-    schema.check(config, schema.OPEN_CLIP, OPEN_CLIP_FILE)
-    model = schema.check(config.get("model_cfg") or {}, schema.OPEN_CLIP_MODEL, f"{OPEN_CLIP_FILE}'s model_cfg")
-    vision: Options = model.get("vision_cfg") or {}
-    if is_sequence(layers := vision.get("layers")):
-        raise CheckpointError(
-            f"{OPEN_CLIP_FILE} has an image tower of layers {list(layers)}, a ResNet of CLIP's own: only ViTs are "
-            "known here."
-        )
-    return model, schema.check(vision, schema.OPEN_CLIP_TOWER, f"{OPEN_CLIP_FILE}'s vision_cfg")
+    return Stated(options, open_clip_preprocess(config), tokenizer=tokenizer)
 
 
 def _check_options(part: str, values: Options, known: tuple[str, ...] = ()) -> None:
@@ -168,16 +139,6 @@ def _check_options(part: str, values: Options, known: tuple[str, ...] = ()) -> N
         harmless = WITHOUT_EFFECT.get(name, ()) if name not in (*READ[part], *known) else None
         if value and harmless is not None and value not in harmless:
             raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here: only plain CLIPs are.")
-
-
-def _open_clip_preprocess(config: Options) -> Options:
-    how = {"shortest": "crop", "squash": "stretch", "longest": "fit"}
-    where = f"{OPEN_CLIP_FILE}'s preprocess_cfg"
-    cfg = schema.check(config.get("preprocess_cfg") or {}, schema.OPEN_CLIP_PREPROCESS, where)
-    if (mode := cfg.get("resize_mode", "shortest")) not in how:
-        raise CheckpointError(f"{OPEN_CLIP_FILE} has resize_mode {mode!r:.40}; known are {', '.join(how)}.")
-    preprocess = {name: cfg[name] for name in ("mean", "std", "interpolation") if name in cfg}
-    return preprocess | ({"how": how[mode]} if preprocess else {})
 
 
 OPEN_CLIP = Dialect(  # {p}: newer models of open_clip keep the text tower in a part of its own
@@ -210,7 +171,7 @@ HF = Dialect(
         Rule("image_projection.weight", "visual_projection.weight"),
         Rule("text.embed.weight", "text_model.embeddings.token_embedding.weight"),
         Rule("text.positions", "text_model.embeddings.position_embedding.weight"),
-        *hf_blocks("text.blocks.{i}.", "text_model.encoder.layers.{i}."),
+        *hf.tower_blocks("text.blocks.{i}.", "text_model.encoder.layers.{i}."),
         Rule("text.norm.*", "text_model.final_layer_norm.*"),
         Rule("text_projection.weight", "text_projection.weight"),
         Rule("log_scale", "logit_scale"),
@@ -228,88 +189,27 @@ HF = Dialect(
 
 # ------------------------------------------------------------------------------------------------------ the network
 
-UNKNOWN_ACTIVATION = (
-    "the weights do not say whether they were trained with GELU or with QuickGELU, and with the wrong one every number "
-    'is a little wrong. Say it: vitlab.load(path, activation="quick_gelu"), or once and for all: vitlab convert PATH '
-    "FOLDER --activation quick_gelu; in a rename table it stands under [model]. OpenAI's own weights have quick_gelu; "
-    "open_clip's have gelu, unless the model's name there ends in -quickgelu."
+QUICK_GELU = UNKNOWN_ACTIVATION.format(
+    other="QuickGELU",
+    value="quick_gelu",
+    who="OpenAI's own weights have quick_gelu; open_clip's have gelu, unless the model's name ends in -quickgelu.",
 )
-FACTS = (
-    "activation",
-    "eps",
-    *(f"{tower}.{name}" for tower in ("image", "text") for name in ("heads", "activation", "eps")),
-)
-
-
-def _by_path(options: Options, encoder: bool) -> Options:
-    """Options by path: image=dict(heads=4) is image.heads, and so is heads alone. `encoder`: for the image tower."""
-    flat: Options = {}
-    for name, value in options.items():
-        if name in ("image", "text") and is_object(value):
-            flat |= {f"{name}.{inner}": part for inner, part in value.items()}
-        else:
-            flat["image.heads" if name == "heads" else name] = value
-    if not encoder:
-        return flat
-    return {name.removeprefix("image."): value for name, value in flat.items() if not name.startswith("text.")}
 
 
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
-    """Options are by path (image.heads, text.heads); activation and eps without one are both towers'."""
-    tensors, dialect, given, stated = renamed.tensors, clues.dialect, clues.given, clues.stated.options
-    facts = {**{name: given[name] for name in FACTS if name in given}, **stated}
+    tensors, stated = renamed.tensors, clues.stated.options
     if "image.class_token" not in tensors:
         other = next((keys[0] for ours, keys in renamed.origin.items() if ours.startswith("image.")), "none of it")
         raise CheckpointError(
             f"its image tower is no ViT of CLIP's kind ({other} is there): only those are known here."
         )
     embed_dim, _ = shape_of(tensors, "image_projection.weight", 2, "CLIP")
-    activation = {tower: facts.get(f"{tower}.activation", facts.get("activation")) for tower in ("image", "text")}
-    if None in activation.values():
-        raise CheckpointError(UNKNOWN_ACTIVATION)
-    eps = {tower: facts.get(f"{tower}.eps", facts.get("eps", dialect.assumed["eps"])) for tower in ("image", "text")}
-    image = {name.removeprefix("image."): value for name, value in facts.items() if name.startswith("image.")}
-    if "image.image_size" in stated:
-        image["size_is_stored"] = True
-    else:
-        image |= {name: given[name] for name in ("image_size", "grid") if name in given}
-    inferred = infer_options(renamed.part("image.").tensors, image)
-    vit = ViTConfig().with_options(
-        **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
-    )
-    text = _infer_text(tensors, facts)
-    text |= {"activation": activation["text"], "eps": eps["text"]}
-    loss = "sigmoid" if "bias" in tensors else "softmax"
-    config = CLIPConfig(vit, TextConfig(**text), embed_dim, loss)
-    sizes = ("image_size", "patch_size", "width", "depth", "channels", "vocab", "context")
-    paths = {f"{tower}.{name}" for tower in ("image", "text") for name in sizes} | {"embed_dim"}
-    check_agreement(stated, {path: config.option(path) for path in paths & stated.keys()})
-    values = {"eps": config.text.eps, "image.heads": config.image.heads, "text.heads": config.text.heads}
-    unstated = {} if "text.eps" in stated else {n: v for n, v in values.items() if n not in {**stated, **given}}
-    return Reading(config, unstated)
-
-
-def _infer_text(state: State, facts: Options) -> Options:
-    vocab, width = shape_of(state, "text.embed.weight", 2, "CLIP")
-    context, _ = shape_of(state, "text.positions", 2, "CLIP")
-    hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, "CLIP")
-    heads = facts.get("text.heads", TEXT_HEADS.get(width))
-    if heads is None:
-        guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
-        raise CheckpointError(
-            f"the number of heads cannot be read from a text tower of width {width}. "
-            f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
-        )
-    return {
-        "context": context,
-        "vocab": vocab,
-        "width": width,
-        "depth": len({key.split(".")[2] for key in state if key.startswith("text.blocks.")}),
-        "heads": heads,
-        "mlp_ratio": hidden / width,
-        "end_id": facts.get("text.end_id", vocab - 1),  # OpenAI reads a text at its largest number
-        "pad_id": facts.get("text.pad_id", 0),
-    }
+    vit, text = infer_towers(renamed, clues, "CLIP", QUICK_GELU)
+    text["end_id"] = stated.get("text.end_id", text["vocab"] - 1)  # OpenAI reads a text at its largest number
+    text["pad_id"] = stated.get("text.pad_id", 0)
+    config = CLIPConfig(vit, TextConfig(**text), embed_dim, "sigmoid" if "bias" in tensors else "softmax")
+    check_stated(config, embed_dim, stated)
+    return Reading(config, unstated(config, clues))
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -375,16 +275,9 @@ def _open_clip_files(model: Network) -> Options:
     }
     if c.loss == "sigmoid":
         cfg |= {"init_logit_bias": -10.0}
-    files: Options = {"open_clip_config.json": {"model_cfg": cfg}}
-    p = model.preprocess
-    if p is not None:
-        how = {"crop": "shortest", "stretch": "squash", "fit": "longest"}[p.how]
-        files["open_clip_config.json"]["preprocess_cfg"] = {
-            "mean": list(p.mean),
-            "std": list(p.std),
-            "interpolation": p.interpolation,
-            "resize_mode": how,
-        }
+    files: Options = {OPEN_CLIP_FILE: {"model_cfg": cfg}}
+    if model.preprocess is not None:
+        files[OPEN_CLIP_FILE]["preprocess_cfg"] = open_clip_preprocess_cfg(model.preprocess)
     return files | ({"tokenizer.json": model.tokenizer.to_json()} if model.tokenizer is not None else {})
 
 
@@ -420,15 +313,6 @@ def _write_open_clip(model: Network, state: State) -> Written:
     )
 
 
-def _three_texts(model: Network, images: Tensor) -> dict[str, Tensor]:
-    """Texts of any tokens, each with its end."""
-    c = model.config.text
-    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
-    for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
-        text[end:] = c.end_id
-    return {"input_ids": ids}
-
-
 FAMILY = Family(
     "clip",
     CLIPConfig,
@@ -443,10 +327,10 @@ FAMILY = Family(
         recognise=lambda names: any(name.startswith(("image.", "text.")) or name in TOWERLESS for name in names),
         assumed={"eps": 1e-5},
         preprocess=CLIP_CROP,
-        read_stated=_read_tokenizer,
+        read_stated=read_tokenizer_alone,
     ),
-    by_path=_by_path,
-    check_inputs=_three_texts,
+    by_path=by_path,
+    check_inputs=three_texts,
     check_output=lambda output: output.logits_per_image,
 )
 
@@ -471,7 +355,7 @@ def _read_open_clip_vision(source: Source) -> Stated:
     if not path.is_file():
         return Stated()
     config = read_json(path)
-    model, vision = _open_clip_vision(config)
+    model, vision = open_clip_vision(config)
     text: Options = model.get("text_cfg") or {}
     name: object = vision.get("timm_model_name")
     if isinstance(name, str):
@@ -486,7 +370,7 @@ def _read_open_clip_vision(source: Source) -> Stated:
     options = {name: value for name, value in options.items() if value is not None}
     named = f" ({text['hf_model_name']})" if isinstance(text.get("hf_model_name"), str) else ""
     note = f"its text tower{named} is not known here and left out: the model embeds images, and reads no text."
-    return Stated(options, _open_clip_preprocess(config), notes=(note,))
+    return Stated(options, open_clip_preprocess(config), notes=(note,))
 
 
 TRUNK_OPTIONS = ("timm_model_name", "timm_model_pretrained", "timm_drop", "timm_drop_path")
@@ -503,9 +387,7 @@ def _trunk_options(name: str, vision: Options, state: State) -> Options:
             f"its image tower, timm's {name}, ends in timm_pool={pool!r}, timm_proj={projection!r}; known are token or "
             "avg, and linear."
         )
-    facts = facts_of(name)
-    if facts.pop("width", None) != state["visual.trunk.patch_embed.proj.weight"].shape[0]:
-        facts.pop("heads", None)
+    facts = facts_of(name, state["visual.trunk.patch_embed.proj.weight"].shape[0])
     return {**facts, **timm.pooling_options(pool or timm.usual_pooling(name), state, "visual.trunk.")} | {
         "image_size": vision.get("image_size")
     }
@@ -564,7 +446,7 @@ def _infer_vision(renamed: Renamed, clues: Clues) -> Reading:
         check_agreement(clues.stated.options, {"embed_dim": embed_dim})
     clues = replace(clues, stated=replace(clues.stated, options=stated))
     if not {"activation", "mlp.activation"} & {*clues.given, *clues.hints, *stated}:
-        raise CheckpointError(UNKNOWN_ACTIVATION)
+        raise CheckpointError(QUICK_GELU)
     tower = vit.infer_config(renamed, clues)
     groups = {group.name: getattr(tower, group.name) for group in fields(tower)}
     config = CLIPVisionConfig(**groups, embed_dim=embed_dim)

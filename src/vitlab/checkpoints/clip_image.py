@@ -13,7 +13,7 @@ from pathlib import Path
 from vitlab.checkpoints import hf, keymap, schema
 from vitlab.checkpoints.family import ModelType, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import JOIN, TOKENS, Codec, Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import TABLE, TOKENS, Codec, Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
 from vitlab.models.base import Network
@@ -21,28 +21,17 @@ from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import ViTConfig
 
 CLASS = Codec(TOKENS.read, lambda t, n, h: [t.reshape(-1)])  # (D,) <-> (1, 1, D)
-TABLE = Codec(TOKENS.read, lambda t, n, h: [t[0]])  # (N, D) <-> (1, N, D)
 PROCESSOR = ModelType("CLIP", hf.INTERPOLATE, {})
 TOWER_TYPE = "clip_vision_model"
 
-NAMES = {  # ours -> OpenAI's and transformers', in every block of both towers
-    "norm1.*": ("ln_1.*", "layer_norm1.*"),
-    "attention.proj.*": ("attn.out_proj.*", "self_attn.out_proj.*"),
-    "norm2.*": ("ln_2.*", "layer_norm2.*"),
-    "mlp.fc1.*": ("mlp.c_fc.*", "mlp.fc1.*"),
-    "mlp.fc2.*": ("mlp.c_proj.*", "mlp.fc2.*"),
-}
-
 
 def openai_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
-    joined = [Rule(f"{ours}attention.qkv.{part}", f"{theirs}attn.in_proj_{part}") for part in ("weight", "bias")]
-    return *joined, *(Rule(ours + name, theirs + names[0]) for name, names in NAMES.items())
-
-
-def hf_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
-    parts = tuple(f"{theirs}self_attn.{part}_proj.*" for part in "qkv")
-    joined = Rule(f"{ours}attention.qkv.*", parts, JOIN)
-    return joined, *(Rule(ours + name, theirs + names[1]) for name, names in NAMES.items())
+    """OpenAI's and open_clip's names in every block of both towers."""
+    names = {"attention.proj": "attn.out_proj", "norm1": "ln_1", "norm2": "ln_2"}
+    return (
+        *(Rule(f"{ours}attention.qkv.{part}", f"{theirs}attn.in_proj_{part}") for part in ("weight", "bias")),
+        *layers(ours, theirs, names | {"mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}),
+    )
 
 
 def hf_tower(ours: str, theirs: str) -> tuple[Rule, ...]:
@@ -52,7 +41,7 @@ def hf_tower(ours: str, theirs: str) -> tuple[Rule, ...]:
         Rule(ours + "positions.table", theirs + "embeddings.position_embedding.weight", TABLE),
         Rule(ours + "patch_embed.proj.weight", theirs + "embeddings.patch_embedding.weight"),
         Rule(ours + "norm_pre.*", theirs + "pre_layrnorm.*"),
-        *hf_blocks(ours + "blocks.{i}.", theirs + "encoder.layers.{i}."),
+        *hf.tower_blocks(ours + "blocks.{i}.", theirs + "encoder.layers.{i}."),
     )
 
 
@@ -81,18 +70,12 @@ FIELDS: hf.Fields = {
 }
 
 
-def tower_config(config: Options, tower: str) -> Options:
-    """Full dumps of transformers 4 hold null for what has no value, e.g. eos_token_id of the image tower."""
-    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
-    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
-
-
 def hf_options(config: Options) -> Options:
     """config.json of a vision model, or of the CLIP that it is a part of -> options."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
     if kind not in (TOWER_TYPE, "clip"):
         raise CheckpointError(f"config.json has model_type {kind!r} beside the weights of a CLIPVisionModel.")
-    vision = config if kind == TOWER_TYPE else tower_config(config, "vision")
+    vision = config if kind == TOWER_TYPE else hf.tower_config(config, "vision")
     return {**hf.read_fields(vision, FIELDS), "activation": hf.activation_of(vision, "quick_gelu")}
 
 

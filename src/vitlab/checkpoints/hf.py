@@ -95,6 +95,21 @@ def new_names(layer: str) -> tuple[Rule, ...]:
     )
 
 
+def tower_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
+    """The blocks of both towers of a CLIP or SigLIP."""
+    names = {"attention.proj": "self_attn.out_proj", "norm1": "layer_norm1", "norm2": "layer_norm2"}
+    return (
+        Rule(f"{ours}attention.qkv.*", tuple(f"{theirs}self_attn.{part}_proj.*" for part in "qkv"), JOIN),
+        *layers(ours, theirs, names | {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
+    )
+
+
+def tower_config(config: Options, tower: str) -> Options:
+    """text_config or vision_config. Full dumps of transformers 4 hold null for what has no value."""
+    inner: Options = config.get(f"{tower}_config") or config.get(f"{tower}_config_dict") or {}
+    return schema.check({k: v for k, v in inner.items() if v is not None}, schema.HF, f"config.json's {tower}_config")
+
+
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",  # the first of a kind is the one written
@@ -175,6 +190,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224, **HALF},
     "Bit": _CLIP,
     "CLIP": _CLIP,
+    "Siglip": {"resample": 3, "size": {"height": 224, "width": 224}, **HALF},
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
@@ -247,7 +263,7 @@ def _shorter_side(size: Any, processor: str) -> int | None:
     """What the shorter side is resized to, in old files one number; None: both sides are given."""
     if is_object(size):
         return size.get("shortest_edge")
-    return size if processor in ("CLIP", "Bit", "ConvNext") else None
+    return size if processor in ("CLIP", "Siglip", "Bit", "ConvNext") else None
 
 
 def _processor(config: Options, usual: str) -> str:

@@ -30,6 +30,7 @@ class Codec:
 
     read: Callable[[list[Tensor]], Tensor]
     write: Callable[[Tensor, int, int], list[Tensor]] | None = None  # (ours, how many parts, heads)
+    part: bool = False  # theirs is several of our tensors, one below the other in our order; this is one of them
 
 
 def _as_is(parts: list[Tensor]) -> Tensor:
@@ -38,9 +39,13 @@ def _as_is(parts: list[Tensor]) -> Tensor:
 
 SAME = Codec(_as_is, lambda t, n, h: [t])
 JOIN = Codec(torch.cat, lambda t, n, h: list(t.chunk(n)))  # query, key, value <-> one matrix
+FIRST_THIRD = Codec(lambda parts: parts[0].chunk(3)[0], lambda t, n, h: [t], part=True)  # query
+LAST_THIRDS = Codec(lambda parts: torch.cat(parts[0].chunk(3)[1:]), lambda t, n, h: [t], part=True)  # key and value
 TRANSPOSE = Codec(lambda parts: parts[0].T, lambda t, n, h: [t.T])
+SCALAR = Codec(lambda parts: parts[0].reshape(()), lambda t, n, h: [t.reshape(1)])  # (1,) <-> ()
 ONE_ROW = Codec(lambda parts: parts[0].reshape(1, -1), lambda t, n, h: [t])  # (1, 1, D) or (1, D) -> (1, D)
 TOKENS = Codec(lambda parts: parts[0].reshape(1, -1, parts[0].shape[-1]))  # (n, D) -> (1, n, D)
+TABLE = Codec(TOKENS.read, lambda t, n, h: [t[0]])  # (n, D) <-> (1, n, D)
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def read(dialect: Dialect, state: State) -> Renamed:
             number = match[1] if match.groups() else ""
             theirs = tuple(k.replace("{i}", number) for k in rule.keys)
             ours = rule.ours.replace("{i}", number)
-            if ours in tensors or taken.intersection(theirs):
+            if ours in tensors or (taken.intersection(theirs) and not rule.codec.part):
                 continue
             if absent := [k for k in theirs if k not in state]:
                 raise CheckpointError(
@@ -194,8 +199,9 @@ def write(name: str, rules: tuple[Rule, ...], state: State, *, prefix: str = "",
                 number = match[1] if match.groups() else ""
                 assert rule.codec.write is not None, f"{name} is read-only at {ours}"
                 parts = rule.codec.write(tensor, len(rule.keys), heads)
-                for key, part in zip(rule.keys, parts, strict=True):
-                    written[key.replace("{i}", number)] = part.contiguous()
+                for key, part in zip((k.replace("{i}", number) for k in rule.keys), parts, strict=True):
+                    above = [written[key]] if rule.codec.part and key in written else []
+                    written[key] = torch.cat([*above, part]) if above else part.contiguous()
                 break
         else:
             raise CheckpointError(

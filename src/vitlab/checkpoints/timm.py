@@ -8,7 +8,7 @@ from dataclasses import replace
 from vitlab.checkpoints import keymap, schema
 from vitlab.checkpoints.family import Writer, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.timm_names import facts_of, other_network
 from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
@@ -18,6 +18,10 @@ from vitlab.models.base import Network
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.vit_config import SIZES, ViTConfig
 
+ATTENTION_POOL = (  # global_pool="map", as in SigLIP
+    Rule("pool.query", "attn_pool.latent"),
+    *layers("pool.", "attn_pool.", ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2")),
+)
 RULES = (
     Rule("patch_embed.proj.*", "patch_embed.proj.*"),
     Rule("class_token", "cls_token"),
@@ -37,6 +41,7 @@ RULES = (
     Rule("blocks.{i}.scale2.gamma", "blocks.{i}.ls2.gamma"),
     Rule("norm.*", "norm.*"),
     Rule("head_norm.*", "fc_norm.*"),
+    *ATTENTION_POOL,
     Rule("pre_logits.*", "pre_logits.fc.*"),
     Rule("head.*", "head.*"),
     Rule("head_distill.*", "head_dist.*"),
@@ -94,11 +99,9 @@ def _read_stated(source: Source) -> Stated | None:
         raise CheckpointError(f"timm's {name} has {what}, which is not known here.")
     args = {key: value for key, value in config["model_args"].items() if value is not None}
     cfg = config["pretrained_cfg"]
-    options, facts = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}, facts_of(name)
-    width = facts.pop("width", None)
-    if "width" not in options and width != state["patch_embed.proj.weight"].shape[0]:
-        facts.pop("heads", None)  # weights of another width than the name has: it may be an older one's
-    options = {**facts, **options, **config["vitlab"]}
+    options = {ours: args[theirs] for theirs, ours in ARGUMENTS.items() if theirs in args}
+    width = None if "width" in options else state["patch_embed.proj.weight"].shape[0]
+    options = {**facts_of(name, width), **options, **config["vitlab"]}
     if options.get("activation", "gelu") not in ACTIVATIONS:
         raise CheckpointError(f"timm's act_layer {options['activation']!r} is not one of {', '.join(ACTIVATIONS)}.")
     if "image_size" not in options and len(cfg.get("input_size", ())) == 3:
@@ -111,7 +114,8 @@ def _read_stated(source: Source) -> Stated | None:
         options["positions"] = "none"
     pooled = args.get("global_pool") or config.get("global_pool") or usual_pooling(name)
     wrong = {key: args[key] for key in ("pool_include_prefix", "norm_layer") if args.get(key)}
-    wrong |= {} if pooled in ("token", "avg") else {"global_pool": pooled}
+    poolings = ("token", "avg", *(["map"] if "attn_pool.latent" in state else []))
+    wrong |= {} if pooled in poolings else {"global_pool": pooled}
     wrong |= {
         k: v for k, v in args.items() if k not in (*ARGUMENTS, *OWN_RULE) and not WITHOUT_EFFECT.fullmatch(k) and v
     }
@@ -199,7 +203,7 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
         "embed_dim": c.width,
         "depth": c.depth,
         "num_heads": c.heads,
-        "mlp_ratio": _ratio(c),
+        "mlp_ratio": ratio(c.width, c.mlp.mlp_ratio, c.mlp_hidden),
         "qkv_bias": c.attention.qkv_bias,
         "qk_norm": c.attention.qk_norm,
         "class_token": c.tokens.class_token,
@@ -236,9 +240,9 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
     return config
 
 
-def _ratio(c: ViTConfig) -> float:
-    """timm truncates width * ratio where we round it."""
-    return c.mlp.mlp_ratio if int(c.width * c.mlp.mlp_ratio) == c.mlp_hidden else (c.mlp_hidden + 0.5) / c.width
+def ratio(width: int, ours: float, hidden: int) -> float:
+    """timm and open_clip truncate width * ratio where we round it."""
+    return ours if int(width * ours) == hidden else (hidden + 0.5) / width
 
 
 def eps_note(library: str, c: ViTConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """What the name of a timm ViT says that its weights do not show: heads, activation, a missing norm, other blocks.
 
-    facts_of("vit_so150m_patch16_reg4_gap_256")     # {"width": 896, "heads": 14}
+    facts_of("vit_so150m_patch16_reg4_gap_256")     # {"heads": 14, "eps": 1e-6, "activation": "gelu"}
 
 A folder of timm's hub names the architecture, and model_args only where something was changed.
 """
@@ -49,13 +49,13 @@ OTHER_NETWORKS = {  # regex of names -> what makes them another network, where t
 }
 
 
-def facts_of(name: str) -> dict[str, Any]:
-    """Options by name; `width` is the one that the heads belong to."""
+def facts_of(name: str, width: int | None = None) -> dict[str, Any]:
+    """Options by name. Without heads for weights of another `width` than the name has: it may be an older one's."""
     name = name.split(".")[0]  # the tag of its weights
     size = re.match(r"(?:vit|deit3?)_([a-z0-9]+)_", name)
     heads = next((pair for pattern, pair in OTHER_HEADS.items() if re.fullmatch(pattern, name)), None)
     heads = heads or (HEADS.get(size[1]) if size else None)
-    facts: dict[str, Any] = {} if heads is None else {"width": heads[0], "heads": heads[1]}
+    facts: dict[str, Any] = {} if heads is None or width not in (None, heads[0]) else {"heads": heads[1]}
     for pattern, options in OPTIONS.items():
         facts |= options if re.fullmatch(pattern, name) else {}
     return facts

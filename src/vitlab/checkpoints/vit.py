@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, timm, torchvision
+from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, siglip_tower, timm, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.errors import CheckpointError
@@ -88,7 +88,7 @@ def leave_out_sincos(renamed: Renamed, key: str, grid: tuple[int, int]) -> bool:
 
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
     if clues.dialect.name == "hf" and "head.weight" in renamed.tensors:  # transformers' classifiers do not read it
-        for key in {"pre_logits.weight", "pre_logits.bias"} & renamed.tensors.keys():
+        for key in [key for key in renamed.tensors if key.startswith(("pre_logits.", "pool."))]:
             renamed.leave_out(key, "a pooler, which the classifier does not read")
     if clues.stated.model_type == "ijepa":
         for key in {"pre_logits.weight", "pre_logits.bias"} & renamed.tensors.keys():
@@ -218,6 +218,8 @@ def _heads(state: State, width: int, facts: Options) -> Options:
 def _pooling(state: State, width: int) -> Options:
     if "head_norm.weight" in state:
         return {"pooling": "mean_norm"}
+    if "pool.query" in state:
+        return {"pooling": "attention"}
     if "head.weight" in state and state["head.weight"].shape[1] == 2 * width:
         return {"pooling": "class_mean"}
     return {"pooling": "class" if "class_token" in state else "mean"}
@@ -253,6 +255,8 @@ def grid_options(state: State, options: Options, facts: Options) -> Options:
             if count - n == grid[0] * grid[1]:
                 return _positions(which, grid, options["patch_size"])
     if stored is not None:
+        if cropped := _cropped(count, prefixes, options["patch_size"], facts):
+            return cropped
         raise CheckpointError(f"{count} positions do not fit a grid of {stored[0]}x{stored[1]} patches.")
     squares = {which: math.isqrt(max(count - n, 0)) for which, n in prefixes.items()}
     squares = {which: side for which, side in squares.items() if side > 0 and side**2 == count - prefixes[which]}
@@ -278,6 +282,17 @@ def _stated_grid(facts: Options, P: int) -> tuple[tuple[int, int] | None, tuple[
     ):
         possible = None  # 7 x 28 has as many patches as 14 x 14, which is the usual one: it is resized
     return None, possible
+
+
+def _cropped(count: int, prefixes: dict[str, int], P: int, facts: Options) -> Options | None:
+    """384 pixels at patch 14: 27 patches, and the convolution does not read the last 6 pixels."""
+    size = facts.get("image_size")
+    height, width = (size, size) if isinstance(size, int) else size or (0, 0)
+    grid = height // P, width // P
+    which = next((which for which, n in prefixes.items() if count - n == grid[0] * grid[1]), None)
+    if which is None or not facts.get("size_is_stored"):
+        return None
+    return _positions(which, grid, P) | {"image_size": (height, width), "crop": True}
 
 
 def _positions(which: str, grid: tuple[int, int], P: int) -> Options:
@@ -322,14 +337,14 @@ FAMILY = Family(
     "vit",
     ViTConfig,
     (
-        *(clip_image.DIALECT, clip_image.CLASSIFIER),
+        *(clip_image.DIALECT, clip_image.CLASSIFIER, siglip_tower.DIALECT),
         *(hf.DIALECT, facebook.MAE_ENCODER, facebook.DIALECT, timm.DIALECT),
         *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT),
     ),
     _infer,
     {"timm": _writer(timm.WRITER), "hf": _writer(HF_WRITER), "jax": _writer(jax.WRITER)},
     bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
-    model_types=hf.MODEL_TYPES | hf.VIT_MSN,
+    model_types=hf.MODEL_TYPES | hf.VIT_MSN | siglip_tower.ALONE,
     map_template=Dialect(
         name="",
         rules=(),

@@ -4,7 +4,7 @@
     relevance(model, "photo.jpg", target="a dog")          # (B, grid_h, grid_w): which patches speak for the sentence
     model.cosines(images)                                  # (B, sentences)
 
-The logit of a sentence is CLIP's own: the scale times the cosine of image and sentence.
+The logit of a sentence is the model's own: the scale times the cosine of image and sentence (SigLIP: plus its bias).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Network, evaluation_mode
-from vitlab.models.clip import CLIP
+from vitlab.models.two_towers import TwoTowers
 
 
 class PromptClassifier(Network):
     """The image tower with a sentence for each class. Other attributes are those of the tower."""
 
-    def __init__(self, clip: CLIP, sentences: Sequence[str]):
+    def __init__(self, clip: TwoTowers, sentences: Sequence[str]):
         super().__init__()
         self.clip = clip
         self.family = clip.image.family
@@ -81,8 +81,8 @@ class PromptClassifier(Network):
 def ask(model: ModelOrName, sentences: str | Sequence[str]) -> PromptClassifier:
     """A CLIP with sentences as classes, for relevance, grad_cam, curves and others that explain a class."""
     model = as_network(model)
-    if not isinstance(model, CLIP):
-        raise UsageError(f"only a CLIP reads sentences, and this is a {model.family}.")
+    if not isinstance(model, TwoTowers):
+        raise UsageError(f"only a CLIP or SigLIP reads sentences, and this is a {model.family}.")
     sentences = [sentences] if isinstance(sentences, str) else list(sentences)
     if not sentences or not all(isinstance(text, str) and text.strip() for text in sentences):
         raise UsageError(f"expected sentences, each with a word in it, found {sentences!r}: ask(model, ['a dog']).")

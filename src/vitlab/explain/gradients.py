@@ -15,7 +15,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.models import registry
 from vitlab.models.base import evaluation_mode
-from vitlab.models.clip import CLIP, CLIPConfig
+from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 
 
 @dataclass
@@ -51,10 +51,10 @@ def gradients(
     slopes: dict[str, Tensor | None] = {}
     if trained:
         with evaluation_mode(model), torch.enable_grad():
-            out: Any = model(images) if family != "clip" else None
+            out: Any = model(images) if not isinstance(model, TwoTowers) else None
             if family == "mae":
                 loss = out.loss
-            elif isinstance(model, CLIP):
+            elif isinstance(model, TwoTowers):
                 loss = model.loss(model.encode_image(images), model.encode_text(_texts(c, batch, generator, like)))
             else:
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
@@ -63,7 +63,7 @@ def gradients(
     return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
 
 
-def _texts(c: CLIPConfig, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
+def _texts(c: TwoTowersConfig, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:
     """Random texts of the full context length."""
     ids = torch.randint(c.text.vocab, (batch, c.text.context), generator=generator)
     ids[ids == c.text.end_id] = 0

@@ -29,11 +29,11 @@ from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
 from vitlab.layers.windows import Windows
 from vitlab.models import registry
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIP, CLIPConfig
 from vitlab.models.hierarchy import Hierarchy, StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.plain import PlainConfig
 from vitlab.models.resnet import ResNetConfig
+from vitlab.models.two_towers import TwoTowers
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 MEANINGS: dict[str, str] = {
@@ -68,10 +68,11 @@ MEANINGS: dict[str, str] = {
     "projection": "into the space that images and texts share",
     "text.embed": "every token of the text becomes {width} numbers",
     "text.positions": "+ learned positions",
-    "text.heads": "softmax(q k^T / sqrt({head_dim})) v, no later token; {heads} heads side by side",
+    "text.heads": "softmax(q k^T / sqrt({head_dim})) v, {sees}; {heads} heads side by side",
     "text.norm": "final LayerNorm",
     "text.end": "the token that ends the text: one vector per text",
-    "logits": "scale x cosine, every image with every text",
+    "text.last": "the last token, often padding: one vector per text",
+    "logits": "scale x cosine (SigLIP: + bias), every image with every text",
 }
 STAGED_MEANINGS: dict[str, str] = MEANINGS | {  # of networks in stages (Swin, PVT, Twins)
     "patch_embed": "patches become tokens of {width} numbers{after_embed}",
@@ -89,7 +90,7 @@ STAGED_MEANINGS: dict[str, str] = MEANINGS | {  # of networks in stages (Swin, P
     "norm": "final LayerNorm",
     "pool": "{pooling}: one vector per image",
 }
-DECODER, TEXT = "decoder.", "text."  # prefixes of the steps of MAE's decoder and of CLIP's text tower
+DECODER, TEXT = "decoder.", "text."  # prefixes of the steps of MAE's decoder and of a text tower
 
 
 @dataclass
@@ -188,9 +189,8 @@ class _PartRecorder(_Recorder):
 
 
 def _run(model: Network, images: Tensor, recorder: _Recorder) -> None:
-    if isinstance(model, CLIP):  # as many texts as images
-        c = model.config.text
-        ids = torch.full((len(images), c.context), c.end_id, device=images.device)
+    if isinstance(model, TwoTowers):  # as many texts as images
+        ids = model.text.blank_ids(len(images))
         seen = model.encode_image(images, trace=recorder)
         read = model.encode_text(ids, trace=_PartRecorder(recorder, TEXT))
         recorder.mark("logits", model.logits(seen, read))
@@ -252,8 +252,8 @@ def inspect(
             return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
         if kind in model.meanings:
             return model.meanings[kind]
-        if kind.startswith(TEXT):
-            return _meaning(kind, _text_details(config))
+        if isinstance(model, TwoTowers) and kind.startswith(TEXT):
+            return _meaning(kind, _text_details(model))
         if not isinstance(config.encoder, PlainConfig | ResNetConfig):
             return model.meanings.get(kind, "")
         return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
@@ -354,11 +354,10 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
     }
 
 
-def _text_details(config: CLIPConfig) -> dict[str, Any]:
-    c = config.text
-    hidden = round(c.width * c.mlp_ratio)
-    sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": hidden}
-    return {**sizes, "mlp": f"MLP, {c.activation}"}
+def _text_details(model: TwoTowers) -> dict[str, Any]:
+    c = model.config.text
+    sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": c.mlp_hidden}
+    return {**sizes, "mlp": f"MLP, {c.activation}", "sees": model.text.sees}
 
 
 def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -> dict[str, Any]:

@@ -12,17 +12,22 @@ from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import StagedConfig
+from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 
 
 @cache
 def size_of(name: str) -> tuple[int, int]:
-    """Parameters and MACs of a registered model for one image, and one text for a CLIP. MAE and DINO: their encoder.
+    """Parameters and MACs of a registered model for one image, and for a CLIP or SigLIP one text.
+
+    Of MAE and DINO those of the encoder.
 
     Exact: blocks are equal, so both numbers grow linearly with depth.
     """
     entry, config = registry.build_config(name)
-    family, config = (entry.family, config) if entry.family == "clip" else encoder_config(entry.family, config)
-    if family == "clip":
+    family = entry.family
+    if not isinstance(config, TwoTowersConfig):
+        family, config = encoder_config(family, config)
+    if isinstance(config, TwoTowersConfig):
         depths = {"image.depth": config.image.depth, "text.depth": config.text.depth}
     elif hasattr(config, "depth"):
         depths = {"depth": config.depth}
@@ -56,10 +61,10 @@ def count_stages(family: str, config: Any) -> tuple[int, int]:
 
 
 def _run(family: str, config: Any) -> tuple[Network, FlopCounterMode]:
-    """One image through the model, and one text for a CLIP."""
+    """One image through the model, and one text for a CLIP or SigLIP."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
         model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(1, config.channels, *config.image_size)
-        texts = [torch.full((1, config.text.context), config.text.end_id)] if family == "clip" else []
+        texts = [model.text.blank_ids(1)] if isinstance(model, TwoTowers) else []
         model(images, *texts)
     return model, flops

@@ -14,7 +14,7 @@ from vitlab.checkpoints.digests import fingerprint
 from vitlab.errors import ExportError, VitlabError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIP
+from vitlab.models.two_towers import TwoTowers
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
 
@@ -112,8 +112,8 @@ def _unusable(path: Path, error: ValueError) -> ExportError:
 
 def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportMetadata:
     """`options`: dynamic_size, stride, reducer and int8 of the export."""
-    clip = model if isinstance(model, CLIP) else None
-    tokenizer = clip.tokenizer if clip is not None and gives == "text" else None
+    towers = model if isinstance(model, TwoTowers) else None
+    tokenizer = towers.tokenizer if towers is not None and gives == "text" else None
     return ExportMetadata(
         gives=gives,
         family=model.family,
@@ -123,8 +123,8 @@ def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportM
         labels=list(model.labels) if gives == "logits" and model.labels else None,
         preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,
         tokenizer=tokenizer.to_json() if tokenizer is not None else None,
-        scale=clip.scale.item() if clip is not None else None,
-        bias=clip.bias.item() if clip is not None and clip.bias is not None else None,
+        scale=towers.scale.item() if towers is not None else None,
+        bias=towers.bias.item() if towers is not None and towers.bias is not None else None,
         config=model.config.to_dict(),
         card=asdict(model.card) if model.card is not None else {},
         weights=fingerprint(model),

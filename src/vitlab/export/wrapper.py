@@ -12,9 +12,9 @@ from vitlab.errors import UsageError
 from vitlab.export.metadata import OutputKind
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network, features_of
-from vitlab.models.clip import CLIP
 from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.resnet import ResNetConfig
+from vitlab.models.two_towers import TwoTowers, as_two_towers
 from vitlab.reduce import reducer_of
 
 INPUTS = {"logits": "images", "features": "images", "text": "ids"}
@@ -41,8 +41,8 @@ class ExportWrapper(nn.Module):
 
 def output_kind(model: Network, gives: OutputKind | None = None) -> OutputKind:
     """What an export of this model returns: by default logits where it has classes, else features."""
-    if gives == "text" and not isinstance(model, CLIP):
-        raise UsageError(f"only a CLIP reads text; this is a {model.family}: leave --text out.")
+    if gives == "text" and not isinstance(model, TwoTowers):
+        raise UsageError(f"only a CLIP or SigLIP reads text; this is a {model.family}: leave --text out.")
     if gives == "text":
         return gives
     return "logits" if model.config.classes and gives != "features" else "features"
@@ -50,7 +50,7 @@ def output_kind(model: Network, gives: OutputKind | None = None) -> OutputKind:
 
 def _required_part(model: Network, gives: OutputKind) -> Network:
     """The part that computes the output, so that unused weights are not exported. The model itself stays as it is."""
-    if isinstance(model, CLIP):
+    if isinstance(model, TwoTowers):
         other = "image" if gives == "text" else "text"
         part = copy.copy(model)
         part._modules = {k: m for k, m in model._modules.items() if k not in (other, f"{other}_projection")}
@@ -61,8 +61,7 @@ def _required_part(model: Network, gives: OutputKind) -> Network:
 def example_input(model: Network, gives: OutputKind, size: tuple[int, int] | None = None, batch: int = 2) -> Tensor:
     """An input of the right shape, with a batch of two because torch.export treats a batch of one as a constant."""
     if gives == "text":
-        config = model.config.text
-        return torch.full((batch, config.context), config.end_id)
+        return as_two_towers(model).text.blank_ids(batch)
     return torch.zeros(batch, model.config.channels, *(size or model.input_size))
 
 

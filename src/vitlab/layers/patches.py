@@ -64,7 +64,7 @@ class PatchEmbed(nn.Module):
     """x_p E of eq. 1: every P x P patch becomes one token.
 
     `norms` puts a LayerNorm before and after the projection (vit-pytorch does); `pad` lets any image size in, by
-    zeros at the right and bottom.
+    zeros at the right and bottom; with `crop`, what is left of a patch there is not read.
     """
 
     def __init__(
@@ -77,15 +77,16 @@ class PatchEmbed(nn.Module):
         norms: bool = False,
         eps: float = 1e-6,
         pad: bool = False,
+        crop: bool = False,
     ):
         super().__init__()
-        self.patch_size, self.channels, self.pad = patch_size, channels, pad
+        self.patch_size, self.channels, self.pad, self.crop = patch_size, channels, pad, crop
         self.norm_in = nn.LayerNorm(channels * patch_size**2, eps=eps) if norms else None
         self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
         self.norm_out: nn.Module | None = nn.LayerNorm(width, eps=eps) if norms else None
 
     def forward(self, images: Tensor) -> Tensor:
-        images = fit_to_patches(images, self.patch_size, self.channels, self.pad)  # (B, C, H, W)
+        images = fit_to_patches(images, self.patch_size, self.channels, self.pad, self.crop)  # (B, C, H, W)
         if self.norm_in is None:
             x = self.proj(images)  # (B, D, H/P, W/P)
             x = x.flatten(2).transpose(1, 2)  # (B, N, D), N = HW/P^2, row by row
@@ -150,10 +151,12 @@ def check_images(images: object, channels: int, like: Tensor | None = None) -> N
         )
 
 
-def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) -> Tensor:
-    """Images whose sides are multiples of the patch: padded at the right and bottom where that was asked for."""
+def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool, crop: bool = False) -> Tensor:
+    """Images whose sides are multiples of the patch: padded or cropped at the right and bottom, if that is set."""
     check_images(images, channels)
     H, W = images.shape[-2:]
+    if crop and patch_size <= H and patch_size <= W:
+        return images[..., : H // patch_size * patch_size, : W // patch_size * patch_size]
     if pad and H > 0 and W > 0:
         return F.pad(images, (0, -W % patch_size, 0, -H % patch_size))
     check_multiple("image height", H, patch_size)
@@ -161,8 +164,10 @@ def fit_to_patches(images: Tensor, patch_size: int, channels: int, pad: bool) ->
     return images
 
 
-def grid_of(height: int, width: int, patch_size: int) -> tuple[int, int]:
-    """Rows and columns of patches that an image of this size makes (rounded up: padding fills the rest)."""
+def grid_of(height: int, width: int, patch_size: int, crop: bool = False) -> tuple[int, int]:
+    """Rows and columns of patches that an image of this size makes; rounded up, as padding fills the rest, or down."""
+    if crop:
+        return height // patch_size, width // patch_size
     return -(-height // patch_size), -(-width // patch_size)
 
 

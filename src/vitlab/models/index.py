@@ -18,6 +18,7 @@ from vitlab.models import (
     pvt,
     relpos,
     resnet,
+    siglip,
     swin,
     swinv2,
     twins,
@@ -33,6 +34,7 @@ INDEX = (
     (mae.PAPER, "mae.FAMILY"),
     (clip.PAPER, "clip.FAMILY"),
     (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
+    (siglip.PAPER, "siglip.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike

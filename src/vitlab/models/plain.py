@@ -57,7 +57,9 @@ class PlainConfig(Config):
             raise UsageError(f"classes={self.classes} must be 0 (pooled features) or more.")
         options = option_paths(type(self))
         for what, size in zip(("image height", "image width"), self.image_size, strict=True):
-            if not self.pads_images or size < 1:
+            if self.crops_images and size < self.patch_size:
+                raise UsageError(f"{what}: {size} has no room for a patch of {self.patch_size}: use that or more.")
+            if not (self.pads_images or self.crops_images) or size < 1:
                 check_multiple(what, size, self.patch_size, ", or pad=True" if "pad" in options else "")
         if self.own_head_dim is None and self.width % self.heads:
             fitting = largest_divisor(self.width, self.heads)
@@ -83,9 +85,17 @@ class PlainConfig(Config):
         return False
 
     @property
+    def crops_images(self) -> bool:
+        """Whether pixels after the last whole patch are not read."""
+        return False
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches at `image_size`."""
-        return grid_of(*self.image_size, self.patch_size)
+        return self.grid_of(*self.image_size)
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        return grid_of(height, width, self.patch_size, self.crops_images)
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -128,7 +138,7 @@ class PlainConfig(Config):
 
     def readable_size(self, size: tuple[int, int]) -> tuple[int, int]:
         P = self.patch_size
-        return size if self.pads_images else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
+        return size if self.pads_images or self.crops_images else (max(size[0] // P, 1) * P, max(size[1] // P, 1) * P)
 
     def table_grid(self, key: str) -> tuple[int, int]:
         return self.grid
@@ -190,7 +200,7 @@ class PlainTransformer(Network):
         return tuple(kind for kind in (*steps, "norm", "pool", "head") if not absent.get(kind))
 
     def layout(self, height: int, width: int) -> TokenLayout:
-        return TokenLayout(self.config.prefix, grid_of(height, width, self.config.patch_size))
+        return TokenLayout(self.config.prefix, self.config.grid_of(height, width))
 
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.layout(*size).grid

@@ -49,6 +49,7 @@ class VisionTransformer(PlainTransformer):
                 norms=c.stem.patch_norms,
                 eps=c.norm.eps,
                 pad=c.stem.pad,
+                crop=c.stem.crop,
             )
         self.class_token = new_token(c.width) if c.tokens.class_token else None
         self.distill_token = new_token(c.width) if c.tokens.distill_token else None

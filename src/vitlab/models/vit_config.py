@@ -25,7 +25,8 @@ class Stem(Config):
     kind: Literal["patch", "conv"] = "patch"  # one patch convolution, or a small convolutional stem
     patch_bias: bool = True
     patch_norms: bool = False  # LayerNorm before and after the projection (vit-pytorch)
-    pad: bool = False  # let any image size in
+    pad: bool = False  # let any image size in: zeros fill the last patches
+    crop: bool = False  # let any image size in: pixels after the last whole patch are not read
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,10 @@ class ViTConfig(PlainConfig):
         return self.stem.pad
 
     @property
+    def crops_images(self) -> bool:
+        return self.stem.crop
+
+    @property
     def pool_kind(self) -> Pooling:
         return self.head.pooling
 
@@ -198,13 +203,15 @@ def check_vit(c: ViTConfig) -> None:
     if c.tokens.registers < 0 or c.head.head_hidden < 0 or c.residual.layer_scale < 0:
         raise UsageError("registers, head_hidden and layer_scale must be 0 or more.")
     if c.stem.kind == "conv":
-        if c.stem.patch_norms or not c.stem.patch_bias:
-            raise UsageError('patch_norms=True and patch_bias=False belong to stem="patch".')
+        if c.stem.patch_norms or not c.stem.patch_bias or c.stem.crop:
+            raise UsageError('patch_norms=True, patch_bias=False and crop=True belong to stem="patch".')
         check_halving(c.patch_size)
     rates = {**c.drop.to_dict(), "stochastic_depth": c.residual.stochastic_depth}
     for name, rate in rates.items():
         if not 0 <= rate < 1:
             raise UsageError(f"{name}={rate} must be at least 0 and below 1.")
+    if c.stem.pad and c.stem.crop:
+        raise UsageError("pad=True fills the last patches and crop=True leaves them out: choose one.")
     if c.drop.patch_dropout and c.positions.kind == "relative":
         raise UsageError('patch_dropout cannot follow a relative bias: use positions="learned", or patch_dropout=0.')
 

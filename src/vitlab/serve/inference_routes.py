@@ -19,7 +19,7 @@ from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
 from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
 from vitlab.models.base import Network
-from vitlab.models.clip import as_clip
+from vitlab.models.two_towers import as_two_towers
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
 from vitlab.serve.image_io import PreparedImage, encode_png
@@ -134,14 +134,14 @@ async def embed(request: Request, model: ModelName = None) -> Response:
     },
 )
 async def zeroshot(request: Request, model: ModelName = None, top: Top = 5) -> Response:
-    """Classify an image by labels of your own, with a CLIP."""
+    """Classify an image by labels of your own, with a CLIP or SigLIP."""
 
     async def answer(job: InferenceJob) -> dict[str, Any]:
         names, templates = _labels(job), _templates(job)
         image = await job.image()
         features = _finite(await job.run_verb(image.tensor))  # (E,)
         labels = Labels(names, torch.stack([await _embed_label(job, name, templates) for name in names]))
-        clip = as_clip(job.served.model)
+        clip = as_two_towers(job.served.model)
         probabilities = (await compute_async(zero_shot_probabilities, clip, features[None], labels))[0]  # (K,)
         return _scores(probabilities, names, top)
 

@@ -132,9 +132,9 @@ class ServedModel:
 
     def _check_zero_shot(self) -> None:
         if not inference.reads_text(self.model):
-            raise UsageError(f"A model of the family {self.model.family} reads no text: this needs a CLIP.")
+            raise UsageError(f"A model of the family {self.model.family} reads no text: this needs a CLIP or SigLIP.")
         if self.model.tokenizer is None:
-            raise UsageError("This CLIP has no tokenizer, so it reads no text.")
+            raise UsageError("This model has no tokenizer, so it reads no text.")
 
 
 class ModelPool:

@@ -1,11 +1,16 @@
-"""CLIP's byte-pair encoding (arXiv:2103.00020, section 2.4) on the `tokenizers` library: texts -> (B, context) numbers.
+"""Tokenizers of CLIP and SigLIP on the `tokenizers` library: texts -> (B, context) numbers.
 
     tokenizer = Tokenizer.train(captions, vocab=1024, context=32)     # your own words
     tokenizer = Tokenizer.read("clip-vit-base-patch32")               # tokenizer.json, or vocab.json + merges.txt
+    tokenizer = Tokenizer.read("siglip-base-patch16-224")             # spiece.model; tokenizer.json (SigLIP 2)
     ids = tokenizer(["a dog", "一只狗"])                                # (2, 32), start ... end, then padding
 
-Every byte has a number, so there is no unknown word. How long a text may be, what is done with a longer one and which
-number fills a shorter one are part of the tokenizer and of its file: OpenAI pads with 0, transformers with end-of-text.
+CLIP has byte pairs (arXiv:2103.00020, section 2.4) between a start and an end. SigLIP's texts are lower-cased and have
+an end and no start: pieces of a sentencepiece model without punctuation, or in SigLIP 2 Gemma's byte pairs.
+
+In byte pairs every byte has a number, so there is no unknown word. How long a text may be, what is done with a longer
+one and which number fills a shorter one are part of the tokenizer and of its file: OpenAI pads with 0, transformers
+with end-of-text.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,12 +37,17 @@ from vitlab.errors import TokenizerError
 from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
 from vitlab.text.bpe import learn_merges
+from vitlab.text.sentencepiece import read_sentencepiece
 
 START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
-CONTEXT = 77  # CLIP's; in a file that does not say another
+PIECES_END = "</s>"  # of a sentencepiece model
+GEMMA_START, GEMMA_END, GEMMA_PADDING = "<bos>", "<eos>", "<pad>"
+CONTEXT, SIGLIP_CONTEXT = 77, 64  # in a file that does not say another
 FILE = "tokenizer.json"
 LEAST = 2 * 256 + 2  # every byte, inside and at the end of a word; start and end
-Options = dict[str, Any]  # context, pad_id, truncate
+PIECES = ("spiece.model", "tokenizer.model")
+Options = dict[str, Any]  # context, pad_id, padding_side, truncate
+Side = Literal["right", "left"]
 WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
@@ -45,19 +55,35 @@ class Tokenizer:
     """`truncate`: a text that is too long is cut and keeps its end-of-text; False: it is an error that names it."""
 
     def __init__(
-        self, backend: Backend, *, context: int = CONTEXT, pad_id: int | None = None, truncate: bool = True
+        self,
+        backend: Backend,
+        *,
+        context: int | None = None,
+        pad_id: int | None = None,
+        padding_side: Side = "right",
+        truncate: bool = True,
     ) -> None:
-        start, end = backend.token_to_id(START), backend.token_to_id(END)
-        if start is None or end is None:
-            raise TokenizerError(f"the vocabulary has no {START if start is None else END}: it is none of CLIP's kind.")
-        self.backend, self.context, self.truncate = backend, context, truncate
-        self.start_id, self.end_id = start, end
-        self.pad_id = end if pad_id is None else pad_id
+        end = next((token for token in (END, GEMMA_END, PIECES_END) if backend.token_to_id(token) is not None), None)
+        end_id, start = None if end is None else backend.token_to_id(end), backend.token_to_id(START)
+        if end_id is None or (end == END and start is None):
+            raise TokenizerError(
+                f"the vocabulary has no {START if end == END else END}: it is none of CLIP's kind, nor, by "
+                f"{PIECES_END} or {GEMMA_END}, of SigLIP's."
+            )
+        usual = CONTEXT if end == END else SIGLIP_CONTEXT
+        self.backend, self.context, self.truncate = backend, usual if context is None else context, truncate
+        self.start_id: int | None = start  # None: a text begins with its first word
+        self.end_id: int = end_id
+        self.padding_side: Side = padding_side
+        self.lowers = end == PIECES_END and _lowers(backend)  # by Python first: the backend has no final sigma
+        padding = backend.token_to_id(GEMMA_PADDING) if end == GEMMA_END else None
+        self.pad_id: int = pad_id if pad_id is not None else self.end_id if padding is None else padding
+        context = self.context
         if context < 3:
             raise TokenizerError(f"context={context} has no room for a word between start and end: use 3 or more.")
         if (padding := backend.id_to_token(self.pad_id)) is None:
             raise TokenizerError(f"pad_id={self.pad_id} is not in the vocabulary of {self.vocab} tokens.")
-        backend.enable_padding(length=context, pad_id=self.pad_id, pad_token=padding)
+        backend.enable_padding(direction=padding_side, length=context, pad_id=self.pad_id, pad_token=padding)
         if truncate:
             backend.enable_truncation(max_length=context)
         else:
@@ -81,6 +107,8 @@ class Tokenizer:
                 raise TokenizerError(f"expected texts, found {text!r:.60}, a {type(text).__name__}.")
             if not text.isascii() and re.search("[\ud800-\udfff]", text):  # of bytes that are not UTF-8
                 raise TokenizerError(f"{text!r:.60} is not valid Unicode: write it as UTF-8.")
+        if self.lowers:
+            texts = [text.lower() for text in texts]
         encodings = self.backend.encode_batch(texts)
         for text, one in zip(texts, encodings, strict=True):
             if len(one.ids) > self.context:  # where truncate is set the backend has cut it
@@ -99,7 +127,8 @@ class Tokenizer:
 
     def _decode(self, row: list[int]) -> str:
         row = row[: row.index(self.end_id)] if self.end_id in row else row
-        text = self.backend.decode([number for number in row if number != self.start_id], skip_special_tokens=False)
+        unread = {self.start_id, self.pad_id}
+        text = self.backend.decode([number for number in row if number not in unread], skip_special_tokens=False)
         return text.replace(WORD_END, " ").strip()
 
     # ---- files
@@ -110,17 +139,20 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, defaults: Options | None = None, **options: Any) -> Tokenizer:
-        """Read what `to_json` wrote, or any tokenizer.json of CLIP's kind. `options` change context, pad_id, truncate;
-        `defaults` are for those that the file does not state.
+        """Read what `to_json` wrote, or any tokenizer.json of CLIP's or SigLIP's kind. `options` change context,
+        pad_id, padding_side, truncate; `defaults` are for those that the file does not state.
         """
         try:
             backend = Backend.from_str(text)
         except Exception as error:  # the library raises bare Exceptions
             raise TokenizerError(f"is no {FILE} that can be read ({error}). Fetch or write it again.") from None
+        if is_gemma(backend):
+            _lower_case(backend)
         padding, truncation = backend.padding or {}, backend.truncation or {}
         stored = {
             "context": padding.get("length") or truncation.get("max_length"),
             "pad_id": padding.get("pad_id"),
+            "padding_side": padding.get("direction"),
             "truncate": False if padding and not truncation else None,
         }
         return cls(backend, **{**(defaults or {}), **_given(stored), **options})
@@ -141,8 +173,9 @@ class Tokenizer:
         pad_id: int | None = None,
         truncate: bool | None = None,
     ) -> Tokenizer:
-        """From tokenizer.json, vocab.json with merges.txt beside it, a folder of these, or OpenAI's
-        bpe_simple_vocab_16e6.txt.gz. What is not given is as the files say, or as CLIP has it: 77 and end-of-text.
+        """From tokenizer.json, vocab.json with merges.txt beside it, spiece.model, a folder of these, or OpenAI's
+        bpe_simple_vocab_16e6.txt.gz. What is not given is as the files say, or as CLIP has it: 77 and end-of-text;
+        SigLIP: 64.
         """
         path = Path(path).expanduser()
         options = _given(dict(context=context, pad_id=pad_id, truncate=truncate))
@@ -155,6 +188,8 @@ class Tokenizer:
                 raise TokenizerError("there is no such file or folder.")
             if path.name.endswith((".txt", ".gz")) and path.name != "merges.txt":
                 return cls(_openai(path), **options)
+            if path.suffix == ".model":
+                return cls._read_pieces(path, options)
             if path.name in ("vocab.json", "merges.txt"):
                 return cls(_two_files(path.parent), **{**_config_options(path.parent), **options})
             return cls.from_json(path.read_text(encoding="utf-8"), **options)
@@ -163,12 +198,43 @@ class Tokenizer:
 
     @classmethod
     def _read_folder(cls, folder: Path, options: Options) -> Tokenizer:
+        config = _read_config(folder)
         defaults = _config_options(folder)
+        pieces = next((folder / name for name in PIECES if (folder / name).is_file()), None)
+        if pieces is not None and (config.get("tokenizer_class") == "SiglipTokenizer" or not (folder / FILE).is_file()):
+            return cls._read_pieces(pieces, options)
         if (folder / FILE).is_file():
-            return cls.from_json((folder / FILE).read_text(encoding="utf-8"), defaults, **options)
+            if str(config.get("tokenizer_class")).startswith(("Gemma", "Siglip2")):  # as these classes are without more
+                defaults["padding_side"] = "left"
+            stated = _given({"padding_side": config.get("padding_side")})
+            tokenizer = cls.from_json((folder / FILE).read_text(encoding="utf-8"), defaults, **{**stated, **options})
+            if is_gemma(tokenizer.backend):
+                _set_ends(tokenizer.backend, config)
+            return tokenizer
         if (folder / "vocab.json").is_file() or (folder / "merges.txt").is_file():
             return cls(_two_files(folder), **{**defaults, **options})
-        raise TokenizerError(f"expected {FILE}, or vocab.json and merges.txt, and found neither.")
+        raise TokenizerError(f"expected {FILE}, {PIECES[0]}, or vocab.json and merges.txt, and found neither.")
+
+    @classmethod
+    def _read_pieces(cls, path: Path, options: Options) -> Tokenizer:
+        """A sentencepiece model, as transformers' SiglipTokenizer reads it."""
+        config = _read_config(path.parent)
+        end, unknown, padding = (
+            _token(config, f"{name}_token", usual)
+            for name, usual in (("eos", PIECES_END), ("unk", "<unk>"), ("pad", PIECES_END))
+        )
+        if end != PIECES_END:
+            raise TokenizerError(f"ends a text by {end!r}; expected {PIECES_END!r}.")
+        lower = config.get("do_lower_case", True) is not False
+        backend = read_sentencepiece(path, lower=lower, unknown=unknown)
+        pad_id = backend.token_to_id(padding)
+        stated = _given({"pad_id": pad_id, "padding_side": config.get("padding_side")})
+        return cls(backend, **{**_config_options(path.parent), **stated, **options})
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder holds the files of a tokenizer."""
+        return any((folder / name).is_file() for name in (FILE, "vocab.json", "merges.txt", *PIECES))
 
     def to_two_files(self) -> dict[str, str]:
         """vocab.json and merges.txt, for programs that do not read tokenizer.json."""
@@ -290,8 +356,49 @@ def _given(options: Options) -> Options:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _config_options(folder: Path) -> Options:
-    """The context length in transformers' tokenizer_config.json."""
+def is_gemma(backend: Backend) -> bool:
+    return isinstance(backend.model, BPE) and None not in (
+        backend.token_to_id(GEMMA_START),
+        backend.token_to_id(GEMMA_END),
+    )
+
+
+def _lowers(backend: Backend) -> bool:
+    return "Lowercase" in repr(backend.normalizer)
+
+
+def _lower_case(backend: Backend) -> None:
+    """SigLIP 2 learned from lower case alone; its files hold Gemma's tokenizer, which leaves a text as it is."""
+    if _lowers(backend):
+        return
+    others = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])  # type: ignore[assignment]
+
+
+def _set_ends(backend: Backend, config: Options) -> None:
+    """Which tokens begin and end a text, where tokenizer_config.json says it."""
+    ends = {
+        "add_bos_token": _token(config, "bos_token", GEMMA_START),
+        "add_eos_token": _token(config, "eos_token", GEMMA_END),
+    }
+    if not ends.keys() & config.keys():
+        return
+    first, last = (token if config.get(name) else "" for name, token in ends.items())
+    special = [(token, backend.token_to_id(token)) for token in (first, last) if token]
+    backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single=f"{first} $A {last}".strip(), special_tokens=special
+    )
+
+
+def _token(config: Options, name: str, usual: str) -> str:
+    """A special token in tokenizer_config.json: its text, or an object that holds it."""
+    value = config.get(name)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else usual
+
+
+def _read_config(folder: Path) -> Options:
+    """transformers' tokenizer_config.json; nothing where there is none."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return {}
@@ -301,5 +408,10 @@ def _config_options(folder: Path) -> Options:
         raise TokenizerError(f"{path.name} is not valid JSON ({error}). Fetch it again, or remove it.") from None
     if not isinstance(config, dict):
         raise TokenizerError(f"{path.name} holds a {type(config).__name__}, expected a JSON object.")
-    length = config.get("model_max_length")
+    return config
+
+
+def _config_options(folder: Path) -> Options:
+    """The context length in transformers' tokenizer_config.json."""
+    length = _read_config(folder).get("model_max_length")
     return {"context": length} if isinstance(length, int) and 3 <= length < 10**6 else {}

@@ -42,12 +42,6 @@ class ClassCaptions:
         return torch.from_numpy(self.labels[indices])[:, None]
 
 
-def trim_padding(ids: Tensor, end_id: int) -> Tensor:
-    """(B, N) without the columns that are padding in every row: no token sees what comes after it."""
-    last = int((ids == end_id).int().argmax(dim=1).max())  # the first end of a row counts
-    return ids[:, : last + 1]
-
-
 def make_tokenizer(
     recipe: Recipe, captions: Captions | ClassCaptions, run: Path, who: Processes, saved: Path | None = None
 ) -> Tokenizer:

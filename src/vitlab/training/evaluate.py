@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.images.sources.splits import few_labels
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Network, evaluation_mode, features_of
-from vitlab.models.clip import CLIP
+from vitlab.models.two_towers import TwoTowers
 from vitlab.text.templates import class_prompts
 from vitlab.training.batches import ImageSet
 from vitlab.training.processes import Processes
@@ -165,13 +165,13 @@ def evaluate_knn(
 
 
 def evaluate_zeroshot(
-    model: CLIP,
+    model: TwoTowers,
     image_set: ImageSet,
     classes: Sequence[str],
     templates: Sequence[str],
     **options: Unpack[PassOptions],
 ) -> Scores:
-    """Evaluate a CLIP without training: each class is the mean embedding of its captions, the nearest class wins."""
+    """Evaluate without training: each class is the mean embedding of its captions, the nearest class wins."""
     start = time.perf_counter()
     with evaluating(model):
         weights = model.class_embeddings(class_prompts(classes, templates)).cpu()  # (K, E)
@@ -181,7 +181,7 @@ def evaluate_zeroshot(
 
 
 def embed_images(
-    model: CLIP, image_set: ImageSet, **options: Unpack[PassOptions]
+    model: TwoTowers, image_set: ImageSet, **options: Unpack[PassOptions]
 ) -> tuple[Tensor, Tensor, dict[str, str]]:
     """(N, E) of unit length; the rest as `forward_all`."""
     look = features_of(model, **_reducer(options))

@@ -72,9 +72,11 @@ def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> 
     return model, notes
 
 
-def build_pretraining_model(recipe: ModelRecipe, kind: type[N], channels: int, *, example: str) -> tuple[N, list[str]]:
-    """A model of the class that the objective named as its family teaches; `example` is one, for the error message."""
-    family, notes = kind.family, []
+def build_pretraining_model(
+    recipe: ModelRecipe, kind: type[N], channels: int, *, family: str, example: str
+) -> tuple[N, list[str]]:
+    """A model of the class that the objective named `family` teaches; `example` is one, for the error message."""
+    notes = []
     if recipe.freeze != "none":
         raise TrainingError(f"model.freeze={recipe.freeze} leaves nothing that objective.name={family} could teach.")
     if recipe.init_from is None:

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.images.datasets import Captions
-from vitlab.models.clip import CLIP
+from vitlab.models.two_towers import TwoTowers
 from vitlab.training.batches import ImageSet
-from vitlab.training.captions import trim_padding
 from vitlab.training.evaluate import PassOptions, embed_images, evaluating
 
 AT = (1, 5, 10)  # k
@@ -106,7 +105,7 @@ class Retrieval:
 
 
 def evaluate_retrieval(
-    model: CLIP, image_set: ImageSet, captions: Captions, **options: Unpack[PassOptions]
+    model: TwoTowers, image_set: ImageSet, captions: Captions, **options: Unpack[PassOptions]
 ) -> Retrieval:
     """Embed a whole split, its images and all their captions."""
     start = time.perf_counter()
@@ -117,11 +116,11 @@ def evaluate_retrieval(
     return Retrieval(images, texts, owner, read, seconds, model.scale.item(), skipped)
 
 
-def embed_texts(model: CLIP, texts: list[str], batch_size: int = 256) -> Tensor:
+def embed_texts(model: TwoTowers, texts: list[str], batch_size: int = 256) -> Tensor:
     """(M, E) of unit length."""
     tokenizer, device, embeddings = model.require_tokenizer(), next(model.parameters()).device, []
     with evaluating(model):
         for first in range(0, len(texts), batch_size):
-            ids = trim_padding(tokenizer(texts[first : first + batch_size]), model.config.text.end_id)
+            ids = model.text.trim_padding(tokenizer(texts[first : first + batch_size]))
             embeddings.append(model.encode_text(ids.to(device)).float().cpu())
     return torch.cat(embeddings)

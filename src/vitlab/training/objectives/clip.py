@@ -1,4 +1,4 @@
-"""CLIP: within a batch, an image is matched to its caption and a caption to its image (models/clip.py).
+"""CLIP and SigLIP: within a batch, an image is matched to its caption and a caption to its image (two_towers.py).
 
 Evaluated by zero-shot accuracy where the data have classes, with templates it was not trained on; otherwise by recall.
 """
@@ -23,7 +23,9 @@ from vitlab.layers.collective import gather
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIP, same_captions
+from vitlab.models.clip import CLIPConfig
+from vitlab.models.siglip import SigLIPConfig
+from vitlab.models.two_towers import TwoTowers, TwoTowersConfig, same_captions
 from vitlab.parsing import flat
 from vitlab.text.templates import read_templates
 from vitlab.text.tokenizer import Tokenizer
@@ -33,7 +35,6 @@ from vitlab.training.captions import (
     check_same_tokenizer,
     make_tokenizer,
     save_tokenizer,
-    trim_padding,
 )
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.finetune import build_pretraining_model, check_channels, resized_notes
@@ -49,13 +50,13 @@ from vitlab.training.retrieval import Retrieval, evaluate_retrieval
 
 @dataclass(frozen=True)
 class CLIPOptions(ObjectiveOptions):
-    loss: Literal["softmax", "sigmoid"] = "softmax"  # one of many (CLIP), or each pair by itself (SigLIP)
+    loss: Literal["softmax", "sigmoid"] | None = None  # one of many (CLIP), each pair by itself (SigLIP); the model's
     templates: str = "train"  # for classes: a list of text/templates.py, a file, or "a photo of a {}|one {}"
     eval_templates: str = "held_out"  # for classes: the sentences it is evaluated with
 
 
 class ContrastiveLearning(Objective):
-    model: CLIP
+    model: TwoTowers
     options_class = CLIPOptions
     charts = (Chart("Pairs found in the batch", "批内配对正确率", "matched", percent=True),)
     uses_labels = False
@@ -73,8 +74,8 @@ class ContrastiveLearning(Objective):
     @classmethod
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
-    ) -> tuple[CLIP, list[str]]:
-        """A new CLIP, also with the image tower of another checkpoint; or a loaded one with its own tokenizer."""
+    ) -> tuple[TwoTowers, list[str]]:
+        """A new model, also with the image tower of another checkpoint; or a loaded one with its own tokenizer."""
         model, notes = (
             _new_model(recipe, channels, tokenizer)
             if recipe.model.init_from is None
@@ -119,7 +120,7 @@ class ContrastiveLearning(Objective):
         texts = self.captions.draw(indices, seed=at.seed, epoch=at.step // self.plan.steps_per_epoch)
         ids = self.tokenize(texts)  # (B, N)
         kinds = self.captions.kinds(indices) if isinstance(self.captions, ClassCaptions) else ids
-        inputs = {"images": batch.images, "ids": trim_padding(ids, self.model.config.text.end_id), "kinds": kinds}
+        inputs = {"images": batch.images, "ids": self.model.text.trim_padding(ids), "kinds": kinds}
         return {name: tensor.to(self.who.device) for name, tensor in inputs.items()}
 
     def loss(self, forward: Any, inputs: Inputs) -> tuple[Tensor, dict[str, float]]:
@@ -133,7 +134,7 @@ class ContrastiveLearning(Objective):
         self.model.clamp_scale()
 
     def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
-        assert isinstance(model, CLIP)
+        assert isinstance(model, TwoTowers)
         flip = self.recipe.augment.flip_at_test
         common: dict[str, Any] = dict(processes=self.who, flip=flip, reducer=self.reducer)
         if isinstance(image_set.data, Captioned):
@@ -164,7 +165,7 @@ def _captions(recipe: Recipe, data: Data) -> Captions | ClassCaptions:
 class BothTowers(nn.Module):
     """Both towers in one call, which is what DDP wraps."""
 
-    def __init__(self, model: CLIP):
+    def __init__(self, model: TwoTowers):
         super().__init__()
         self.model = model
 
@@ -175,15 +176,16 @@ class BothTowers(nn.Module):
 # --------------------------------------------------------------------------------------------------------- the model
 
 
-def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
-    m, loss = recipe.model, CLIPOptions.of(recipe).loss
+def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[TwoTowers, list[str]]:
+    m = recipe.model
     if m.init_image is not None:
         raise TrainingError("model.init_from has an image tower already: leave out model.init_image.")
-    model, notes = build_pretraining_model(replace(m, freeze="none"), CLIP, channels, example="clip_nano")
-    if model.config.loss != loss:
-        raise TrainingError(
-            f"{m.init_from} learned with the {model.config.loss} loss: set objective.loss={model.config.loss}."
-        )
+    model, notes = build_pretraining_model(
+        *(replace(m, freeze="none"), TwoTowers, channels), family="clip", example="clip_nano"
+    )
+    loss = "softmax" if model.bias is None else "sigmoid"
+    if CLIPOptions.of(recipe).loss not in (None, loss):
+        raise TrainingError(f"{m.init_from} learned with the {loss} loss: set objective.loss={loss}.")
     model.tokenizer = model.tokenizer or tokenizer
     if model.tokenizer is None:
         raise TrainingError(f"{m.init_from} has no tokenizer: name its file, text.tokenizer=tokenizer.json.")
@@ -192,23 +194,28 @@ def _loaded_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) ->
     return model, notes
 
 
-def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[CLIP, list[str]]:
+def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tuple[TwoTowers, list[str]]:
     m, loss = recipe.model, CLIPOptions.of(recipe).loss
-    if registry.find(m.name)[0].family != "clip":
-        raise TrainingError(f"objective.name=clip teaches a CLIP, not {m.name}: model.name=clip_nano, e.g.")
+    config = registry.find(m.name)[0].config
+    if not isinstance(config, TwoTowersConfig):
+        raise TrainingError(f"objective.name=clip teaches a CLIP or SigLIP, not {m.name}: model.name=clip_nano, e.g.")
+    if isinstance(config, SigLIPConfig) and loss == "softmax":
+        raise TrainingError(f"{m.name} learns with the sigmoid loss: leave out objective.loss.")
     if m.freeze == "encoder" and m.init_image is None:
         raise TrainingError(
             "model.freeze=encoder would lock an image tower that has learned nothing: name a checkpoint of a ViT, "
             "model.init_image=bundled:cifar10, e.g."
         )
-    options = {"loss": loss, **({} if tokenizer is None else tokenizer.options), **m.options}
+    options: dict[str, Any] = {**({} if tokenizer is None else tokenizer.options), **m.options}
+    if isinstance(config, CLIPConfig):
+        options = {"loss": loss or "softmax", **options}
     notes, tower = [], None
     if m.init_image is None:
         options = {"channels": channels, **options}
     else:
         tower, notes = _image_tower(m, m.init_image)
         options = {"image": tower.config, **options}
-    model = cast(CLIP, create(m.name, **options))
+    model = cast(TwoTowers, create(m.name, **options))
     if tower is not None:
         model.image.load_state_dict(tower.state_dict())
         model.preprocess = tower.preprocess
@@ -239,7 +246,7 @@ def _image_tower(recipe: ModelRecipe, source: str) -> tuple[Network, list[str]]:
 # --------------------------------------------------------------------------------------------------------- diagnosis
 
 
-def matching_numbers(model: CLIP, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
+def matching_numbers(model: TwoTowers, images: Tensor, texts: Tensor, same: Tensor) -> dict[str, float]:
     """Features (B, E) of both towers, (B, B) equal captions -> the scale, the share matched, the loss of guessing.
 
     Guessing: ln B where one of B is right (softmax); for single pairs (sigmoid) the best constant output.

@@ -75,7 +75,7 @@ class SelfDistillation(SelfSupervised):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
-        return build_pretraining_model(recipe.model, dino.DINO, channels, example="dino_cifar")
+        return build_pretraining_model(recipe.model, dino.DINO, channels, family="dino", example="dino_cifar")
 
     @classmethod
     def add_adapters(cls, recipe: ModelRecipe, model: Network) -> list[str]:

@@ -36,7 +36,7 @@ class MaskedReconstruction(SelfSupervised):
     def build_model(
         cls, recipe: Recipe, classes: list[str], channels: int, tokenizer: Tokenizer | None
     ) -> tuple[Network, list[str]]:
-        return build_pretraining_model(recipe.model, MaskedAutoencoder, channels, example="mae_cifar")
+        return build_pretraining_model(recipe.model, MaskedAutoencoder, channels, family="mae", example="mae_cifar")
 
     @classmethod
     def preview_notes(cls, model: Network) -> list[str]:
