@@ -2,6 +2,7 @@
 
 result = vitlab.evaluate("bundled:digits", "digits")
 result.scores.top(1), result.scores.per_class(), result.scores.calibration_error()
+vitlab.evaluate("model.onnx", [("a.png", "cat"), ("b.png", "dog")])  # or a torch Dataset of (image, label)
 vitlab.evaluate("bundled:dino", "cifar10", knn=True).knn             # features, against the training images
 vitlab.evaluate("bundled:clip", "digits", templates="held_out")      # zero-shot, by the names of the classes
 vitlab.evaluate("bundled:clip", "flickr8k/").retrieval.recall(10)    # images with captions
@@ -12,19 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
+from torch import nn
 
 from vitlab.checkpoints import native
-from vitlab.checkpoints.load import load_with_report, locate
+from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
 from vitlab.errors import UsageError, VitlabError
 from vitlab.export.loader import Exported, is_export, open_export
 from vitlab.images.datasets import Captioned, Data, first_few, open_data
 from vitlab.images.preprocess import Preprocess
-from vitlab.models.base import Capability, Network
+from vitlab.images.samples import Samples, data_of_samples
+from vitlab.inference import check_reducer, class_labels, on_device
+from vitlab.models.base import Capability, Network, unwrap
 from vitlab.models.clip import CLIP
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
@@ -40,7 +45,6 @@ from vitlab.training.evaluate import (
 )
 from vitlab.training.labels import class_order, differing
 from vitlab.training.objectives.clip import CLIPOptions
-from vitlab.training.processes import pick_device
 from vitlab.training.recipe import Recipe, read_recipe
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
 from vitlab.training.unreadable import check_skipped
@@ -127,8 +131,8 @@ class Evaluation:
 
 
 def evaluate(
-    model: Network | str | Path,
-    data: Data | str | Path,
+    model: ModelOrName,
+    data: Data | Samples | str | PathLike[str],
     *,
     split: str | None = None,
     knn: bool = False,
@@ -147,6 +151,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a model, or a checkpoint or exported file by its name, on one split of a dataset.
 
+    `data`: its name or path; an open dataset; or (image, label) pairs, as a list or a torch Dataset.
+
     A classifier is scored by its classes. `knn`, `probe` and `few_shot` (images per class, drawn `draws` times) score
     the features, alone where the model has no classes or others. A CLIP is scored by captions where the data have
     them, or zero-shot where `templates` names its sentences. `split`: default test, or val without one. `flip`
@@ -162,19 +168,21 @@ def evaluate(
         if note is not None:
             note(text)
 
-    name = str(model) if not isinstance(model, Network) else (model.card and model.card.name) or model.family
+    model = unwrap(model) if isinstance(model, nn.Module) else fspath(model)
+    name = model if isinstance(model, str) else (model.card and model.card.name) or model.family
     recipe = None if isinstance(model, Network) else recipe_of(name)
     with_features = knn or probe or few_shot is not None
     if reducer is None and recipe is not None and recipe.model.reducer is not None:
         tell(f"{name} was trained with fewer tokens. To evaluate it so: --reducer {recipe.model.reducer}")
-    if reducer is not None and (isinstance(model, Exported) or (not isinstance(model, Network) and is_export(name))):
-        raise UsageError(f"{name} is an exported network: give --reducer to vitlab export, not here.")
+    check_reducer(model, reducer)
     network = model
     if not isinstance(network, Network):
         network, device = _open_model(name, reducer, templates is not None, tell), device or "auto"
     if isinstance(network, Exported):
         _check_export(network, with_features or templates is not None)
-    source = data.name if isinstance(data, Data) else str(data)
+    if not isinstance(data, Data | str | PathLike):
+        data = data_of_samples(data, class_labels(network.encoder))
+    source = data.name if isinstance(data, Data) else fspath(data)
     if not isinstance(data, Data):
         captions = templates is None and _may_read_text(model)  # where a source can be read either way
         data = open_data(source, captions=captions, **options, **_split_as_trained(recipe, source))
@@ -189,7 +197,7 @@ def evaluate(
         if templates is None and not isinstance(model, Network) and not isinstance(network, Exported):
             network = load_with_report(name)[0]  # with its text tower
         clip = _clip(network, name, data, templates)
-        image_set = ImageSet(getattr(data, chosen), _preprocess(_on_device(clip, device), name))
+        image_set = ImageSet(getattr(data, chosen), _preprocess(on_device(clip, device), name))
         common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(image_set))}
         if isinstance(image_set.data, Captioned):
             result.retrieval = evaluate_retrieval(clip, image_set, image_set.data.captions, **common)
@@ -200,7 +208,7 @@ def evaluate(
             result.skipped |= result.scores.skipped
     else:
         _check_features(data, chosen, with_features, few_shot)
-        network = _on_device(network.encoder, device)
+        network = on_device(network.encoder, device)
         image_set = ImageSet(getattr(data, chosen), _preprocess(network, name))
         order = _class_order(network, data, name, source, with_features, tell)
         if order is not None:
@@ -208,6 +216,11 @@ def evaluate(
             result.scores = evaluate_classifier(network, image_set, flip=flip, order=order, progress=count, **common)
             result.skipped |= result.scores.skipped
         if with_features or order is None:
+            if not len(data.train):
+                raise UsageError(
+                    "--knn, --probe and --few-shot learn from training images, and there are only (image, label) pairs "
+                    "to evaluate on: name a dataset; or evaluate a CLIP with templates."
+                )
             train = ImageSet(data.train, image_set.preprocess)
             common["progress"] = _counter(progress, "features", len(train) + len(image_set))
             bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, image_set))
@@ -251,7 +264,7 @@ def _check_export(model: Exported, more: bool) -> None:
         )
 
 
-def _may_read_text(model: Network | str | Path) -> bool:
+def _may_read_text(model: Network | str) -> bool:
     """Whether it reads captions; of checkpoints only those in a folder of our own are looked into."""
     if isinstance(model, Network):
         return Capability.TEXT in model.capabilities
@@ -269,19 +282,11 @@ def _split_as_trained(recipe: Recipe | None, source: str) -> dict[str, Any]:
 
 
 def _choose_split(data: Data, source: str, split: str | None) -> str:
-    available = [name for name in SPLITS if getattr(data, name) is not None]
+    available = [name for name in SPLITS if getattr(data, name)]  # neither missing nor empty
     chosen = split or ("test" if data.test is not None else "val")
     if chosen not in available:
         raise UsageError(f"{source} has no split {chosen!r}: use --split {' or '.join(available)}.")
     return chosen
-
-
-def _on_device(model: Network, device: str | None) -> Network:
-    if not isinstance(model, Exported):
-        return model if device is None else model.to(pick_device(device))
-    if device not in (None, "auto", "cpu"):
-        raise UsageError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
-    return model
 
 
 def _preprocess(model: Network, name: str) -> Preprocess:

@@ -1,8 +1,10 @@
 """Images -> labelled scores or embeddings: the one path that the command line, the server and the examples share.
 
 vitlab.predict("bundled:cifar10", "cat.jpg")               # a model, or the name or path that vitlab.load takes
+vitlab.predict("model.onnx", "cat.jpg")                    # or an exported file
 vitlab.embed(model, ["cat.jpg", "digits#3"])               # paths, samples of a dataset, PIL images, arrays, bytes
 vitlab.zero_shot("bundled:clip", "cat.jpg", ["cat", "dog"])
+vitlab.predict("mine.pth", "cat.jpg", heads=4, device="cuda")  # options of vitlab.load, and where it runs
 """
 
 from __future__ import annotations
@@ -11,23 +13,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.checkpoints.digests import fingerprint
-from vitlab.checkpoints.load import ModelOrName, as_network
+from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import ImageError, UsageError
+from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.read import Source
-from vitlab.images.samples import replace_sample
+from vitlab.images.samples import check_image, contents, is_image
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
 from vitlab.models.clip import CLIP, as_clip
-from vitlab.text.templates import class_prompts, read_templates
+from vitlab.reduce import reducer_of
+from vitlab.text.templates import class_prompts, fill, read_labels, read_templates
+from vitlab.training.processes import pick_device
 
 __all__ = [
     "Embedding",
@@ -44,6 +48,33 @@ __all__ = [
 ]
 
 Progress = Callable[[int], object]  # called with the number of images done, after each batch
+Note = Callable[[str], object]
+
+
+def open_model(model: ModelOrName, device: str | None = None, **load_options: Any) -> Network:
+    """A model as it is; or the checkpoint or exported file of this name, opened with options of vitlab.load.
+
+    `device`: default the best for a name; a model stays where it is.
+    """
+    network = open_network(model, **load_options)
+    return on_device(network, device if isinstance(model, nn.Module) else device or "auto")
+
+
+def on_device(model: Network, device: str | None) -> Network:
+    """None: where it is. An exported file runs on the CPU."""
+    if not isinstance(model, Exported):
+        return model if device is None else model.to(pick_device(device))
+    if device not in (None, "auto", "cpu"):
+        raise UsageError(f"--device {device}: an exported file runs on the CPU here: leave --device out.")
+    return model
+
+
+def check_reducer(model: ModelOrName, reducer: object) -> None:
+    """Refuse a reducer for an exported file, before it is opened."""
+    exported = isinstance(model, Exported) if isinstance(model, nn.Module) else is_export(model)
+    if reducer is not None and exported:
+        name = model.path if isinstance(model, Exported) else model
+        raise UsageError(f"{name} is an exported network: give --reducer to vitlab export, not here.")
 
 
 @dataclass
@@ -70,16 +101,20 @@ def predict(
     *,
     top: int = 5,
     batch_size: int = 16,
-    reducer: Reducer | None = None,
+    reducer: Reducer | str | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
+    **load_options: Any,
 ) -> list[Prediction]:
     """The `top` classes of every image. An image that cannot be read is reported under its name; the others go on.
 
-    `reducer`: a ViT with fewer tokens.
+    `reducer`: a ViT with fewer tokens, "tome:r=8". `device` and `load_options` as in `open_model`.
     """
-    network = as_network(model)
+    fewer = reducer_of(reducer) if isinstance(reducer, str) else reducer
+    check_reducer(model, fewer)
+    network = open_model(model, device, **load_options)
     check_predicts(network)
-    compute = partial(class_probabilities, network, reducer=reducer)
+    compute = partial(class_probabilities, network, reducer=fewer)
     rows = _rows(network, images, compute, "scores", batch_size, progress)
     return _predictions(rows, class_labels(network), top)
 
@@ -116,33 +151,52 @@ class Labels:
     weights: Tensor  # (K, E), rows of length 1
 
 
-def embed_labels(model: ModelOrName, labels: Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
-    """Each label as the mean of its prompts; `templates`: what text/templates.py reads, or a list of sentences."""
-    clip = as_clip(as_network(model))
-    names = [labels] if isinstance(labels, str) else [label.strip() for label in labels]
+def embed_labels(model: ModelOrName, labels: str | Sequence[str], templates: str | Sequence[str] = "train") -> Labels:
+    """Each label as the mean of its prompts. As text both are what text/templates.py reads."""
+    return _embed_labels(as_clip(open_model(model)), _label_names(labels), _sentences(templates))
+
+
+def _embed_labels(clip: CLIP, names: list[str], sentences: list[str]) -> Labels:
+    with evaluating(clip):
+        return Labels(names, clip.class_embeddings(class_prompts(names, sentences)).float().cpu())
+
+
+def _label_names(labels: str | Sequence[str]) -> list[str]:
+    names = read_labels(labels) if isinstance(labels, str) else [label.strip() for label in labels]
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UsageError(f"the label {repeated[0]!r} is given twice: name each class once.")
-    prompts = class_prompts(names, read_templates(templates) if isinstance(templates, str) else list(templates))
-    with evaluating(clip):
-        return Labels(names, clip.class_embeddings(prompts).float().cpu())
+    return names
+
+
+def _sentences(templates: str | Sequence[str]) -> list[str]:
+    return read_templates(templates) if isinstance(templates, str) else list(templates)
 
 
 def zero_shot(
     model: ModelOrName,
     images: Source | Iterable[Source],
-    labels: Sequence[str] | Labels,
+    labels: str | Sequence[str] | Labels,
     *,
     templates: str | Sequence[str] = "train",
     top: int = 5,
     batch_size: int = 16,
     progress: Progress | None = None,
+    note: Note | None = None,
+    **options: Any,
 ) -> list[Prediction]:
     """Which of these labels fits each image best, by a CLIP; the probabilities of all labels add up to 1.
 
-    A server embeds its labels once: labels=embed_labels(model, [...]). Errors and `progress` as in `predict`.
+    `labels`: a list, "cat,dog", or a text file with one a line; or, to embed them once for many calls,
+    embed_labels(model, [...]). `note` gets what a user should know; `options`: `device`, and those of
+    vitlab.load. Errors and `progress` as in `predict`.
     """
-    clip = as_clip(as_network(model))
-    embedded = labels if isinstance(labels, Labels) else embed_labels(clip, labels, templates)
+    names, sentences = ([], []) if isinstance(labels, Labels) else (_label_names(labels), _sentences(templates))
+    clip = as_clip(open_model(model, **options))
+    embedded = labels if isinstance(labels, Labels) else _embed_labels(clip, names, sentences)
+    if note is not None and len(embedded.names) == 1:
+        note("one label alone always has the probability 1: name others that it could be.")
+    if note is not None and names:
+        note(f"each label is the mean of {len(sentences)} sentences, e.g. {fill(sentences[0], names[0])!r}.")
 
     def compute(tensors: list[Tensor]) -> Tensor:
         return zero_shot_probabilities(clip, image_features(clip, tensors), embedded)
@@ -193,12 +247,14 @@ def embed(
     images: Source | Iterable[Source],
     *,
     batch_size: int = 16,
+    device: str | None = None,
     progress: Progress | None = None,
+    **load_options: Any,
 ) -> list[Embedding]:
     """Unit-length embeddings. Those of a CLIP are in one space with those of `embed_text`; those of any other model
-    are what its classifier reads, or would read. Errors and `progress` as in `predict`.
+    are what its classifier reads, or would read. Errors and all options as in `predict`.
     """
-    network = as_network(model)
+    network = open_model(model, device, **load_options)
     rows = _rows(network, images, partial(image_vectors, network), "features", batch_size, progress)
     return [Embedding(name, None if vector is None else vector.numpy(), error) for name, vector, error in rows]
 
@@ -213,9 +269,11 @@ def image_features(model: Network, tensors: list[Tensor]) -> Tensor:
     return _run(model, features_of(model), tensors)
 
 
-def embed_text(model: ModelOrName, texts: str | Iterable[str]) -> np.ndarray:
+def embed_text(
+    model: ModelOrName, texts: str | Iterable[str], *, device: str | None = None, **load_options: Any
+) -> np.ndarray:
     """Texts -> (T, E), float32, rows of length 1, in one space with the images of `embed`. One text is one row."""
-    network = as_network(model)
+    network = open_model(model, device, **load_options)
     if not reads_text(network):
         raise UsageError(f"this model ({network.family}) reads no text: search with an image, or use a CLIP.")
     ids = network.require_tokenizer()([texts] if isinstance(texts, str) else list(texts))  # (T, N)
@@ -263,7 +321,7 @@ def _rows(
         for number, source in enumerate(sources[start : start + size], start):
             names.append(fspath(source) if isinstance(source, str | PathLike) else f"image {number}")
             try:
-                tensors.append(preprocess(_contents(source), name=names[-1]))
+                tensors.append(preprocess(contents(source), name=names[-1]))
                 errors.append(None)
             except ImageError as error:
                 errors.append(str(error))
@@ -279,29 +337,7 @@ def _rows(
 
 def _as_list(images: object) -> list[Source]:
     """One image or several -> a list."""
-    if _is_image(images) or isinstance(images, Tensor) or not isinstance(images, Iterable):
+    if is_image(images) or isinstance(images, Tensor) or not isinstance(images, Iterable):
         images = [images]
-    sources: list[Source] = []
-    for source in images:
-        if not _is_image(source):
-            hint = " Call the model itself on tensors that are normalised: model(images).softmax(-1)."
-            raise UsageError(
-                "an image is a path, bytes, an open file, an array (H, W, 3) or a PIL image, not a "
-                f"{type(source).__name__}.{hint if isinstance(source, Tensor) else ''}"
-            )
-        sources.append(source)
-    return sources
-
-
-def _is_image(source: object) -> TypeGuard[Source]:
-    """Of a type that can hold one image; whether it does shows when it is read."""
-    kinds = str | PathLike | bytes | bytearray | memoryview | np.ndarray | Image.Image
-    return isinstance(source, kinds) or hasattr(source, "read")
-
-
-def _contents(source: Any) -> Source:
-    """Bytes as `bytes`; an open file is one image, from its current position; a sample by its name is an image."""
-    contents = source.read() if hasattr(source, "read") else replace_sample(source)
-    if contents is not source and isinstance(contents, str):
-        raise UsageError(f"{getattr(source, 'name', 'the file')} was opened as text: open it as bytes, with mode 'rb'.")
-    return bytes(contents) if isinstance(contents, bytearray | memoryview) else contents
+    hint = "Call the model itself on tensors that are normalised: model(images).softmax(-1)."
+    return [check_image(source, hint) for source in images]

@@ -54,13 +54,13 @@ def spell_not_finite(value: object) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """tomllib.loads that refuses nan, inf and deep nesting. Every refusal is a ValueError."""
+    """tomllib.loads that refuses nan, inf, more than 64 bits and deep nesting. Every refusal is a ValueError."""
     try:
         table = tomllib.loads(text)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
     check_depth(table)
-    _check_finite(table)  # afterwards: as parse_float, "nano" would be refused as a number, and not as bad TOML
+    _check_numbers(table)  # afterwards: as parse_float, "nano" would be refused as a number, and not as bad TOML
     return table
 
 
@@ -78,11 +78,12 @@ def _children(value: object) -> list[object]:
     return [child for child in inner if isinstance(child, dict | list)]
 
 
-def _check_finite(value: object) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
+def _check_numbers(value: object) -> None:
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    if infinite or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        raise ValueError(f"{value} is not a finite number" if infinite else "a number does not fit into 64 bits")
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_finite(inner)
+        _check_numbers(inner)
 
 
 def _refuse_constant(name: str) -> float:

@@ -135,3 +135,9 @@ def test_completion_is_installed(tmp_path, shell, file):
     done = subprocess.run([VITLAB, "--install-completion", shell], capture_output=True, text=True, env=environment)
     assert done.returncode == 0 and f"{shell} completion installed" in done.stdout, done
     assert "_VITLAB_COMPLETE" in (tmp_path / file).read_text()
+
+
+def test_layouts_are_those_of_the_writers():
+    from vitlab.checkpoints.convert import TARGETS
+
+    assert sorted(complete.layouts()) == sorted(TARGETS)

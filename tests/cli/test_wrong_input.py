@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+DIGITS = "9" * 30
 VITLAB = Path(sys.executable).parent / "vitlab"
 
 
@@ -53,6 +54,21 @@ WRONG = {
         ["serve", "bundled:digits", "--max-upload-mb", "inf"],
         ["--max-upload-mb inf must be finite."],
     ),
+    "images by the billion billion": (
+        ["bench", "bundled:digits", "--batch", DIGITS],
+        [f"--batch-size {DIGITS} must lie"],
+    ),
+    "classes beyond counting": (
+        ["convert", "bundled:digits", "x", "--classes", DIGITS],
+        [f"--classes {DIGITS} must lie"],
+    ),
+    "a seed below all": (["explain", "reconstruct", "bundled:mae", "x", "--seed", f"-{DIGITS}"], ["must lie within"]),
+    "as many neighbours": (["explain", "features", "bundled:digits", "x", "-k", DIGITS], [f"--top {DIGITS} must lie"]),
+    "threads without end": (["serve", "bundled:digits", "--threads", DIGITS], [f"--threads {DIGITS} must lie"]),
+    "a side beyond counting": (["study", "scaling", "--sizes", f"64,{DIGITS}"], ["above 0 and below 2**31"]),
+    "depth beyond counting": (["study", "scaling", "--models", f"vit_tiny:depth={DIGITS}"], ["not fit into 64 bits"]),
+    "epochs beyond counting": (["train", "digits", f"run.epochs={DIGITS}"], ["not fit into 64 bits"]),
+    "minutes without end": (["train", "digits", "--minutes", "1e400"], ["--minutes inf must be finite."]),
     "a class's number of 5000 digits": (
         ["explain", "relevance", "bundled:digits", "digits#3", "--target", "9" * 5000],
         ["is no class of this model"],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.errors import ImageError, UsageError
+from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.explain import figures, open_subject
 from vitlab.explain.methods import BY_CLASS
 from vitlab.explain.subject import check_output
@@ -44,6 +44,27 @@ def test_every_method_for_classes_is_drawn(subject, method):
     explanation = figures.relevance(subject, method, target="7")
     assert explanation.results == {"class": [7, 7], "explained": ["7", "7"]}
     assert explanation.figure() is not None and explanation.page().startswith("<!DOCTYPE html>")
+
+
+def test_columns_are_headed_by_titles_and_numbers_by_names(subject, monkeypatch):
+    headings = []
+    monkeypatch.setattr(
+        figures.draw, "heat", lambda views, columns, signed, **more: headings.append((*columns, *signed))
+    )
+    explanation = figures.compare(subject, ["grad_cam", "gradient_x_input"])
+    explanation.figure()
+    figures.compare(subject, ["grad_cam"], other=open_subject(NAME, subject.sources)).figure()
+    assert headings == [("Grad-CAM", "Gradient x input", "Gradient x input"), ("A: Grad-CAM", "B: Grad-CAM")]
+    assert explanation.results["agreement"][0]["first"] == "grad_cam" and "grad_cam" in explanation.numbers
+
+
+def test_a_message_of_several_lines_is_shown_in_one(monkeypatch):
+    def fail(*_):
+        raise DataError("cifar10: could not be downloaded:\n  a: gone\n  b: gone\nTry again.")
+
+    monkeypatch.setattr("vitlab.images.samples.open_sample", fail)
+    failed = open_subject(NAME, ["cifar10#3"], skip_unreadable=True).failed
+    assert failed == {"cifar10#3": "cifar10: could not be downloaded: a: gone b: gone Try again."}
 
 
 def test_two_models(subject):

@@ -53,7 +53,7 @@ def check(path: Path, look: Any, *shapes: tuple[int, ...]) -> None:
         torch.testing.assert_close(run_by_others(path, x), expected, atol=1e-4, rtol=1e-4)
 
 
-OPEN = ("vit", "clip", "dino", "resnet")  # the others hold a ViT, or are laid out for one size
+OPEN = ("vit", "clip", "dino", "resnet", "dinov3", "eva02", "pe")  # the others hold a ViT, or are laid out for one size
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,7 @@ def test_pixels_and_images_are_each_others_inverse():
 @pytest.mark.parametrize("norm_pix", [False, True])
 def test_a_picture_of_the_target_is_the_image(norm_pix):
     model, images = small(norm_pix=norm_pix), torch.rand(2, 3, 48, 16) * 3 - 1
-    torch.testing.assert_close(model.picture(model.target(images), images), images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.to_images(model.target(images), images), images, atol=1e-5, rtol=0)
 
 
 def test_flat_patches_have_a_finite_target():

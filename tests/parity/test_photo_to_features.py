@@ -30,6 +30,7 @@ TOLERANCE = 1e-5
 ORIENTATION = 0x0112
 SMALL = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, layer_norm_eps=1e-6)
 CLASSES = dict(num_labels=5)
+BEIT = dict(**SMALL, image_size=48, patch_size=16, use_relative_position_bias=True)
 DINO = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, patch_size=14, image_size=518)
 STAGES = dict(depths=[1, 2, 1, 1], num_labels=5)
 PVT = dict(hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 3, 4], mlp_ratios=[2, 2, 2, 2], **STAGES)
@@ -109,6 +110,38 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         ),
         lambda: hf.ViTImageProcessorPil(size=square(72), resample=3),
         72,
+    ),
+    "swinv2": (
+        lambda: hf.Swinv2ForImageClassification(
+            hf.Swinv2Config(image_size=64, embed_dim=12, depths=[1, 2], num_heads=[2, 3], window_size=4, num_labels=5)
+        ),
+        lambda: hf.ViTImageProcessorPil(size=square(64), resample=3),
+        64,
+    ),
+    "beit": (
+        lambda: hf.BeitForImageClassification(hf.BeitConfig(**BEIT, **CLASSES)),
+        lambda: hf.BeitImageProcessorPil(size=square(48)),
+        48,
+    ),
+    "data2vec-vision": (
+        lambda: hf.Data2VecVisionForImageClassification(hf.Data2VecVisionConfig(**BEIT, **CLASSES)),
+        lambda: hf.BeitImageProcessorPil(size=square(56), do_center_crop=True, crop_size=square(48)),
+        48,
+    ),
+    "aimv2_vision_model": (
+        lambda: hf.Aimv2VisionModel(hf.Aimv2VisionConfig(**SMALL, image_size=48, patch_size=16)),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
+    ),
+    "ijepa": (
+        lambda: hf.IJepaForImageClassification(hf.IJepaConfig(**SMALL, **CLASSES, image_size=48, patch_size=16)),
+        lambda: hf.ViTImageProcessorPil(size=square(48)),
+        48,
+    ),
+    "vit_msn": (
+        lambda: hf.ViTMSNModel(hf.ViTMSNConfig(**SMALL, image_size=48, patch_size=16)),
+        lambda: hf.ViTImageProcessorPil(size=square(48), resample=3),
+        48,
     ),
     "pvt": (
         lambda: hf.PvtForImageClassification(hf.PvtConfig(**PVT, image_size=64)),
@@ -199,8 +232,10 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
         base = model.base_model(pixels, **interpolate)
         tokens = base.last_hidden_state
         logits = model(pixels, **interpolate).logits if hasattr(model, "num_labels") and "For" in architecture else None
-        if name.startswith(("swin", "resnet")):
+        if name.startswith(("swin", "resnet", "beit", "data2vec", "aimv2")):
             return base.pooler_output.flatten(1), logits
+        if name == "ijepa":
+            return tokens.mean(1), logits
         if name.startswith("pvt_v2"):
             return tokens.flatten(2).mean(2), logits
         if name == "dinov2, classes":

@@ -174,13 +174,17 @@ def expected_for(name: str) -> Preprocess:
     """By the releases: Google's ViTs; DeiT's 256 -> 224, as Swin, PVT and Twins have it; Swin at 384 and CLIP without a
     margin; DINOv2 at 518; one channel for digits.
     """
-    if name in ("vit_mnist", "vit_digits", "mae_digits", "dino_digits", "clip_digits"):
+    if name == "vit_mnist" or name.endswith("_digits"):
         side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
-    if name.endswith("_cifar") or name.startswith("clip_nano"):
-        side = 96 if name == "clip_nano_96" else 32
+    if name.endswith("_cifar") or name.startswith(("clip_nano", "clip_vision_nano")):
+        side = 96 if name.endswith("_96") else 32
         return Preprocess((side, side), **STRETCH, **HALF)
-    if name.startswith("clip_vit"):
+    if name.startswith("vit_relpos"):
+        return Preprocess((224, 224), **{**CROP, "resize": 248}, **IMAGENET)  # nine tenths, as timm
+    if name.startswith("aimv2"):
+        return Preprocess((224, 224), **CROP, **OPENAI)
+    if name.startswith("clip_"):
         side = 336 if name.endswith("_336") else 224
         return Preprocess((side, side), **CROP, **OPENAI)
     if name.startswith("swinv2"):
@@ -194,7 +198,7 @@ def expected_for(name: str) -> Preprocess:
         return Preprocess((224, 224), **{**CROP, "resize": 256, "interpolation": "bilinear"}, **IMAGENET)
     if name.startswith("dinov2"):
         return Preprocess((518, 518), **MARGIN(518), **IMAGENET)
-    assert name.startswith("vit_")
+    assert name.startswith(("vit_", "beit_"))
     side = 384 if name == "vit_base_r50_s16" else 224
     return Preprocess((side, side), **STRETCH, **HALF)
 

@@ -52,8 +52,9 @@ def read_tensors(path: Path, notes: list[str] | None = None) -> dict[str, Tensor
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
+        hint = " predict, embed and evaluate open an exported file." if suffix in (".onnx", ".pt2") else ""
         raise CheckpointError(
-            f"{path}: unknown kind of file {suffix or '(no ending)'}. Known are {', '.join(SUFFIXES)}."
+            f"{path}: unknown kind of file {suffix or '(no ending)'}. Known are {', '.join(SUFFIXES)}.{hint}"
         )
     kind = suffix if suffix in (".safetensors", ".npz") else ".pth"
     really = _kind(path)
@@ -80,7 +81,7 @@ def check_tensors(state: dict[str, Tensor], path: Path) -> None:
                 f"{path}: a tensor's name has {len(key)} characters, {key[:40]}..., and at most {MAX_NAME} are read. "
                 "Save the weights under the names of their network."
             )
-        if not tensor.numel():
+        if not tensor.numel() and not key.endswith("register_tokens"):  # transformers' DINOv3 saves those it has not
             raise CheckpointError(
                 f"{path}: {key} has the shape {tuple(tensor.shape)} and no values in it. Save the weights again."
             )

@@ -105,10 +105,10 @@ def recognise(keys: set[str], path: Path, *, encoder: bool = False) -> tuple[Fam
             f"{path}: vitlab weights without their {native.CARD}. Name the folder, with both files in it."
         )
     some = ", ".join(sorted(keys)[:3])
-    if (found := declared.declared_by(path)) is not None:
-        says = declared.refusal(found, FAMILIES)
+    if (config := declared.declared_by(path)) is not None:
+        reason = declared.refusal(config, FAMILIES)
         raise CheckpointError(
-            f"{path}: {says} Its {len(keys)} keys, e.g. {some}, are of no layout that is read. If it is a ViT under "
+            f"{path}: {reason} Its {len(keys)} keys, e.g. {some}, are of no layout that is read. If it is a ViT under "
             "other names, write a rename table and pass map='keys.toml' (--map keys.toml)."
         )
     dialects = dict.fromkeys(dialect.name for family in FAMILIES.values() for dialect in family.dialects)

@@ -21,7 +21,7 @@ from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
 from vitlab.models.config import Config
-from vitlab.models.entry import IMAGENET_CROP, OPENAI
+from vitlab.models.entry import IMAGENET, IMAGENET_CROP, OPENAI
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import is_object, is_sequence
 
@@ -101,6 +101,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "silu": "silu",
 }
 INTERPOLATE = "transformers needs interpolate_pos_encoding=True for that"
 MODEL_TYPES: dict[str, ModelType] = {
@@ -177,6 +178,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
+    "DINOv3ViT": {"resample": 2, "size": 224, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"]},
 }
 
 

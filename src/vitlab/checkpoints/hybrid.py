@@ -72,8 +72,8 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
     width, _, patch, _ = shape_of(state, "patch_embed.proj.weight", 4)
     stem_width, channels, *_ = shape_of(state, "patch_embed.stem.conv.weight", 4)
     P = patch * HybridConfig.stride_after(len(depths))
-    whole = {"patch_embed.proj.weight": torch.empty(width, channels, P, P, device="meta")}
-    encoder = vit.infer_config(replace(renamed, tensors={**state, **whole}), clues)
+    projection = {"patch_embed.proj.weight": torch.empty(width, channels, P, P, device="meta")}
+    encoder = vit.infer_config(replace(renamed, tensors={**state, **projection}), clues)
     last = "patch_embed.levels.{}.0.convs.2.conv.weight"
     backbone: Options = {
         "stem_width": stem_width,

@@ -70,7 +70,11 @@ def load(
 
 def as_network(model: ModelOrName, **load_options: Any) -> Network:
     """The model itself, without what torch.compile or DDP wrap around it; or `load`ed by its name or path."""
-    return load(fspath(model), **load_options) if isinstance(model, str | PathLike) else unwrap(model)
+    if isinstance(model, str | PathLike):
+        return load(fspath(model), **load_options)
+    if more := [name for name in load_options if name != "encoder"]:
+        raise UsageError(f"{', '.join(more)}: the model is loaded already: pass that to vitlab.load, or pass its name.")
+    return unwrap(model)
 
 
 def load_with_report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vitlab.checkpoints import keymap, staged
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, layers
 from vitlab.errors import CheckpointError
-from vitlab.models.relpos import IMAGENET_BICUBIC, RelPosConfig
+from vitlab.models.relpos import CROP, RelPosConfig
 
 
 def _options(config: Options) -> Options:
@@ -67,7 +67,7 @@ TIMM = Dialect(
     ),
     recognise=lambda keys: bool(keys & {"blocks.0.attn.rel_pos.mlp.fc1.weight", "shared_rel_pos.mlp.fc1.weight"}),
     assumed={"eps": 1e-6, "activation": "gelu"},
-    preprocess={**IMAGENET_BICUBIC, "how": "crop", "size": (224, 224)},
+    preprocess=CROP,
     ignored={r".*rel_coords_log|.*relative_position_index": "computed from the grid"},
     read_stated=staged.timm_reader(_options),
 )

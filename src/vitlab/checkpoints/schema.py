@@ -90,6 +90,15 @@ HF: Kinds = {  # config.json of every network
     **dict.fromkeys(("mask_ratio", "layerscale_value"), NUMBER),
     **dict.fromkeys(("text_config", "text_config_dict", "vision_config", "vision_config_dict"), TABLE | NULL),
 }
+HF_DINOV3: Kinds = {
+    **HF,
+    "num_register_tokens": WHOLE,
+    "intermediate_size": POSITIVE,
+    "rope_theta": ABOVE_ZERO,
+    "attention_dropout": NUMBER,
+    **dict.fromkeys(("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"), NUMBER | NULL),
+    **dict.fromkeys(("query_bias", "key_bias", "value_bias", "proj_bias", "mlp_bias", "use_gated_mlp"), FLAG),
+}
 _EACH_STAGE = ("depths", "num_heads", "patch_sizes", "strides", "hidden_sizes", "mlp_ratios")
 HF_STAGES: Kinds = {  # of a network of stages, which has some as lists; and of a ResNet
     **HF,

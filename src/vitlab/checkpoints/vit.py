@@ -153,7 +153,7 @@ def infer_options(state: State, facts: Options) -> Options:
         options["layer_scale"] = facts.get("layer_scale") or 1e-5
     options |= _mlp(state, width) | _heads(state, width, facts) | _pooling(state, width)
     options["final_norm"] = _final_norm(state, options["pooling"], facts)
-    return options | _grid(state, options, facts)
+    return options | grid_options(state, options, facts)
 
 
 AXES = {  # of the tensors that show the sizes; True: they must be there
@@ -234,7 +234,7 @@ def _final_norm(state: State, pooling: str, facts: Options) -> str:
     return "yes" if "norm.weight" in state and not usual else "auto"
 
 
-def _grid(state: State, options: Options, facts: Options) -> Options:
+def grid_options(state: State, options: Options, facts: Options) -> Options:
     """The stored grid, and which prefix tokens have a position. Grids are compared, not counts: 196 = 14x14 = 7x28."""
     if "positions.table" not in state:
         if facts.get("positions", "learned") == "learned":

@@ -77,6 +77,13 @@ def runs(incomplete: str) -> list[str]:
     return _matches([file.parent.as_posix() for file in sorted(Path("runs").glob("*/recipe.toml"))], incomplete)
 
 
+def layouts() -> list[str]:
+    """What `vitlab convert --to` writes: the names of the writers in checkpoints/, which themselves import torch."""
+    texts = [file.read_text(encoding="utf-8") for file in (HERE.parent / "checkpoints").glob("*.py")]
+    writers = {name for text in texts for name in re.findall(r'"(\w+)": (?:\w+\.)?_?writer\b', text, re.I)}
+    return ["native", *sorted(writers)]
+
+
 def exercises(incomplete: str) -> list[str]:
     files = (HERE.parent / "learn" / "solutions").glob("*.py")
     return _matches(sorted(file.stem.replace("_", "-") for file in files), incomplete)

@@ -65,9 +65,13 @@ def say(text: str) -> None:
     print(printable(translate(text)), file=sys.stderr)
 
 
+def say_note(note: str) -> None:
+    say(f"note: {note}")
+
+
 def say_notes(notes: Iterable[str]) -> None:
     for note in notes:
-        say(f"note: {note}")
+        say_note(note)
 
 
 def say_unreadable(errors: dict[str, str]) -> None:
@@ -119,10 +123,10 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[-1])
 
 
-def size_option(text: str | None) -> dict[str, tuple[int, int]]:
-    """--image-size as an option of vitlab.load and vitlab.create."""
-    size = parse_size(text)
-    return {} if size is None else {"image_size": size}
+def load_options(image_size: str | None, heads: int | None = None) -> dict[str, Any]:
+    """--image-size and --heads as options of vitlab.load and vitlab.create."""
+    options = {"image_size": parse_size(image_size), "heads": heads}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def parse_names(text: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitlab.cli import complete
 from vitlab.cli.console import by, console, parse_size, print_json, say, table
 from vitlab.cli.options import CHECKPOINT, Heads, Json, Size, checkpoint_argument, choice
 from vitlab.errors import UsageError
@@ -73,9 +74,7 @@ def convert(
     source: Annotated[str, checkpoint_argument("SRC", CHECKPOINT)],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; for jax an .npz file.")],
     options: ReadOptions,
-    to: Annotated[
-        str, choice("native", "timm", "hf", "jax", "open_clip", name="--to", help="Layout to write.")
-    ] = "native",
+    to: Annotated[str, choice(*complete.layouts(), name="--to", help="Layout to write.")] = "native",
     check: Annotated[
         bool, typer.Option("--check", help="Compare logits, also in the other library if it is installed.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.console import console, print_json_text, say, table
+from vitlab.cli.console import console, print_json_text, say_note, table
 from vitlab.cli.options import BatchSize, CheckpointOrExport, Data, Device, Json, Reducer, SourceOptions, choice
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
@@ -80,8 +80,7 @@ def evaluate(
     templates = text.templates or "held_out" if text.zeroshot else None
     options = {**vars(source), **vars(features), **vars(run), "templates": templates}
     with following_downloads(), Meter("images") as meter:
-        note = lambda message: say(f"note: {message}")
-        result = evaluate(checkpoint, data, progress=meter.update, note=note, **options).to_dict()
+        result = evaluate(checkpoint, data, progress=meter.update, note=say_note, **options).to_dict()
     print_json_text(to_json(result)) if json else _show(result)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
-from vitlab.cli.options import BatchSize, Checkpoint, Images, OptionalImages, choice, expand
+from vitlab.cli.console import console, load_options, parse_names, print_json, say, say_notes, table
+from vitlab.cli.options import BatchSize, Checkpoint, Commands, Images, OptionalImages, choice, option
 from vitlab.errors import UsageError
 from vitlab.explain.methods import BY_CLASS, SHOWN
 from vitlab.printable import one_line
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from vitlab.explain.subject import Explanation, Subject
     from vitlab.images.read import Source
 
-app = typer.Typer(
-    help="Draw what a model sees, on the images themselves.\n\nThe numbers go beside each drawing as .npz.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Draw what a model sees, on the images themselves.\n\nThe numbers go beside each drawing as .npz.")
 
 Target = Annotated[
     str | None, typer.Option("--target", metavar="CLASS", help="Name or number. Default: each image's top class.")
@@ -79,12 +75,7 @@ class FaithfulnessOutput(Output):
     batch_size: BatchSize = 32
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    app.command()(expand(function))
-    return function
-
-
-@command
+@app.add
 def attention(
     inputs: Inputs,
     layers: Annotated[str | None, typer.Option(metavar="0,5,-1|all", help="Which layers; -1 is the last.")] = None,
@@ -110,7 +101,7 @@ def attention(
     _run("attention", inputs, output, layers=layer_numbers, heads=head_numbers, query=_parse_query(query))
 
 
-@command
+@app.add
 def rollout(
     inputs: Inputs,
     discard: Annotated[
@@ -126,7 +117,7 @@ def rollout(
     _run("rollout", inputs, output, discard=discard)
 
 
-@command
+@app.add
 def relevance(
     inputs: Inputs,
     method: Annotated[str, choice(*BY_CLASS, help="Method.")] = "relevance",
@@ -141,17 +132,11 @@ def relevance(
     _run("relevance", inputs, output, texts=text, method=method, target=target)
 
 
-@command
+@app.add
 def compare(
     inputs: Inputs,
     other: Annotated[
-        str | None,
-        typer.Option(
-            "--with",
-            metavar="CHECKPOINT",
-            help="A second model, on the same images.",
-            autocompletion=complete.checkpoints,
-        ),
+        str | None, option("--with", "CHECKPOINT", "A second model, on the same images.", complete.checkpoints)
     ] = None,
     methods: Methods = None,
     target: Target = None,
@@ -164,7 +149,7 @@ def compare(
     _run("compare", inputs, output, texts=text, second=other, methods=names, target=target)
 
 
-@command
+@app.add
 def figure7(inputs: OptionalInputs, output: Output) -> None:
     """Figure 7 of the ViT paper: filters, positions, distances.
 
@@ -174,7 +159,7 @@ def figure7(inputs: OptionalInputs, output: Output) -> None:
     _run("figure7", inputs, output)
 
 
-@command
+@app.add
 def features(
     inputs: Inputs,
     joint: Annotated[
@@ -204,7 +189,7 @@ def features(
         _run("features", inputs, output, joint=joint, at=point, mask=mask, layer=layer)
 
 
-@command
+@app.add
 def faithfulness(
     inputs: Inputs,
     methods: Methods = None,
@@ -226,7 +211,7 @@ def faithfulness(
     _run("faithfulness", inputs, output, texts=text, methods=names, kinds=tests, steps=steps, target=target)
 
 
-@command
+@app.add
 def reconstruct(
     inputs: Inputs,
     mask_ratio: Annotated[
@@ -243,7 +228,7 @@ def reconstruct(
     _run("reconstruct", inputs, output, encoder=False, mask_ratio=mask_ratio, seed=seed)
 
 
-@command
+@app.add
 def pruned(
     inputs: Inputs,
     reducer: Annotated[
@@ -273,7 +258,7 @@ def _run(
 
     def open_model(checkpoint: str, images: Sequence[Source], encoder: bool = True) -> Subject:
         options: dict[str, Any] = dict(texts=texts or (), encoder=encoder, batch_size=output.batch_size)
-        options |= size_option(output.image_size)
+        options |= load_options(output.image_size)
         return open_subject(checkpoint, images, skip_unreadable=True, **options)
 
     names = inputs.images or []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, parse_names, print_json, say, say_notes, size_option, table
+from vitlab.cli.console import console, load_options, parse_names, print_json, say, say_notes, table
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
@@ -21,6 +21,7 @@ from vitlab.cli.options import (
     SourcePath,
     TimedBatch,
     choice,
+    option,
 )
 from vitlab.cli.progress import following_downloads
 
@@ -49,13 +50,7 @@ class CompareOptions:
     """Images to compare on, and how many must agree."""
 
     data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DATA",
-            help="Real images to compare on: a data source or folder.",
-            autocompletion=complete.sources,
-        ),
+        str | None, option("--data", "DATA", "Real images to compare on: a data source or folder.", complete.sources)
     ] = None
     path: SourcePath = None
     agreement: Annotated[
@@ -83,15 +78,13 @@ def export(
     Preprocess and labels are written too. Both are compared on real images: a file that answers differently is not
     kept (exit code 1).
     """
-    from vitlab.checkpoints.load import as_network
     from vitlab.export.pipeline import ExportMismatchError, export_model
 
     refused = None
     with following_downloads():
         try:
-            model = as_network(checkpoint, **size_option(image_size))
             result = export_model(
-                model,
+                checkpoint,
                 out,
                 gives="text" if options.text else "features" if options.features else None,
                 int8=options.int8,
@@ -99,6 +92,7 @@ def export(
                 reducer=options.reducer,
                 compare=compare.comparison(images=images, tolerance=tolerance),
                 force=options.force,
+                **load_options(image_size),
             )
         except ExportMismatchError as error:
             result, refused = error.result, str(error)
@@ -161,7 +155,7 @@ def bench(
 
     with following_downloads():
         result = run_bench(
-            open_or_create(what, **size_option(image_size)),
+            open_or_create(what, **load_options(image_size)),
             backends=parse_names(options.ways) or DEFAULT_BACKENDS,
             reducers=None if options.reducer is None else [text for text in options.reducer if text != "none"],
             against=parse_names(options.against),

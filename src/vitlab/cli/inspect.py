@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import by, console, count, parse_size, print_json, short, table
-from vitlab.cli.options import AllBlocks, Heads, Json, NameOrCheckpoint, Size
+from vitlab.cli.console import by, console, count, load_options, print_json, short, table
+from vitlab.cli.options import AllBlocks, Heads, Json, NameOrCheckpoint, Size, argument
 from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def inspect(
     from vitlab.explain.gradients import gradients
     from vitlab.explain.inspect import inspect
 
-    options: dict[str, Any] = {"image_size": parse_size(image_size)}
-    if heads is not None:
-        options["heads"] = heads
+    options = load_options(image_size, heads)
     inspection = inspect(what, batch=batch, **options)
     norms = gradients(what, batch=max(batch, 2), **options) if grads else None
     if json:
@@ -135,12 +133,7 @@ def _show_gradients(gradients: list[Gradient]) -> None:
 
 
 def models(
-    pattern: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATTERN", help="Part of a name, or a pattern with * and ?.", autocompletion=complete.models
-        ),
-    ] = "*",
+    pattern: Annotated[str, argument("PATTERN", "Part of a name, or a pattern with * and ?.", complete.models)] = "*",
     json: Json = False,
 ) -> None:
     """List the models by name, with parameters and MACs."""

@@ -12,7 +12,7 @@ import typer
 from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, table
 from vitlab.cli.language import Language, language
-from vitlab.cli.options import Json, choice
+from vitlab.cli.options import Json, argument, choice
 
 if TYPE_CHECKING:
     from vitlab.learn.exercises import Exercise
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 def learn(
     exercise: Annotated[
         str | None,
-        typer.Argument(
-            metavar="EXERCISE",
-            help="patch-embed, attention, mlp, block or vit. Default: the list.",
-            autocompletion=complete.exercises,
-        ),
+        argument("EXERCISE", "patch-embed, attention, mlp, block or vit. Default: the list.", complete.exercises),
     ] = None,
     file: Annotated[
         Path | None,

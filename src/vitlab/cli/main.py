@@ -25,7 +25,7 @@ from vitlab.cli import (
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain import app as explain
 from vitlab.cli.help import prepare
-from vitlab.cli.options import expand
+from vitlab.cli.options import Commands
 from vitlab.cli.study import app as study
 from vitlab.version import __version__
 
@@ -51,17 +51,14 @@ COMMANDS = {  # in the order of the help page
     "serve": serve.serve,
 }
 
-app = typer.Typer(
+app = Commands(
+    "Build, train, look inside and ship Vision Transformers.",
     name="vitlab",
-    help="Build, train, look inside and ship Vision Transformers.",
-    no_args_is_help=True,
-    add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: rich would double the time it takes to appear
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, function in COMMANDS.items():
-    app.command(name)(expand(function))
+    app.add(function, name)
 app.add_typer(explain, name="explain")
 app.add_typer(study, name="study")
 

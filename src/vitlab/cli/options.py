@@ -5,6 +5,7 @@ Options that belong together are a dataclass, which a command takes as one param
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
@@ -14,6 +15,21 @@ from typing import Annotated, Any
 import typer
 
 from vitlab.cli import complete
+from vitlab.errors import UsageError
+
+LARGEST = 2**31 - 1  # of any whole number: more neither fits the computer nor ends
+
+
+class Commands(typer.Typer):
+    """A group of commands. Plain help: rich would double the time it takes to appear."""
+
+    def __init__(self, help: str, **more: Any) -> None:
+        super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **more)
+
+    def add(self, function: Callable[..., None], name: str | None = None) -> Callable[..., None]:
+        """Make a command of a function, which may take dataclasses of options."""
+        self.command(name)(expand(function))
+        return function
 
 
 def expand(function: Callable[..., None]) -> Callable[..., None]:
@@ -29,6 +45,8 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def command(**values: Any) -> None:
+        for parameter in parameters:
+            _check_number(parameter, values[parameter.name])
         for name, (group, fields) in groups.items():
             values[name] = group(**{field: values.pop(field) for field in fields})
         function(**values)
@@ -38,14 +56,33 @@ def expand(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _check_number(option: Parameter, value: object) -> None:
+    """Refuse infinity, NaN, and numbers that overflow somewhere below."""
+    wrong = isinstance(value, float) and not math.isfinite(value) and "must be finite"
+    wrong = wrong or (isinstance(value, int) and abs(value) > LARGEST and f"must lie within ±{LARGEST}")
+    if wrong:
+        info = option.annotation.__metadata__[0]  # Typer takes the first name for a default until it builds the option
+        names = [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("-")]
+        names = names or [f"--{option.name.replace('_', '-')}"]
+        raise UsageError(f"{max(names, key=len)} {value} {wrong}.")
+
+
 def choice(*values: str, name: str | None = None, help: str) -> Any:
     """An option that takes one of some values; the function that it is passed to checks them."""
     names = () if name is None else (name,)
     return typer.Option(*names, metavar="|".join(values), help=help, autocompletion=complete.one_of(*values))
 
 
+def argument(metavar: str, help: str, values: complete.Complete) -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=values)
+
+
+def option(name: str, metavar: str, help: str, values: complete.Complete) -> Any:
+    return typer.Option(name, metavar=metavar, help=help, autocompletion=values)
+
+
 def model_option(help: str) -> Any:
-    return typer.Option("--model", metavar="CHECKPOINT|EXPORT", help=help, autocompletion=complete.checkpoints)
+    return option("--model", "CHECKPOINT|EXPORT", help, complete.checkpoints)
 
 
 def folder_option(default: str) -> Any:
@@ -53,7 +90,7 @@ def folder_option(default: str) -> Any:
 
 
 def checkpoint_argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help, autocompletion=complete.checkpoints)
+    return argument(metavar, help, complete.checkpoints)
 
 
 CHECKPOINT = "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."
@@ -68,23 +105,13 @@ CheckpointOrExport = Annotated[
     ),
 ]
 NameOrCheckpoint = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME|CHECKPOINT",
-        help="A model's name, or a checkpoint.",
-        autocompletion=complete.models_and_checkpoints,
-    ),
+    str, argument("NAME|CHECKPOINT", "A model's name, or a checkpoint.", complete.models_and_checkpoints)
 ]
 Images = Annotated[list[str], typer.Argument(metavar="IMAGE", help=IMAGES)]
 OptionalImages = Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=IMAGES)]
-Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE|SOURCE|FOLDER", help="As for train.", autocompletion=complete.recipes)
-]
+Recipe = Annotated[str, argument("RECIPE|SOURCE|FOLDER", "As for train.", complete.recipes)]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values to change.")]
-Data = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help="A data source, or a folder of your images.", autocompletion=complete.sources),
-]
+Data = Annotated[str, argument("DATA", "A data source, or a folder of your images.", complete.sources)]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if the weights do not say.")]

@@ -9,7 +9,7 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, print_json_text, print_plain, say
-from vitlab.cli.options import Format, Json
+from vitlab.cli.options import Format, Json, argument
 from vitlab.errors import UsageError
 
 FORMATS = ("table", "markdown", "csv")
@@ -76,10 +76,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def doctor(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUN", help="A run's folder. Default: the installation.", autocompletion=complete.runs),
-    ] = None,
+    run: Annotated[Path | None, argument("RUN", "A run's folder. Default: the installation.", complete.runs)] = None,
     json: Json = False,
 ) -> None:
     """Diagnose a run, or the installation.

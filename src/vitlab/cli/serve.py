@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -70,9 +69,6 @@ def serve(
         from vitlab.serve.settings import Settings
     except ImportError as error:
         raise UsageError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
-    for option, value in (("--max-upload-mb", limits.max_upload_mb), ("--max-megapixels", limits.max_megapixels)):
-        if not math.isfinite(value):
-            raise UsageError(f"{option} {value} must be finite.")
     settings = Settings(
         host=access.host,
         token=access.token,

@@ -15,13 +15,13 @@ from vitlab.cli.console import console, print_json_text, print_plain, say, say_n
 from vitlab.cli.options import (
     ROUNDS,
     Checkpoint,
+    Commands,
     Data,
     Format,
     Json,
     Recipe,
     SourcePath,
     TimedBatch,
-    expand,
     folder_option,
 )
 from vitlab.cli.progress import counting, following_downloads
@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 # Columns to leave out, in this order, where there is no room.
 DROPPABLE = ("images_per_second", "loss", "params", "seconds", "encoder", "pre-training")
 
-app = typer.Typer(
-    help="Answer a question by many runs: one table, one plot.", no_args_is_help=True, rich_markup_mode=None
-)
+app = Commands("Answer a question by many runs: one table, one plot.")
 
 
-@app.command()
+@app.add
 def configs(
     what: Recipe,
     settings: Annotated[
@@ -89,8 +87,7 @@ class PretrainOptions:
     ] = None
 
 
-@app.command()
-@expand
+@app.add
 def ssl(
     source: Data,
     labels: LabelOptions,
@@ -112,7 +109,7 @@ def ssl(
     _run(lambda cmd, show: study_ssl(data, names, **vars(recipes), folder=dir, command=cmd, show=show), json)
 
 
-@app.command()
+@app.add
 def tokens(
     checkpoint: Checkpoint,
     source: Data,
@@ -151,7 +148,7 @@ def tokens(
     )
 
 
-@app.command()
+@app.add
 def scaling(
     models: Annotated[
         str, typer.Option("--models", metavar="A,B:KEY=VALUE", help="Model names, each with its options after colons.")
@@ -177,7 +174,7 @@ def scaling(
     _run(lambda command, show: study_scaling(models, sides, **timing, folder=dir, command=command, show=show), json)
 
 
-@app.command("data-efficiency")
+@app.add
 def data_efficiency(
     source: Data,
     settings: Annotated[

@@ -13,29 +13,20 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, print_json_text, print_plain, say, table
-from vitlab.cli.options import Json, Recipe, Settings
+from vitlab.cli.options import Json, Recipe, Settings, argument, option
 from vitlab.cli.progress import following_downloads
 
 if TYPE_CHECKING:
     from vitlab.training.verify import ResumeReport
 
+WHAT = "A recipe, a data source, or a folder of your images. Default: digits."
 DIFFERENT = 5  # tensors that are named
 
 
 def train(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RECIPE|SOURCE|FOLDER",
-            help="A recipe, a data source, or a folder of your images. Default: digits.",
-            autocompletion=complete.recipes,
-        ),
-    ] = None,
+    what: Annotated[str | None, argument("RECIPE|SOURCE|FOLDER", WHAT, complete.recipes)] = None,
     settings: Settings = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="RUN", help="Resume a stopped run.", autocompletion=complete.runs),
-    ] = None,
+    resume: Annotated[Path | None, option("--resume", "RUN", "Resume a stopped run.", complete.runs)] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Resume even if the recipe was changed.")] = False,
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Choose all that is not given, to finish within this time.")

@@ -7,6 +7,7 @@ and keys lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,30 +47,33 @@ def attention_page(
     head_numbers = list(heads) if not isinstance(heads, str) else []
     if heads == "all":
         head_numbers = list(range(heads_of(model, layers)))
-    if isinstance(model, Hierarchy):
-        items, texts, note = _staged_items(model, batch, views, chosen, head_numbers, limit, batch_size)
-    else:
-        items, texts, note = _items(model, batch, views, chosen, head_numbers, limit, batch_size)
+    contents = Contents(batch, views, chosen, head_numbers, limit, batch_size)
+    items, texts, note = _staged_items(model, contents) if isinstance(model, Hierarchy) else _items(model, contents)
     return page.page_of("attention", title, page.about(views), note, items, texts), note
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a page shows."""
+
+    batch: ImageBatch
+    views: Sequence[View]
+    layers: list[int]
+    heads: list[int]  # none: the mean of all
+    limit: int  # bytes
+    batch_size: int
 
 
 Items = tuple[list[dict[str, Any]], dict[str, Any], str]  # for page_of: items, texts, and a note on what was left out
 
 
-def _items(
-    model: TokenModel,
-    batch: ImageBatch,
-    views: Sequence[View],
-    layers: list[int],
-    heads: list[int],
-    limit: int,
-    batch_size: int,
-) -> Items:
-    layout = model.layout(*batch.images.shape[-2:])
+def _items(model: TokenModel, contents: Contents) -> Items:
+    views, heads, images = contents.views, contents.heads, contents.batch.images
+    layout = model.layout(*images.shape[-2:])
     prefix, patches = list(layout.prefix), layout.grid[0] * layout.grid[1]
     one = (len(prefix) + patches) * (patches + 4 * (2 + len(prefix))) * 4 / 3  # bytes of one layer's head, in base64
     urls = [page.data_url(view) for view in views]
-    kept, layers, single, note = page.fit(urls, layers, heads, one, limit)
+    kept, layers, single, note = page.fit(urls, contents.layers, heads, one, contents.limit)
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in layers}
 
     def keep(weights: Tensor, layer: int | None) -> None:
@@ -77,7 +81,7 @@ def _items(
         A = page.with_mean(wide(weights), single)  # (B, h, N, N)
         rows[layer].append((*page.eight_bits(A[..., len(prefix) :]), A[..., : len(prefix)].cpu()))
 
-    for part in batch.images[:kept].split(batch_size):
+    for part in images[:kept].split(contents.batch_size):
         run_trace(model, part, "attention", layers=layers, heads=heads or "all", reduce=keep)
     values, low, high, before = (
         torch.stack([torch.cat([part[i] for part in rows[layer]]) for layer in layers], dim=1) for i in range(4)
@@ -90,21 +94,14 @@ def _items(
     return items, {}, note
 
 
-def _staged_items(
-    model: Hierarchy,
-    batch: ImageBatch,
-    views: Sequence[View],
-    layers: list[int],
-    heads: list[int],
-    limit: int,
-    batch_size: int,
-) -> Items:
+def _staged_items(model: Hierarchy, contents: Contents) -> Items:
     """Items of a network in stages, with the weights inside windows and on reduced keys only."""
-    stages = Stages(model, *batch.images.shape[-2:])
+    views, layers, heads, images = contents.views, contents.layers, contents.heads, contents.batch.images
+    stages = Stages(model, *images.shape[-2:])
     urls, sizes = [page.data_url(view) for view in views], [_bytes(stages.layers[layer]) for layer in layers]
-    kept, fitting, single, note = page.fit(urls, layers, heads, sum(sizes) / len(sizes), limit)
+    kept, fitting, single, note = page.fit(urls, layers, heads, sum(sizes) / len(sizes), contents.limit)
     if fitting != layers:  # those that stay may be larger than the mean
-        kept, fitting, single, note = page.fit(urls, layers, heads, max(sizes), limit)
+        kept, fitting, single, note = page.fit(urls, layers, heads, max(sizes), contents.limit)
     places = [_place_of(stages, stages.layers[layer]) for layer in fitting]
     distinct = [place for i, place in enumerate(places) if place not in places[:i]]  # layers of a stage share them
     rows: dict[int, list[tuple[Tensor, ...]]] = {layer: [] for layer in fitting}
@@ -116,7 +113,7 @@ def _staged_items(
         A, _ = layer.real(layer.windowed(weights))
         rows[number] += zip(*page.eight_bits(page.with_mean(A, single)), strict=True)
 
-    for part in batch.images[:kept].split(batch_size):
+    for part in images[:kept].split(contents.batch_size):
         run_trace(model, part, "attention", layers=fitting, heads=heads or "all", reduce=keep)
     names = _names(model, list(model.prefix), fitting, page.head_names(heads, single))
     items = []

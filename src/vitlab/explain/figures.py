@@ -150,15 +150,16 @@ def compare(
         raise UsageError(f"compare needs two methods, e.g. {names[0]},relevance, or a second model to compare with.")
     if other is not None and other.failed:
         raise UsageError(f"{other.name} cannot read {', '.join(other.failed)}. Leave it out.")
-    columns, numbers, signed = {}, {}, []
+    columns, headings, numbers, signed = {}, {}, {}, []
     for letter, each in zip("AB", [subject] if other is None else [subject, other], strict=False):
         by_class = any(METHODS[name].by_class for name in names)
         classes = target_classes(each.model, each.images, target) if by_class else None
         for name in names:
             maps = METHODS[name](each.model, each.images, classes).numpy()
-            column, key = (name, name) if other is None else (f"{letter}: {name}", f"{name}_{letter.lower()}")
-            columns[column], numbers[key] = (each.views, maps), maps
-            signed += [column] if METHODS[name].signed else []
+            model, key = ("", name) if other is None else (f"{letter}: ", f"{name}_{letter.lower()}")
+            columns[model + name], numbers[key] = (each.views, maps), maps
+            headings[model + name] = model + METHODS[name].title
+            signed += [model + METHODS[name].title] if METHODS[name].signed else []
     pairs = [(a, b) for i, a in enumerate(columns) for b in list(columns)[i + 1 :]]
     if other is not None:  # each method with itself
         pairs = [(a, b) for a, b in pairs if a[3:] == b[3:]]
@@ -173,7 +174,8 @@ def compare(
         title, note = "Models compared", f"A is {subject.name}, B is {other.name}."
         captions = [[views[i].prediction for views, _ in columns.values()] for i in range(len(subject.views))]
     results = {"agreement": rows}
-    return _maps(subject, title, columns, numbers, results, note=note, captions=captions, signed=signed)
+    shown = {headings[name]: column for name, column in columns.items()}
+    return _maps(subject, title, shown, numbers, results, note=note, captions=captions, signed=signed)
 
 
 def figure7(subject: Subject) -> Explanation:

@@ -347,7 +347,7 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
         "heads": config.heads,
         "head_dim": config.head_width,
         "hidden": config.mlp_hidden,
-        "positions": config.position_kind,
+        "positions": config.position_kind.split(" + ")[0],  # what is added; rotary and relative ones are not
         "mlp": config.mlp_name,
         "pooling": config.pool_kind,
         "classes": config.classes,

@@ -75,7 +75,7 @@ def reconstruct(
             out = model(x, noise, mask_ratio=mask_ratio)
         error = (wide(out.prediction) - wide(model.target(x))).square().mean(-1)  # (B, N)
         each = (error * out.mask).sum(1) / out.mask.sum(1)  # (B,)
-        painted = model.picture(wide(out.prediction), wide(x))
+        painted = model.to_images(wide(out.prediction), wide(x))
         hidden = out.mask.bool().unflatten(1, (rows, columns))
         values = (wide(x), hidden, wide(out.prediction), painted, each)
         parts.append(Reconstruction(*(value.cpu() for value in values)))

@@ -86,7 +86,7 @@ def open_subject(
         except (ImageError, DataError) as error:
             if not skip_unreadable:
                 raise
-            failed[shown] = str(error)
+            failed[shown] = str(error) if isinstance(error, ImageError) else " ".join(str(error).split())  # one line
             continue
         sources.append(source)
         names.append(shown)

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import ExportError, UsageError
@@ -47,14 +48,15 @@ def export_model(
     reducer: str | None = None,
     compare: Comparison | None = None,
     force: bool = False,
+    **load_options: Any,
 ) -> Verification:
-    """Write model.onnx or model.pt2, by the suffix of `path`. `model` may be the name of a checkpoint.
+    """Write model.onnx or model.pt2, by the suffix of `path`. `model` may be a checkpoint's name, for vitlab.load.
 
     `gives`: logits where the model has classes, else features; "text" exports the text tower of a CLIP. Static int8 is
     calibrated on `compare.source`. If the outputs differ, ExportMismatchError is raised and an older file at `path`
     stays; `force` keeps the new file.
     """
-    model, path, compare = as_network(model), Path(path).expanduser(), compare or Comparison()
+    model, path, compare = as_network(model, **load_options), Path(path).expanduser(), compare or Comparison()
     _check(path, int8, compare.source, dynamic_size, reducer, gives)
     gives = output_kind(model, gives)
     size_range = dynamic_size_range(model) if dynamic_size else None

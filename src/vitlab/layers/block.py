@@ -14,7 +14,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.positions import Rotary
 from vitlab.layers.trace import LayerTrace, mark
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -31,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
+    "silu": F.silu,
 }
 
 
@@ -54,21 +55,29 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     """silu(x W1) * (x W2), then W3 (arXiv:2002.05202), as in DINOv2's giant; fc1 holds W1 and W2 side by side.
 
-    `norm_eps` puts a LayerNorm before W3 (EVA-02, arXiv:2303.11331).
+    `norm_eps` puts a LayerNorm before W3 (EVA-02, arXiv:2303.11331); another `activation` makes another gated MLP.
     """
 
     def __init__(
-        self, width: int, hidden: int, *, bias: bool = True, norm_eps: float | None = None, dropout: float = 0.0
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Activation = "silu",
+        bias: bool = True,
+        norm_eps: float | None = None,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.fc1 = nn.Linear(width, 2 * hidden, bias=bias)
+        self.activation = ACTIVATIONS[activation]
         self.norm = None if norm_eps is None else nn.LayerNorm(hidden, eps=norm_eps)
         self.fc2 = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
         gate, up = self.fc1(x).chunk(2, dim=-1)  # each (B, N, hidden)
-        x = mark(trace, "fc1", self.dropout(F.silu(gate) * up))  # (B, N, hidden)
+        x = mark(trace, "fc1", self.dropout(self.activation(gate) * up))  # (B, N, hidden)
         x = x if self.norm is None else self.norm(x)
         return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
 

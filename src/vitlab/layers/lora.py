@@ -60,10 +60,10 @@ class LoRALinear(LowRank, nn.Linear):
 
     def merged_layer(self) -> nn.Linear:
         with torch.device("meta"):
-            plain = nn.Linear(self.in_features, self.out_features, _has_bias(self))
-        plain.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
-        plain.bias, plain.training = self.bias, self.training
-        return plain
+            layer = nn.Linear(self.in_features, self.out_features, _has_bias(self))
+        layer.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
+        layer.bias, layer.training = self.bias, self.training
+        return layer
 
 
 class LoRAQVLinear(LowRank, QVLinear):
@@ -78,10 +78,10 @@ class LoRAQVLinear(LowRank, QVLinear):
 
     def merged_layer(self) -> QVLinear:
         with torch.device("meta"):
-            plain = QVLinear(self.weight.shape[1], len(self.q_bias))
-        plain.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
-        plain.q_bias, plain.v_bias, plain.training = self.q_bias, self.v_bias, self.training
-        return plain
+            layer = QVLinear(self.weight.shape[1], len(self.q_bias))
+        layer.weight = nn.Parameter(self.merged_weight(), requires_grad=self.weight.requires_grad)
+        layer.q_bias, layer.v_bias, layer.training = self.q_bias, self.v_bias, self.training
+        return layer
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:

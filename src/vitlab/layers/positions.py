@@ -144,16 +144,47 @@ class Rotary(NamedTuple):
 
 
 def rotary_2d(grid: tuple[int, int], head_dim: int, base: float, prefix: int, device: Device = None) -> Rotary:
-    """cos and sin of axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column.
+    """Axial 2-D rotary positions (arXiv:2403.13298): half the channels turn by row, half by column."""
+    rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in grid)
+    return rotary_at(grid_points(rows, columns), rotary_speeds(head_dim, base, device), prefix)
+
+
+def rotary_scaled(
+    grid: tuple[int, int],
+    reference: tuple[int, int],
+    speeds: Tensor,
+    prefix: int,
+    *,
+    first: int = 0,
+    columns_first: bool = False,
+) -> Rotary:
+    """Rotary positions counted from `first`, stretched so that every grid spans the reference grid (EVA-02, PE)."""
+    axes = [
+        (torch.arange(n, dtype=torch.float32, device=speeds.device) + first) / n * wanted
+        for n, wanted in zip(grid, reference, strict=True)
+    ]
+    points = grid_points(*axes)  # (N, 2)
+    return rotary_at(points.flip(1) if columns_first else points, speeds, prefix)
+
+
+def rotary_speeds(head_dim: int, base: float, device: Device = None) -> Tensor:
+    """(d/4,), from 1 down towards 1 / base: how fast each pair of channels turns along an axis."""
+    return base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))
+
+
+def grid_points(rows: Tensor, columns: Tensor) -> Tensor:
+    """Coordinates of every place of a grid, row by row: (rows,), (columns,) -> (N, 2)."""
+    return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1).flatten(0, 1)
+
+
+def rotary_at(points: Tensor, speeds: Tensor, prefix: int, *, halves: bool = False) -> Rotary:
+    """cos and sin for patches at `points` (N, 2): half of the pairs turn by the first coordinate, half by the second.
 
     Prefix tokens stand nowhere: their angle is 0, which turns nothing.
     """
-    rows, columns = (torch.arange(n, dtype=torch.float32, device=device) for n in grid)
-    row, column = torch.meshgrid(rows, columns, indexing="ij")
-    speeds = base ** -(torch.arange(head_dim // 4, dtype=torch.float32, device=device) / (head_dim // 4))
-    angles = torch.cat([row.flatten()[:, None] * speeds, column.flatten()[:, None] * speeds], dim=-1)  # (N, d/2)
+    angles = (points[..., None] * speeds).flatten(1)  # (N, d/2)
     angles = F.pad(angles, (0, 0, prefix, 0))  # (prefix + N, d/2)
-    return Rotary(angles.cos(), angles.sin())
+    return Rotary(angles.cos(), angles.sin(), halves)
 
 
 def rotate(x: Tensor, rope: Rotary) -> Tensor:

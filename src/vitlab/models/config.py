@@ -75,7 +75,7 @@ class Config:
     def wraps_encoder(self) -> bool:
         return self.encoder is not self
 
-    def around(self, family: str, encoder: Config) -> Self:
+    def with_encoder(self, family: str, encoder: Config) -> Self:
         """The config of a model that wraps another encoder, which is of this family; what it adds stays the same."""
         raise NotImplementedError(f"{type(self).__name__} takes no other encoder.")
 

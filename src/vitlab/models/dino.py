@@ -96,7 +96,7 @@ class DINOConfig(Config):
         names += ("positions", "registers", "layer_scale", "stochastic_depth", "gradient_checkpointing")
         return ViTConfig().with_options(classes=0, **{name: getattr(self, name) for name in names})
 
-    def around(self, family: str, encoder: Config) -> Self:
+    def with_encoder(self, family: str, encoder: Config) -> Self:
         """The same head and loss around another encoder: by the options above, or as a `backbone` with its own."""
         if not isinstance(encoder, PlainConfig):
             raise UsageError(f"DINO has a ViT or a network like it as its encoder, not a {family}.")
@@ -105,9 +105,9 @@ class DINOConfig(Config):
         if isinstance(encoder, ViTConfig) and encoder.positions.kind in ("learned", "sincos"):
             own = {name: encoder.option(name) for name in ("mlp_ratio", "eps", "registers", "layer_scale")}
             own |= {"stem": encoder.stem.kind, "positions": encoder.positions.kind}
-            plain = replace(self, **sizes, **own, backbone={})
-            if plain.encoder == encoder:
-                return plain
+            config = replace(self, **sizes, **own, backbone={})
+            if config.encoder == encoder:
+                return config
         values = json.loads(json.dumps({"family": family, "config": encoder.to_dict()}))  # as it will be read again
         return replace(self, **sizes, backbone=values)
 

@@ -10,8 +10,11 @@ from vitlab.models import (
     deit,
     dino,
     dinov2,
+    dinov3,
+    eva02,
     hybrid,
     mae,
+    pe,
     pvt,
     relpos,
     resnet,
@@ -39,5 +42,8 @@ INDEX = (
     (beit.PAPER, "beit.FAMILY"),
     (relpos.PAPER, "relpos.FAMILY"),
     (aimv2.PAPER, "aimv2.FAMILY"),
+    (dinov3.PAPER, "dinov3.FAMILY"),
+    (eva02.PAPER, "eva02.FAMILY"),  # after beit: its Ti and S look like one with absolute positions
+    (pe.PAPER, "pe.FAMILY"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

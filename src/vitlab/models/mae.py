@@ -87,7 +87,7 @@ class MAEConfig(Config):
         own = dict(width=self.width, depth=self.depth, heads=self.heads, mlp_ratio=self.mlp_ratio)
         return self._vit(**own, positions=self.positions)
 
-    def around(self, family: str, encoder: Config) -> Self:
+    def with_encoder(self, family: str, encoder: Config) -> Self:
         """The same decoder and masking around another encoder, which must be a plain ViT."""
         if not isinstance(encoder, ViTConfig):
             raise UsageError(f"a masked autoencoder has a ViT as its encoder, not a {family}.")
@@ -237,7 +237,7 @@ class MaskedAutoencoder(WrapsEncoder):
         mean, deviation = _statistics(pixels)
         return (pixels - mean) / deviation
 
-    def picture(self, prediction: Tensor, images: Tensor) -> Tensor:
+    def to_images(self, prediction: Tensor, images: Tensor) -> Tensor:
         """What was painted, as images (B, C, H, W) in the input's scale; norm_pix is undone by the true patches."""
         if self.config.norm_pix:
             mean, deviation = _statistics(pixels_of(images, self.config.patch_size))

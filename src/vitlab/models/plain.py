@@ -313,6 +313,11 @@ class PlainTransformer(Network):
         self.labels = None
 
 
+def with_prefix(z: Tensor, *tokens: Tensor | None) -> Tensor:
+    """Puts learned tokens, where there are any, before the patches of every image: (B, N, D) -> (B, prefix + N, D)."""
+    return torch.cat([*(token.expand(z.shape[0], -1, -1) for token in tokens if token is not None), z], dim=1)
+
+
 def new_token(width: int, count: int = 1) -> nn.Parameter:
     return nn.Parameter(torch.randn(1, count, width) * 0.02)
 

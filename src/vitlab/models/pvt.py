@@ -200,6 +200,15 @@ def pvt_stages(c: PVTConfig) -> nn.ModuleList:
     )
 
 
+def reduced_places(c: PVTConfig, height: int, width: int, *, prefix: int = 0) -> tuple[Reduced, ...]:
+    """Where the tokens of each block lie; `prefix`: tokens that join in the last stage."""
+    return tuple(
+        Reduced(grid, c.key_merges[stage], prefix=prefix if stage == len(c.depths) - 1 else 0)
+        for stage, grid in enumerate(c.grids(height, width))
+        for _ in range(c.depths[stage])
+    )
+
+
 class PVT(Hierarchy):
     """Patches with positions; then blocks; and so on, each stage from the map of the one before. A class token
     joins in the last stage.
@@ -231,12 +240,7 @@ class PVT(Hierarchy):
         self.head = new_head(c.widths[-1], c.classes)
 
     def places(self, height: int, width: int) -> tuple[Reduced, ...]:
-        c, last = self.config, len(self.config.depths) - 1
-        return tuple(
-            Reduced(grid, c.key_merges[stage], prefix=int(stage == last))
-            for stage, grid in enumerate(c.grids(height, width))
-            for _ in range(c.depths[stage])
-        )
+        return reduced_places(self.config, height, width, prefix=1)
 
     def run(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         x = images  # (B, C, H, W)
@@ -272,12 +276,7 @@ class PVTv2(Hierarchy):
         self.head = new_head(c.widths[-1], c.classes)
 
     def places(self, height: int, width: int) -> tuple[Reduced, ...]:
-        c = self.config
-        return tuple(
-            Reduced(grid, c.key_merges[stage])
-            for stage, grid in enumerate(c.grids(height, width))
-            for _ in range(c.depths[stage])
-        )
+        return reduced_places(self.config, height, width)
 
     def run(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         x = images  # (B, C, H, W)

@@ -21,11 +21,11 @@ from vitlab.layers.block import MLP, Activation, Block
 from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.positions import Rotary, relative_index
 from vitlab.layers.trace import TokenLayout, Trace, mark
-from vitlab.models.entry import Entry, Paper, half
+from vitlab.models.entry import IMAGENET_CROP, Entry, Paper, half
 from vitlab.models.plain import AttentionBias, PlainConfig, PlainTransformer, new_token
 from vitlab.models.vit import init_weights
 
-IMAGENET_BICUBIC = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "interpolation": "bicubic"}
+CROP = {**IMAGENET_CROP, "resize": 248}  # nine tenths of it are kept
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ PAPER = Paper(
                 f"vit_relpos_{size}_patch16",
                 "relpos",
                 RelPosConfig(width=width, heads=heads),
-                IMAGENET_BICUBIC,
+                CROP,
                 (f"vit_relpos_{size}_patch16_224",),
             )
             for size, (width, heads) in SIZES.items()

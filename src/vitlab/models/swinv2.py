@@ -95,8 +95,8 @@ class ContinuousBias(nn.Module):
         self.fc2 = nn.Linear(512, heads, bias=False)
 
     def forward(self, window: tuple[int, int]) -> Tensor:
-        device, whole = self.fc1.weight.device, self.pretrained_window
-        (offsets,) = cached("log_offsets", device, window, (whole, whole) if whole else window)
+        device, pretrained = self.fc1.weight.device, self.pretrained_window
+        (offsets,) = cached("log_offsets", device, window, (pretrained, pretrained) if pretrained else window)
         (index,) = cached("offsets", device, window, window)  # (n, n): which offset each pair has
         numbers = self.fc2(F.relu(self.fc1(offsets.to(self.fc1.weight.dtype))))  # (offsets, h)
         return (16 * numbers.sigmoid())[index].permute(2, 0, 1)[None]  # (1, h, n, n)

@@ -39,7 +39,9 @@ def parse_numbers(option: str, text: str, kind: type = int) -> list[Any]:
         numbers = sorted({kind(part) for part in text.split(",")})
     except ValueError:
         numbers = [0]
-    if min(numbers) <= 0:
+    if not 0 < min(numbers) <= max(numbers) < 2**31:
         example = "0.01,0.1,1" if kind is float else "96,128,192"
-        raise UsageError(f"{option} {text!r} is not a list of numbers above 0: write {example}, for instance.")
+        raise UsageError(
+            f"{option} {text!r} is not a list of numbers above 0 and below 2**31: write {example}, for instance."
+        )
     return numbers

@@ -1,4 +1,4 @@
-"""Sentences around a class name, for training a CLIP on classes and for zero-shot classification.
+"""Class names and the sentences around them, for training a CLIP on classes and for zero-shot classification.
 
     templates = read_templates("held_out")             # or a file, or "a photo of a {}|a sketch of a {}"
     weights = clip.class_embeddings(class_prompts(["cat", "dog"], templates))      # (K, E), of unit length
@@ -72,6 +72,21 @@ def read_templates(source: str) -> list[str]:
     if not templates:
         raise UsageError(f"{source}: no templates in it: {HELP}.")
     return templates
+
+
+def read_labels(source: str) -> list[str]:
+    """cat,dog; or from a text file with one label a line."""
+    path, remedy = Path(source).expanduser(), "Write cat,dog, or name a file with one label a line."
+    if not path.is_file() and "," not in source and (path.suffix == ".txt" or len(path.parts) > 1):
+        raise UsageError(f"--labels {source}: no such file. {remedy}")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines() if path.is_file() else source.split(",")
+    except UnicodeDecodeError:
+        raise UsageError(f"--labels {source}: is no text. {remedy}") from None
+    names = [name.strip() for name in lines if name.strip()]
+    if not names:
+        raise UsageError(f"--labels {source!r} names nothing. {remedy}")
+    return names
 
 
 def fill(template: str, label: str) -> str:

@@ -118,7 +118,7 @@ def _around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Net
     if changes:
         encoder, report = load_with_report(source, encoder=True, classes=0, **changes)
     try:
-        config = entry.config.around(encoder.family, encoder.config).with_options(**own)
+        config = entry.config.with_encoder(encoder.family, encoder.config).with_options(**own)
     except UsageError as error:
         raise TrainingError(f"{source} cannot be continued by {entry.family}: {error}") from None
     model = registry.build(entry.family, config)

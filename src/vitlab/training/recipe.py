@@ -262,6 +262,8 @@ def parse_value(text: str) -> Any:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         pass
+    except ValueError as error:  # NaN, nested too deep, or more than 64 bits
+        raise TrainingError(str(error)) from None
     try:
         number = float(text)  # 1e-3, which TOML reads, and 1.e-3, which it does not
     except ValueError:
