@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from vitlab.checkpoints.hub_models import BY_NAME, HUB_MODELS
 from vitlab.errors import CheckpointError
 
 PREFIX = "hf-hub:"
@@ -37,7 +38,9 @@ def fetch(name: str) -> Path:
             folder = Path(snapshot_download(repo, revision=revision, allow_patterns=every, ignore_patterns=BELOW))
     except GatedRepoError:
         raise CheckpointError(
-            f"{name}: {where} asks you to accept its terms. Do so on the model's page, then `hf auth login`."
+            f"{name}: is gated: its owner gives access to those who accept the licence. Log in and accept it at "
+            f"{constants.ENDPOINT}/{repo} (access may take a while), then run `hf auth login` or set HF_TOKEN, and "
+            f"load it again.{_open_sibling(repo)}"
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{name}: {where} has no revision {revision!r} of it. Leave @revision out.") from None
@@ -62,6 +65,13 @@ def fetch(name: str) -> Path:
             "are kept."
         ) from None
     return folder
+
+
+def _open_sibling(repo: str) -> str:
+    """A model of the same family that needs no access, where one is known."""
+    gated = BY_NAME.get(repo)
+    open_ones = [model for model in HUB_MODELS if gated and model.family == gated.family and not model.gated]
+    return f" Without access: {PREFIX}{open_ones[0].name} is of the same family." if open_ones else ""
 
 
 def _reason(error: BaseException | None) -> str:
