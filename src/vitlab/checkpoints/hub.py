@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitlab.checkpoints.hub_models import BY_NAME, HUB_MODELS
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Card
 
 PREFIX = "hf-hub:"
 FIRST = ["*.json", "*.safetensors", "merges.txt"]  # a tokenizer may be vocab.json and merges.txt
@@ -65,6 +66,14 @@ def fetch(name: str) -> Path:
             "are kept."
         ) from None
     return folder
+
+
+def card_of(source: str) -> Card | None:
+    """Where a model of the hub comes from, with its licence where the table knows it; None: it is not on the hub."""
+    if not source.startswith(PREFIX):
+        return None
+    model = BY_NAME.get(source.removeprefix(PREFIX).split("@")[0])
+    return Card(source=source, licence=model.licence if model is not None else None)
 
 
 def _open_sibling(repo: str) -> str:

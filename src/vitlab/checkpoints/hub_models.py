@@ -28,7 +28,7 @@ class HubModel:
 def _rows(
     family: str, loads_as: str, licence: str, *rows: tuple[str, float, int], gated: bool = False, note: str = ""
 ) -> tuple[HubModel, ...]:
-    return tuple(HubModel(name, family, loads_as, licence, *size, gated=gated, note=note) for name, *size in rows)
+    return tuple(HubModel(name, family, loads_as, licence, n, size, gated, note) for name, n, size in rows)
 
 
 APACHE, MIT, NC, DINOV3 = "apache-2.0", "mit", "cc-by-nc-4.0", "dinov3-license"
