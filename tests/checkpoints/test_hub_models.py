@@ -717,3 +717,11 @@ def test_patterns():
     assert {model.family for model in list_hub_models("swin v2")} == {"Swin V2"}
     assert len(list_hub_models("openai/*")) == 4 and not list_hub_models("openai/")[4:]
     assert not list_hub_models("nothing of that name")
+
+
+def test_command(command):
+    shown = command("models", "--hub", "clip-vit").stdout
+    assert "openai/clip-vit-large-patch14-336" in shown and "427.9M" in shown and "google/" not in shown
+    values = json.loads(command("models", "--hub", "dinov3", "--json").stdout)
+    assert {value["gated"] for value in values} == {True, False} and values[0]["parameters"] == 21_600_000
+    assert "`vitlab models --hub` lists all" in command("models", "nothing like it", "--hub", code=2).stderr

@@ -174,7 +174,8 @@ def _show_hub_models(pattern: str, json: bool) -> None:
     if not models:
         raise UsageError(f"no model's name matches {pattern!r}. `vitlab models --hub` lists all.")
     if json:
-        print_json([{**vars(model), "loads": model.loads} for model in models])
+        counts = [None if model.parameters is None else round(model.parameters * 1e6) for model in models]
+        print_json([{**vars(m), "parameters": n, "loads": m.loads} for m, n in zip(models, counts, strict=True)])
         return
     right = ("parameters", "image")
     grid = table("name", "family", *right, "licence", "gated", "loads", "", right=right, no_wrap=("name", "family"))
