@@ -105,6 +105,7 @@ def test_names_from_elsewhere():
     assert vitlab.create("ViT-S/32", depth=1).config.patch_size == 32
     assert vitlab.create("vit_huge", depth=1).config.patch_size == 14
     assert vitlab.create("vit_small_patch14_reg4_dinov2", depth=1).config.tokens.registers == 4
+    assert vitlab.create("vit_small_plus_patch16_dinov3_qkvb", depth=1).config.mlp == "swiglu"
     plain = vitlab.create("deit_small_patch16_224", depth=1)
     assert plain.preprocess.mean[0] == 0.485 and not plain.config.tokens.distill_token
     assert vitlab.create("deit_tiny_distilled_patch16_224", depth=1).config.tokens.distill_token

@@ -198,6 +198,12 @@ def expected_for(name: str) -> Preprocess:
         return Preprocess((224, 224), **{**CROP, "resize": 256, "interpolation": "bilinear"}, **IMAGENET)
     if name.startswith("dinov2"):
         return Preprocess((518, 518), **MARGIN(518), **IMAGENET)
+    if name.startswith("dinov3"):
+        return Preprocess((224, 224), **STRETCH, **IMAGENET)
+    if name.startswith("eva02"):
+        return Preprocess((224, 224), **CROP, **OPENAI)
+    if name.startswith("pe_"):
+        return Preprocess(MODELS[name].config.image_size, **CROP, **HALF)  # each at its own size
     assert name.startswith(("vit_", "beit_"))
     side = 384 if name == "vit_base_r50_s16" else 224
     return Preprocess((side, side), **STRETCH, **HALF)

@@ -10,6 +10,7 @@ Keys have no bias, both branches a LayerScale; S+, H+ and 7B have gated MLPs.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.pooling import Pooling
 from vitlab.layers.positions import Device, Rotary, grid_points, rotary_at, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
-from vitlab.models.entry import IMAGENET, Entry, Paper, half
+from vitlab.models.entry import IMAGENET, Entry, Paper, ParsedName, half
 from vitlab.models.plain import AttentionBias, PlainConfig, PlainTransformer, new_token, with_prefix
 from vitlab.models.vit import init_weights
 
@@ -197,18 +198,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # Meta's name -> timm's; D,
 DIGITS: dict[str, Any] = dict(image_size=8, patch_size=2, channels=1, classes=10, width=64, depth=4, mlp_ratio=2.0)
 
 
-def _entries() -> list[Entry]:
-    entries = [
-        Entry(
-            f"dinov3_{name}",
-            "dinov3",
-            DINOv3Config(**options, mask_token=True),
-            IMAGENET,
-            (f"vit_{timm}_patch16_dinov3", f"vit_{timm}_patch16_dinov3_qkvb"),
-        )
-        for name, (timm, options) in VARIANTS.items()
-    ]
-    return [*entries, Entry("dinov3_digits", "dinov3", DINOv3Config(**DIGITS, heads=4), half(1))]
+def parse_name(name: str) -> ParsedName | None:
+    """timm's: vit_small_plus_patch16_dinov3, or vit_small_plus_patch16_dinov3_qkvb."""
+    match = re.fullmatch(r"vit_(\w+)_patch16_dinov3(_qkvb)?", name)
+    sizes = {timm: ours for ours, (timm, _) in VARIANTS.items()}
+    return (f"dinov3_{sizes[match[1]]}", {}) if match and match[1] in sizes else None
 
 
-PAPER = Paper("dinov3", DINOv3Config, DINOv3, _entries())
+MODELS = {f"dinov3_{name}": DINOv3Config(**options, mask_token=True) for name, (_, options) in VARIANTS.items()}
+PAPER = Paper(
+    *("dinov3", DINOv3Config, DINOv3),
+    [
+        *(
+            Entry(f"dinov3_{n}", "dinov3", DINOv3Config(**o, mask_token=True), IMAGENET)
+            for n, (_, o) in VARIANTS.items()
+        ),
+        Entry("dinov3_digits", "dinov3", DINOv3Config(**DIGITS, heads=4), half(1)),
+    ],
+    parse_name,
+)
