@@ -211,7 +211,15 @@ def test_a_licence_that_the_hub_does_not_know_is_other(model):
 
 def test_a_clip_is_for_zero_shot_classification():
     card = push("bundled:clip", "me/clip", dry_run=True).card
-    assert front_matter(card)["pipeline_tag"] == "zero-shot-image-classification" and "vitlab.zero_shot(" in card
+    head = front_matter(card)
+    assert head["pipeline_tag"] == "zero-shot-image-classification" and "vitlab.zero_shot(" in card
+    assert head["tags"] == ["vitlab", "clip", "vision-transformer"]
+
+
+def test_a_resnet_is_no_transformer():
+    resnet = vitlab.create("resnet18", classes=0)
+    head = front_matter(push(resnet, "me/resnet", to="hf", dry_run=True).card)
+    assert head["tags"] == ["vitlab", "resnet"] and head["pipeline_tag"] == "image-feature-extraction"
 
 
 def test_command(command, folder, monkeypatch, tmp_path):

@@ -45,7 +45,8 @@ def is_ours(text: str) -> bool:
 
 def _front_matter(model: Network, card: Card, to: str) -> str:
     values: dict[str, Any] = {"library_name": LIBRARIES[to], "pipeline_tag": _task(model)}
-    values["tags"] = list(dict.fromkeys(["vitlab", model.family.replace("_", "-"), "vision-transformer"]))
+    transformer = ["vision-transformer"] if Capability.TOKENS in model.encoder.capabilities else []
+    values["tags"] = ["vitlab", model.family.replace("_", "-"), *transformer]
     if card.licence:
         known = card.licence.lower()
         values |= {"license": known} if known in LICENCES else {"license": "other", "license_name": _slug(card.licence)}
