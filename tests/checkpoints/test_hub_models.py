@@ -28,6 +28,7 @@ from vitlab.models.registry import FAMILIES as NETWORKS
 State = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 LABELS = {str(i): f"name {i}" for i in range(1000)}
+VERSION = {"torch_dtype": "float32", "transformers_version": "4.31.0"}
 IMAGENET = {"id2label": LABELS, "label2id": {name: int(i) for i, name in LABELS.items()}}
 
 
@@ -48,7 +49,7 @@ def empty(shape: tuple[int, ...]) -> Tensor:
 
 def transformers(kind: str, model_type: str, *, pooler: bool = True, **values: Any) -> HubFolder:
     """A folder by transformers' save_pretrained; `kind` is the class in `architectures`."""
-    config = {"architectures": [kind], "model_type": model_type, **values}
+    config = {"architectures": [kind], "model_type": model_type, **values, **VERSION}
     parts = [config, *(config[part] for part in ("vision_config", "text_config") if part in config)]
     usual = {"siglip_text_model": 12, "siglip_vision_model": 12}  # where a released config leaves it out
     depths: list[int] = []
@@ -64,7 +65,7 @@ def _transformers_state(kind: str, values: dict[str, Any], pooler: bool) -> Stat
     import transformers as hf
     from transformers.core_model_loading import revert_weight_conversion
 
-    left_out = ("architectures", "out_indices")  # the second names blocks that were cut
+    left_out = ("architectures", "out_indices", *VERSION)  # the second names blocks that were cut
     config = hf.AutoConfig.for_model(**{k: v for k, v in values.items() if k not in left_out})
     with torch.device("meta"):
         model = getattr(hf, kind)(config, **({} if pooler else {"add_pooling_layer": False}))
@@ -329,18 +330,28 @@ def pvt_v2(widths: list[int], depths: list[int], mlp: list[int]) -> HubFolder:
 # ------------------------------------------------------------------------------------------------ timm and open_clip
 
 
-def timm(architecture: str, shapes: Shapes, depth: int | None = None, size: int = 224, **values: Any) -> HubFolder:
-    """config.json of timm's hub; model_args only where the released one has some."""
-    cfg = {
+def timm(
+    architecture: str, shapes: Shapes, depth: int | None = None, size: int = 224, pool: str = "token"
+) -> HubFolder:
+    """config.json of timm's hub, which states the architecture's name and how images are read."""
+    classes, width = next((shapes[key] for key in ("head.weight", "fc.weight") if key in shapes), (0, 0))
+    cfg: dict[str, Any] = {
+        "tag": "a_tag",
+        "custom_load": False,
         "input_size": [3, size, size],
-        "interpolation": "bicubic",
-        "crop_pct": 0.9,
-        "mean": [0.5] * 3,
-        "std": [0.5] * 3,
+        "fixed_input_size": True,
     }
-    classes = shapes.get("head.weight", shapes.get("fc.weight", shapes.get("head.fc.weight", (0,))))[0]
-    config = {"architecture": architecture, "num_classes": classes, "pretrained_cfg": cfg, **values}
-    return HubFolder({"config.json": config}, lambda: _filled(shapes), (depth,) if depth else ())
+    cfg |= {"interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center", "mean": [0.5] * 3}
+    cfg |= {
+        "std": [0.5] * 3,
+        "num_classes": classes,
+        "pool_size": None,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    config = {"architecture": architecture, "num_classes": classes, "num_features": width, "global_pool": pool}
+    files = {"config.json": {**config, "pretrained_cfg": cfg}}
+    return HubFolder(files, lambda: _filled(shapes), (depth,) if depth else ())
 
 
 def _filled(shapes: Shapes) -> State:
@@ -631,22 +642,24 @@ FOLDERS: dict[str, HubFolder] = {
     "timm/deit3_base_patch16_224.fb_in22k_ft_in1k": timm(
         "deit3_base_patch16_224", timm_vit(768, 16, prefix=0, layer_scale=True), 12
     ),
-    "timm/vit_small_patch16_dinov3.lvd1689m": timm("vit_small_patch16_dinov3", timm_dinov3(384), 12, 256),
+    "timm/vit_small_patch16_dinov3.lvd1689m": timm("vit_small_patch16_dinov3", timm_dinov3(384), 12, 256, "avg"),
     "timm/eva02_tiny_patch14_336.mim_in22k_ft_in1k": timm(
-        "eva02_tiny_patch14_336", timm_eva02(192, 512, 14, 336, split=False), 12, 336
+        "eva02_tiny_patch14_336", timm_eva02(192, 512, 14, 336, split=False), 12, 336, "avg"
     ),
     "timm/eva02_base_patch14_448.mim_in22k_ft_in22k_in1k": timm(
-        "eva02_base_patch14_448", timm_eva02(768, 2048, 14, 448, split=True), 12, 448
+        "eva02_base_patch14_448", timm_eva02(768, 2048, 14, 448, split=True), 12, 448, "avg"
     ),
     "timm/eva02_large_patch14_448.mim_m38m_ft_in22k_in1k": timm(
-        "eva02_large_patch14_448", timm_eva02(1024, 2730, 14, 448, split=True), 24, 448
+        "eva02_large_patch14_448", timm_eva02(1024, 2730, 14, 448, split=True), 24, 448, "avg"
     ),
-    "timm/beitv2_base_patch16_224.in1k_ft_in22k_in1k": timm("beitv2_base_patch16_224", timm_beitv2(768, 12), 12),
+    "timm/beitv2_base_patch16_224.in1k_ft_in22k_in1k": timm(
+        "beitv2_base_patch16_224", timm_beitv2(768, 12), 12, pool="avg"
+    ),
     "timm/vit_pe_core_base_patch16_224.fb": timm(
-        "vit_pe_core_base_patch16_224", timm_pe_core(768, 16, 224, 3072, 1024), 12
+        "vit_pe_core_base_patch16_224", timm_pe_core(768, 16, 224, 3072, 1024), 12, pool="map"
     ),
-    "timm/resnet50.a1_in1k": timm("resnet50", timm_resnet((3, 4, 6, 3), deep=False)),
-    "timm/resnet50d.ra2_in1k": timm("resnet50d", timm_resnet((3, 4, 6, 3), deep=True)),
+    "timm/resnet50.a1_in1k": timm("resnet50", timm_resnet((3, 4, 6, 3), deep=False), pool="avg"),
+    "timm/resnet50d.ra2_in1k": timm("resnet50d", timm_resnet((3, 4, 6, 3), deep=True), pool="avg"),
 }
 
 
