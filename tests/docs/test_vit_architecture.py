@@ -44,7 +44,7 @@ VARIANTS = {
     "H/14": (vit.vit_huge, 14),
 }
 EPS = [["1e-6"], ["1e-12"], ["1e-5"], ["1e-5", "1e-6"]]  # the rows of the table of eps
-POOLINGS = ("class", "mean", "mean_norm", "class_mean", "attention")
+POOLINGS = ("class", "class_norm", "mean", "mean_norm", "class_mean", "attention")
 STEPS = (  # rows of the first table that are one step of one block, or of the model
     *("patch_embed", "prefix", "positions", "norm1", "qkv", "attention", "heads", "proj", "norm2", "fc1", "fc2"),
     *("tokens", "norm", "pool", "head"),
@@ -258,7 +258,7 @@ def facts() -> dict[str, int | float | str]:
 
     found |= {"eps": model.norm.eps, "torch eps": nn.LayerNorm(8).eps}
     found |= {"post-norm": parameters(base(norm="post")), "tanh layer": parameters(base(head_hidden=768).pre_logits)}
-    found |= {"pooled width": base(pooling="class_mean").pooled_width}
+    found |= {"pooled width": base(pooling="class_mean").feature_width}
     found |= {f"pooling {kind}": count for kind, count in pooling_parameters().items()}
     found |= {"both norms": parameters(model.blocks[0].norm1, model.blocks[0].norm2)}
     white = [(1 - mean) / std for mean, std in zip(IMAGENET["mean"], IMAGENET["std"], strict=True)]

@@ -73,7 +73,7 @@ def test_the_commands_take_it(finished, tmp_path, command):
     text = command("inspect", finished / "best", "--depth", 2).stdout
     assert "stages.2" in text and "tokens" not in text and "attention" not in text
     rows = {row["name"]: row for row in json.loads(command("models", "resnet", "--json").stdout)}
-    assert list(rows) == ["resnet18", "resnet34", "resnet50", "resnet_cifar"]
+    assert list(rows) == ["resnet18", "resnet34", "resnet50", "resnet50d", "resnet_cifar"]
     assert rows["resnet50"]["parameters"] == 25_557_032 and rows["resnet50"]["macs"] == pytest.approx(4.09e9, rel=1e-3)
     said = command("explain", "attention", finished / "best", tmp_path / "grey.png", code=2).stderr
     assert "neither tokens nor attention" in said
