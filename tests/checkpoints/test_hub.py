@@ -119,6 +119,7 @@ def story(hub, run, tmp_path_factory):
     ViTForImageClassification(theirs).save_pretrained(root / "transformers")
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(root / "transformers")
     (root / "transformers" / "tf_model.h5").write_bytes(b"of no use here")
+    (root / "transformers" / "spiece.model").write_bytes(b"a tokenizer, as SigLIP has it")
     (root / "transformers" / "pytorch_model.bin").write_bytes(b"of no use beside model.safetensors")
     convert.write(tiny(), root / "timm", "timm")
     vitlab.save(tiny(), root / "native")
@@ -174,6 +175,7 @@ def test_revisions_are_different_models(story):
 
 def test_fetches_only_what_loading_needs(story, hub):
     assert hub.fetched("t/transformers", "model.safetensors") == [None]  # once, and whole
+    assert hub.fetched("t/transformers", "spiece.model") == [None]
     assert hub.fetched("t/transformers", "tf_model.h5") == []
     assert hub.fetched("t/transformers", "pytorch_model.bin") == []
     assert hub.fetched("t/bin", "pytorch_model.bin") == [None]

@@ -11,7 +11,7 @@ from vitlab.errors import CheckpointError
 from vitlab.models.base import Card
 
 PREFIX = "hf-hub:"
-FIRST = ["*.json", "*.safetensors", "merges.txt"]  # a tokenizer may be vocab.json and merges.txt
+FIRST = ["*.json", "*.safetensors", "merges.txt", "spiece.model", "tokenizer.model"]  # the last three: tokenizers
 BELOW = ["*/*"]  # onnx/, openvino/ and the like: loading reads the top folder
 SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetensors file
 
