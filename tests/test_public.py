@@ -24,6 +24,7 @@ FUNCTIONS = {
     "load",
     "optimize",
     "predict",
+    "push",
     "save",
     "train",
     "zero_shot",

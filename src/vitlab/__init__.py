@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.convert import convert
     from vitlab.checkpoints.load import load
     from vitlab.checkpoints.native import save
+    from vitlab.checkpoints.push import push
     from vitlab.evaluation import evaluate
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
@@ -54,6 +55,7 @@ _MODULES = {
     "load": "vitlab.checkpoints.load",
     "optimize": "vitlab.export.optimize",
     "predict": "vitlab.inference",
+    "push": "vitlab.checkpoints.push",
     "save": "vitlab.checkpoints.native",
     "train": "vitlab.training.train",
     "zero_shot": "vitlab.inference",
@@ -83,6 +85,7 @@ __all__ = [
     "load",
     "optimize",
     "predict",
+    "push",
     "save",
     "train",
     "zero_shot",

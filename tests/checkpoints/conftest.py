@@ -1,7 +1,8 @@
-"""A stand-in for the Hugging Face hub: the routes that huggingface_hub's snapshot_download calls, on 127.0.0.1."""
+"""A stand-in for the Hugging Face hub: the routes of huggingface_hub's downloads and uploads, on 127.0.0.1."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import socket
@@ -24,6 +25,8 @@ class Repo:
     breaks: list[tuple[str, str, int]] = field(
         default_factory=list
     )  # (file, close or reset, after so many bytes), once
+    private: bool = False
+    messages: list[str] = field(default_factory=list)  # of the commits
 
 
 class Hub:
@@ -32,6 +35,8 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, str | None]] = []
+        self.stored: dict[str, bytes] = {}  # large files by sha256
+        self.writers: dict[str, str] = {}  # token -> the owner that it may write for
         self.server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self.thread.start()
@@ -87,6 +92,68 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        """A large file, to where the batch route said."""
+        self.hub.stored[self.path.rpartition("/")[2]] = self._body()
+        self._send(200)
+
+    def do_POST(self) -> None:
+        """The routes of an upload; each needs a token that may write."""
+        path, body = unquote(urlsplit(self.path).path), self._body()
+        self.hub.requests.append(("POST", path, None))
+        owner = self.hub.writers.get((self.headers.get("Authorization") or "").removeprefix("Bearer "))
+        parts = path.strip("/").split("/")
+        if path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if owner is None:
+            wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            return self._send(401, b'{"error": "Invalid credentials"}', wrong)
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            if asked["organization"] != owner:
+                return self._send(403, b'{"error": "You have no rights here"}')
+            repo = Repo({"main": {}}, private=asked.get("visibility") == "private" or bool(asked.get("private")))
+            self.hub.repos[f"{owner}/{asked['name']}"] = repo
+            return self._json({"url": f"{self.hub.endpoint}/{owner}/{asked['name']}"})
+        if path.endswith(".git/info/lfs/objects/batch"):
+            files = json.loads(body)["objects"]
+            for file in files:
+                file["actions"] = {"upload": {"href": f"{self.hub.endpoint}/store/{file['oid']}"}}
+            return self._json({"transfer": "basic", "objects": files})
+        if parts[:2] == ["api", "models"] and parts[4] == "preupload":
+            files = [file["path"] for file in json.loads(body)["files"]]
+            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in files}
+            answer = [{"path": name, "uploadMode": modes[name], "shouldIgnore": False} for name in files]
+            return self._json({"files": answer})
+        if parts[:2] == ["api", "models"] and parts[4] == "commit":
+            repo = self.hub.repos["/".join(parts[2:4])]
+            self._commit(repo, [json.loads(line) for line in body.splitlines()])
+            sha = commit_of(repo.revisions["main"])
+            return self._json(
+                {"commitUrl": f"{self.hub.endpoint}/{parts[2]}/{parts[3]}/commit/{sha}", "commitOid": sha}
+            )
+        return self._send(404)
+
+    def _commit(self, repo: Repo, lines: list[dict]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                repo.messages.append(value["summary"])
+            elif line["key"] == "file":
+                repo.revisions["main"][value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                repo.revisions["main"][value["path"]] = self.hub.stored[value["oid"]]
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
+
     def _answer(self) -> None:
         path = urlsplit(self.path).path
         self.hub.requests.append((self.command, unquote(path), self.headers.get("Range")))
@@ -109,7 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json([{"type": "file", "path": n, "size": len(d), "oid": _oid(d)} for n, d in files.items()])
         if api:
             siblings = [{"rfilename": name} for name in files]
-            return self._json({"id": f"{owner}/{name}", "sha": commit_of(files), "siblings": siblings})
+            about = {"id": f"{owner}/{name}", "sha": commit_of(files), "private": repo.private}
+            return self._json({**about, "siblings": siblings})
         return self._file(repo, files, "/".join(rest[2:]))
 
     def _file(self, repo: Repo, files: dict[str, bytes], name: str) -> None:

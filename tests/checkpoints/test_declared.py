@@ -22,6 +22,10 @@ CONFIGS = {  # what config.json says -> what the refusal says
         dict(model_type="llava", vision_config=dict(model_type="clip_vision_model")),
         ("model_type 'llava'", "language model", "clip_vision_model"),
     ),
+    "a long name": (
+        dict(model_type="kyutai_speech_to_text_encoder"),
+        ("model_type 'kyutai_speech_to_text_encoder'; known are",),
+    ),
     "unheard-of": (dict(model_type="vitamin"), ("model_type 'vitamin'; known are vit, deit", "of transformers")),
     "timm's efficientnet": (
         dict(architecture="efficientnet_b0", model_args=None),

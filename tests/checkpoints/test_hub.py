@@ -59,7 +59,9 @@ BROKEN_OFF, RESUMED = "hf-hub:t/reset", "hf-hub:t/large"
 REFUSED = {
     "hf-hub:t/none": ("no such model", "hf auth login"),
     "hf-hub:t/native@v9": ("no revision 'v9'", "Leave @revision out"),
-    "hf-hub:t/gated": ("accept its terms", "hf auth login"),
+    "hf-hub:t/gated": ("is gated", "accept it at http://127.0.0.1:", "/t/gated (", "hf auth login", "HF_TOKEN"),
+    "hf-hub:t/asks": ("is gated", "/t/asks (", "hf auth login"),  # 401: without any token
+    "hf-hub:facebook/dinov3-vits16-pretrain-lvd1689m": ("is gated", "Without access: hf-hub:timm/vit_small_patch16"),
     "hf-hub:t/down": ("cannot be reached (Server error '503", "HF_ENDPOINT"),
     "hf-hub:t/portal": ("broke off", "Run it again"),  # a hotel's sign-in page instead of JSON
     "hf-hub:foo": ("expected hf-hub:owner/name", "@revision"),
@@ -117,6 +119,7 @@ def story(hub, run, tmp_path_factory):
     ViTForImageClassification(theirs).save_pretrained(root / "transformers")
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(root / "transformers")
     (root / "transformers" / "tf_model.h5").write_bytes(b"of no use here")
+    (root / "transformers" / "spiece.model").write_bytes(b"a tokenizer, as SigLIP has it")
     (root / "transformers" / "pytorch_model.bin").write_bytes(b"of no use beside model.safetensors")
     convert.write(tiny(), root / "timm", "timm")
     vitlab.save(tiny(), root / "native")
@@ -131,8 +134,10 @@ def story(hub, run, tmp_path_factory):
     hub.add("t/native", root / "v1", revision="v1")
     hub.add("t/reset", root / "native").breaks = [("weights.safetensors", "reset", 50_000)]
     hub.repos["t/large"].breaks = [("weights.safetensors", "close", 11_000_000)]
-    for name, error in {"gated": (403, "GatedRepo"), "down": (503, ""), "portal": (200, "")}.items():
-        hub.add(f"t/{name}", root / "native").error = error
+    errors = {"t/gated": (403, "GatedRepo"), "t/asks": (401, "GatedRepo"), "t/down": (503, ""), "t/portal": (200, "")}
+    errors["facebook/dinov3-vits16-pretrain-lvd1689m"] = (401, "GatedRepo")
+    for name, error in errors.items():
+        hub.add(name, root / "native").error = error
 
     told = {"root": root, "cache": run.cache, "endpoint": hub.endpoint}
     told["online"] = run([*MODELS, RESUMED, BROKEN_OFF, *REFUSED])
@@ -170,6 +175,7 @@ def test_revisions_are_different_models(story):
 
 def test_fetches_only_what_loading_needs(story, hub):
     assert hub.fetched("t/transformers", "model.safetensors") == [None]  # once, and whole
+    assert hub.fetched("t/transformers", "spiece.model") == [None]
     assert hub.fetched("t/transformers", "tf_model.h5") == []
     assert hub.fetched("t/transformers", "pytorch_model.bin") == []
     assert hub.fetched("t/bin", "pytorch_model.bin") == [None]

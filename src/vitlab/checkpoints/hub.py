@@ -6,10 +6,12 @@ import os
 import re
 from pathlib import Path
 
+from vitlab.checkpoints.hub_models import BY_NAME, HUB_MODELS
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Card
 
 PREFIX = "hf-hub:"
-FIRST = ["*.json", "*.safetensors", "merges.txt"]  # a tokenizer may be vocab.json and merges.txt
+FIRST = ["*.json", "*.safetensors", "merges.txt", "spiece.model", "tokenizer.model"]  # the last three: tokenizers
 BELOW = ["*/*"]  # onnx/, openvino/ and the like: loading reads the top folder
 SECOND = ["*.npz", "*.pth", "*.pt", "*.bin"]  # only where there is no safetensors file
 
@@ -37,7 +39,9 @@ def fetch(name: str) -> Path:
             folder = Path(snapshot_download(repo, revision=revision, allow_patterns=every, ignore_patterns=BELOW))
     except GatedRepoError:
         raise CheckpointError(
-            f"{name}: {where} asks you to accept its terms. Do so on the model's page, then `hf auth login`."
+            f"{name}: is gated: its owner gives access to those who accept the licence. Log in and accept it at "
+            f"{constants.ENDPOINT}/{repo} (access may take a while), then run `hf auth login` or set HF_TOKEN, and "
+            f"load it again.{_open_sibling(repo)}"
         ) from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{name}: {where} has no revision {revision!r} of it. Leave @revision out.") from None
@@ -62,6 +66,21 @@ def fetch(name: str) -> Path:
             "are kept."
         ) from None
     return folder
+
+
+def card_of(source: str) -> Card | None:
+    """Where a model of the hub comes from, with its licence where the table knows it; None: it is not on the hub."""
+    if not source.startswith(PREFIX):
+        return None
+    model = BY_NAME.get(source.removeprefix(PREFIX).split("@")[0])
+    return Card(source=source, licence=model.licence if model is not None else None)
+
+
+def _open_sibling(repo: str) -> str:
+    """A model of the same family that needs no access, where one is known."""
+    gated = BY_NAME.get(repo)
+    open_ones = [model for model in HUB_MODELS if gated and model.family == gated.family and not model.gated]
+    return f" Without access: {PREFIX}{open_ones[0].name} is of the same family." if open_ones else ""
 
 
 def _reason(error: BaseException | None) -> str:

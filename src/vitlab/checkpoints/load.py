@@ -103,6 +103,7 @@ def load_with_report(
     else:
         with naming_network(path):
             weights = read_foreign(path, Path(map) if map is not None else None, overrides, encoder=encoder)
+        weights.card = hub.card_of(str(source)) or weights.card
         weights.notes += assumed_notes(weights, preprocess or {})
         if weights.size_note and "image_size" not in overrides and "size" not in (preprocess or {}):
             weights.notes.append(weights.size_note)

@@ -191,7 +191,7 @@ def abbreviated(value: object) -> str:
     """A value in an error message, no longer than a line."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
         return f"a whole number of {value.bit_length()} bits"
-    text = repr(value[:20] if is_sequence(value) or isinstance(value, str) else value)
+    text = repr(value[:20] if is_sequence(value) else value[:100] if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

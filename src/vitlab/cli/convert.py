@@ -1,4 +1,4 @@
-"""vitlab convert."""
+"""vitlab convert, vitlab push."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import by, console, parse_size, print_json, say, table
-from vitlab.cli.options import CHECKPOINT, Heads, Json, Size, checkpoint_argument, choice
+from vitlab.cli.console import by, console, parse_size, print_json, say, say_notes, short, table
+from vitlab.cli.options import CHECKPOINT, Checkpoint, Heads, Json, Size, checkpoint_argument, choice
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
@@ -102,6 +102,30 @@ def convert(
     if wrong:
         say(f"vitlab: error: logits differ: {'; '.join(wrong)}")
         raise SystemExit(1)
+
+
+def push(
+    checkpoint: Checkpoint,
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub, made if it is not there.")],
+    to: Annotated[str, choice("native", "hf", "timm", "open_clip", name="--to", help="Layout to upload.")] = "native",
+    private: Annotated[bool, typer.Option("--private", help="Make a private repository.")] = False,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Message of the commit.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show files and model card; send nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Upload a model to the Hugging Face hub, with a model card."""
+    from vitlab.checkpoints.push import push
+
+    pushed = push(checkpoint, name, to=to, private=private, message=message, dry_run=dry_run)
+    if json:
+        print_json(vars(pushed))
+        return
+    for file, size in pushed.files.items():
+        console().print(f"{file}  {short(size)}B")
+    if dry_run:
+        console().print(f"\n{pushed.card}")
+    say_notes(pushed.notes)
+    console().print(f"{'pushed to' if pushed.uploaded else 'nothing was sent; it would go to'} {pushed.url}")
 
 
 def _how_wrong(row: Compared) -> str:

@@ -134,9 +134,13 @@ def _show_gradients(gradients: list[Gradient]) -> None:
 
 def models(
     pattern: Annotated[str, argument("PATTERN", "Part of a name, or a pattern with * and ?.", complete.models)] = "*",
+    hub: Annotated[bool, typer.Option("--hub", help="List well-known models of the Hugging Face hub instead.")] = False,
     json: Json = False,
 ) -> None:
     """List the models by name, with parameters and MACs."""
+    if hub:
+        _show_hub_models(pattern, json)
+        return
     from vitlab.explain.sizes import size_of
     from vitlab.models.registry import MODELS, list_models
 
@@ -160,4 +164,28 @@ def models(
     console().print(grid)
     console().print(
         "MACs for one image (for a CLIP also one text); 1 MAC = 2 FLOPs. timm's names work too: vit_base_patch16_384."
+    )
+
+
+def _show_hub_models(pattern: str, json: bool) -> None:
+    from vitlab.checkpoints.hub_models import list_hub_models
+
+    models = list_hub_models(pattern)
+    if not models:
+        raise UsageError(f"no model's name matches {pattern!r}. `vitlab models --hub` lists all.")
+    if json:
+        counts = [None if model.parameters is None else round(model.parameters * 1e6) for model in models]
+        print_json([{**vars(m), "parameters": n, "loads": m.loads} for m, n in zip(models, counts, strict=True)])
+        return
+    right = ("parameters", "image")
+    grid = table("name", "family", *right, "licence", "gated", "loads", "", right=right, no_wrap=("name", "family"))
+    for model in models:
+        parameters = f"{model.parameters:,.1f}M" if model.parameters else "-"
+        gated, loads = "yes" if model.gated else "no", "yes" if model.loads else "no"
+        size = str(model.image_size or "-")
+        grid.add_row(model.name, model.family, parameters, size, model.licence, gated, loads, model.note)
+    console().print(grid)
+    console().print(
+        'Load one by vitlab.load("hf-hub:NAME"). Others of these families load too. Gated: accept the licence on the '
+        "model's page at huggingface.co first, then `hf auth login`."
     )

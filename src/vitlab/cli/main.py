@@ -35,6 +35,7 @@ COMMANDS = {  # in the order of the help page
     "predict": predict.predict,
     "zeroshot": predict.zeroshot,
     "convert": convert.convert,
+    "push": convert.push,
     "export": export.export,
     "bench": export.bench,
     "diff": diff.diff,
