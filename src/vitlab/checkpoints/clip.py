@@ -49,14 +49,15 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, CLIPVisionConfig
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.two_towers import TextConfig
-from vitlab.text.tokenizer import END, START, Tokenizer
+from vitlab.text.tokenizer import END, PIECES_END, START, Tokenizer
 
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
 
 # ------------------------------------------------------------------------------------------ files beside the weights
 
-MODEL_TYPES = {"clip": ModelType("CLIP", hf.INTERPOLATE, {})}
+METACLIP_2 = "metaclip_2"  # arXiv:2507.22062: a CLIP of many languages, whose texts end with 2
+MODEL_TYPES = {name: ModelType("CLIP", hf.INTERPOLATE, {}) for name in ("clip", METACLIP_2)}
 
 
 def _read_hf(source: Source) -> Stated:
@@ -78,13 +79,12 @@ IMAGE_FIELDS: hf.Fields = {f"image.{name}": field for name, field in clip_image.
 def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     """transformers' config.json -> options by path; what it leaves out has its library's default."""
     schema.check(config, schema.HF, "config.json")
-    if config.get("model_type") != "clip":
-        raise CheckpointError(
-            f"config.json has model_type {config.get('model_type')!r}, the weights are a CLIPModel's."
-        )
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise CheckpointError(f"config.json has model_type {kind!r}, the weights are a CLIPModel's.")
     text, vision = (hf.tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
-    if end == 2:  # a mistake of early files, for which transformers looks for the largest number
+    if end == 2 and kind == "clip":  # a mistake of early files, for which transformers looks for the largest number
         end = tokenizer.end_id if tokenizer is not None else vocab - 1
     options = {**hf.read_fields(text, TEXT_FIELDS), **hf.read_fields(vision, IMAGE_FIELDS)}
     return options | {
@@ -224,20 +224,21 @@ def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> Non
 def _hf_files(model: Network) -> Options:
     """config.json, and the tokenizer's files where the model has one."""
     c, tokenizer = model.config, model.tokenizer
+    kind, network = (METACLIP_2, "MetaClip2Model") if c.text.end_id == 2 else ("clip", "CLIPModel")
     text = {
         **hf.write_fields(c, TEXT_FIELDS),
-        "model_type": "clip_text_model",
+        "model_type": f"{kind}_text_model",
         "intermediate_size": round(c.text.width * c.text.mlp_ratio),
         "hidden_act": hf.activation_for(c.text.activation),
         "projection_dim": c.embed_dim,
-        "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
+        "bos_token_id": (tokenizer.start_id if tokenizer is not None else None) or max(c.text.end_id - 1, 0),
         "eos_token_id": c.text.end_id,
         "pad_token_id": c.text.end_id,
     }
-    vision = {**clip_image.vision_config(c.image), "projection_dim": c.embed_dim}
+    vision = {**clip_image.vision_config(c.image), "model_type": f"{kind}_vision_model", "projection_dim": c.embed_dim}
     config = {
-        "architectures": ["CLIPModel"],
-        "model_type": "clip",
+        "architectures": [network],
+        "model_type": kind,
         "projection_dim": c.embed_dim,
         "text_config": text,
         "vision_config": vision,
@@ -249,6 +250,10 @@ def _hf_files(model: Network) -> Options:
 def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
     """The tokenizer's files; transformers always pads with end-of-text, which changes no embedding."""
     copy = Tokenizer.from_json(tokenizer.to_json(), pad_id=tokenizer.end_id)
+    if copy.start_id is None:  # of MetaCLIP 2: its file says all
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": copy.context}
+        config |= {"eos_token": PIECES_END, "pad_token": PIECES_END}
+        return {"tokenizer.json": copy.to_json(), "tokenizer_config.json": config}
     config = {
         "tokenizer_class": "CLIPTokenizer",
         "model_max_length": copy.context,
@@ -283,7 +288,7 @@ def _open_clip_files(model: Network) -> Options:
 
 def _write_hf(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
-    others = {"loss=sigmoid": c.loss == "sigmoid", "end_id=2": c.text.end_id == 2, **check_square(c.image)}
+    others = {"loss=sigmoid": c.loss == "sigmoid", **check_square(c.image)}
     _check_writable("transformers' CLIPModel", c, others)
     tokenizer, files = model.tokenizer, _hf_files(model)
     notes: list[str] = []
@@ -480,5 +485,5 @@ VISION = Family(
     _infer_vision,
     {"hf": Writer(_write_vision)},
     bare_options=("heads", "activation", "eps", "image_size"),
-    model_types={clip_image.TOWER_TYPE: clip_image.PROCESSOR},
+    model_types=dict.fromkeys(clip_image.TOWER_TYPES, clip_image.PROCESSOR),
 )
