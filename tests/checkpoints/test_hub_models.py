@@ -237,14 +237,14 @@ def beit(size: tuple[int, int, int], model_type: str = "beit", scale: float = 0.
     return transformers(kind, model_type, **values)
 
 
-def siglip(text: dict[str, Any], vision: dict[str, Any]) -> HubFolder:
+def siglip(text: dict[str, Any], vision: dict[str, Any], name: str = "siglip") -> HubFolder:
     """Released configs state only what is not the usual value."""
     return transformers(
-        "SiglipModel",
-        "siglip",
+        f"{name.title()}Model",
+        name,
         initializer_factor=1.0,
-        text_config={"model_type": "siglip_text_model", **text},
-        vision_config={"model_type": "siglip_vision_model", **vision},
+        text_config={"model_type": f"{name}_text_model", **text},
+        vision_config={"model_type": f"{name}_vision_model", **vision},
     )
 
 
@@ -605,6 +605,7 @@ FOLDERS: dict[str, HubFolder] = {
     "google/siglip2-so400m-patch14-384": siglip(
         {**SIGLIP_SO, **GEMMA}, {**SIGLIP_SO, "image_size": 384, "patch_size": 14}
     ),
+    "google/siglip2-base-patch16-naflex": siglip({**GEMMA}, {"num_patches": 256}, "siglip2"),
     "timm/ViT-B-16-SigLIP": open_clip_siglip(),
     "facebook/dinov3-vits16-pretrain-lvd1689m": dinov3(384, 1536, 12, 6),
     "facebook/dinov3-vits16plus-pretrain-lvd1689m": dinov3(384, 1536, 12, 6, True),
@@ -671,7 +672,6 @@ FOLDERS: dict[str, HubFolder] = {
 REFUSED = {  # model_type of what the table says is not read
     "facebook/dinov3-convnext-tiny-pretrain-lvd1689m": "dinov3_convnext",
     "depth-anything/Depth-Anything-V2-Small-hf": "depth_anything",
-    "google/siglip2-base-patch16-naflex": "siglip2",
     "facebook/sam-vit-base": "sam",
     "facebook/convnext-tiny-224": "convnext",
 }

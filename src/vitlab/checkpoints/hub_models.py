@@ -173,6 +173,7 @@ HUB_MODELS: tuple[HubModel, ...] = (
         ("google/siglip2-base-patch16-224", 375.2, 224),
         ("google/siglip2-so400m-patch14-384", 1136.0, 384),
     ),
+    *_rows("SigLIP 2", "naflex", APACHE, ("google/siglip2-base-patch16-naflex", 375.2, 256)),
     *_rows(
         "Swin",
         "swin",
@@ -213,13 +214,6 @@ HUB_MODELS: tuple[HubModel, ...] = (
         "",
         APACHE,
         note="a depth estimator: take its encoder, facebook/dinov2-small",
-    ),
-    HubModel(
-        "google/siglip2-base-patch16-naflex",
-        "SigLIP 2",
-        "",
-        APACHE,
-        note="images of any shape: take google/siglip2-base-patch16-224",
     ),
     HubModel("facebook/sam-vit-base", "SAM", "", APACHE, note="outlines objects"),
     HubModel("facebook/convnext-tiny-224", "ConvNeXt", "", APACHE, note="convolutional: take a ViT or a ResNet"),
