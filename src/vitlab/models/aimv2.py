@@ -42,21 +42,14 @@ class AIMv2Config(PlainConfig):
 
     def check(self) -> None:
         super().check()
-        if self.eps <= 0 or self.hidden < 1:
-            raise UsageError(f"eps={self.eps} must be greater than 0, and hidden={self.hidden} at least 1.")
+        if self.hidden < 1:
+            raise UsageError(f"hidden={self.hidden} must be at least 1.")
         if self.positions == "sincos" and self.width % 4:
             raise UsageError(f"sincos positions need a width that is a multiple of 4: use {-(-self.width // 4) * 4}.")
-        for name in ("attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def pool_kind(self) -> Literal["attention", "mean"]:
-        return self.pooling
 
     @property
     def position_kind(self) -> str:

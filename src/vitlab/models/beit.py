@@ -49,32 +49,17 @@ class BEiTConfig(PlainConfig):
 
     def check(self) -> None:
         super().check()
-        if self.eps <= 0 or self.layer_scale < 0 or self.mlp_hidden < 1:
-            raise UsageError("eps must be greater than 0, layer_scale 0 or more, and mlp_ratio leave a hidden channel.")
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
+        if self.layer_scale < 0:
+            raise UsageError(f"layer_scale={self.layer_scale} must be 0 or more.")
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return ("class",)
 
     @property
-    def pool_kind(self) -> Literal["mean_norm", "mean", "class"]:
-        return self.pooling
-
-    @property
     def position_kind(self) -> str:
         relative = self.layer_bias or self.shared_bias
         return " + ".join(["learned"] * self.absolute_positions + ["relative"] * relative) or "none"
-
-    @property
-    def mlp_hidden(self) -> int:
-        return round(self.width * self.mlp_ratio)
-
-    @property
-    def mlp_name(self) -> str:
-        return f"MLP, {self.activation}"
 
     @property
     def table_rule(self) -> str:

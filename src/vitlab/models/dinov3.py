@@ -21,7 +21,6 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention, Path
 from vitlab.layers.block import MLP, Activation, Block, SwiGLU
 from vitlab.layers.patches import PatchEmbed
-from vitlab.layers.pooling import Pooling
 from vitlab.layers.positions import Device, Rotary, grid_points, rotary_at, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
 from vitlab.models.entry import IMAGENET, Entry, Paper, ParsedName, half
@@ -70,27 +69,16 @@ class DINOv3Config(PlainConfig):
             raise UsageError("registers and position_shift must be 0 or more.")
         if min(self.position_jitter, self.position_rescale) < 1:
             raise UsageError("position_jitter and position_rescale are factors of at least 1, which changes nothing.")
-        if min(self.rotary_base, self.eps, self.layer_scale) <= 0 or self.mlp_hidden < 1:
-            raise UsageError("rotary_base, eps, layer_scale and mlp_ratio must be greater than 0.")
-        for name in ("attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
+        if min(self.rotary_base, self.layer_scale) <= 0:
+            raise UsageError("rotary_base and layer_scale must be greater than 0.")
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return ("class", *("register",) * self.registers)
 
     @property
-    def pool_kind(self) -> Pooling:
-        return self.pooling
-
-    @property
     def position_kind(self) -> str:
         return "rotary"
-
-    @property
-    def mlp_hidden(self) -> int:
-        return round(self.width * self.mlp_ratio)
 
     @property
     def mlp_name(self) -> str:

@@ -17,7 +17,6 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention, Path
 from vitlab.layers.block import Block, SwiGLU
 from vitlab.layers.patches import PatchEmbed
-from vitlab.layers.pooling import Pooling
 from vitlab.layers.positions import LearnedPositions, Rotary, rotary_scaled, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
@@ -48,11 +47,6 @@ class EVA02Config(PlainConfig):
     def check(self) -> None:
         super().check()
         check_rotary(self, self.rotary_grid, self.rotary_base)
-        if self.eps <= 0 or self.mlp_hidden < 1:
-            raise UsageError("eps and mlp_ratio must be greater than 0.")
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     @property
     def table_rule(self) -> str:
@@ -63,16 +57,8 @@ class EVA02Config(PlainConfig):
         return ("class",)
 
     @property
-    def pool_kind(self) -> Pooling:
-        return self.pooling
-
-    @property
     def position_kind(self) -> str:
         return "learned + rotary"
-
-    @property
-    def mlp_hidden(self) -> int:
-        return round(self.width * self.mlp_ratio)
 
     @property
     def mlp_name(self) -> str:

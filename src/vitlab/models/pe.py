@@ -17,7 +17,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention, Path
 from vitlab.layers.block import MLP, Activation, Block
 from vitlab.layers.patches import PatchEmbed
-from vitlab.layers.pooling import AttentionPool, Pooling
+from vitlab.layers.pooling import AttentionPool
 from vitlab.layers.positions import LearnedPositions, Rotary, rotary_scaled, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
 from vitlab.models.entry import HALF, Entry, Paper, half
@@ -52,15 +52,12 @@ class PEConfig(PlainConfig):
     def check(self) -> None:
         super().check()
         check_rotary(self, self.rotary_grid, self.rotary_base)
-        if self.eps <= 0 or self.mlp_hidden < 1 or round(self.width * self.pool_ratio) < 1:
-            raise UsageError("eps, mlp_ratio and pool_ratio must be greater than 0.")
+        if round(self.width * self.pool_ratio) < 1:
+            raise UsageError(f"pool_ratio={self.pool_ratio} leaves the pooling's MLP no hidden channel: use 4.")
         if self.pool_heads < 1 or self.layer_scale < 0:
             raise UsageError("pool_heads must be at least 1, and layer_scale 0 or more.")
         if self.pooling == "class" and not self.class_token:
             raise UsageError('pooling="class" needs class_token=True; without one use pooling="mean".')
-        for name in ("attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     @property
     def table_rule(self) -> str:
@@ -71,20 +68,8 @@ class PEConfig(PlainConfig):
         return ("class",) * self.class_token
 
     @property
-    def pool_kind(self) -> Pooling:
-        return self.pooling
-
-    @property
     def position_kind(self) -> str:
         return "learned + rotary"
-
-    @property
-    def mlp_hidden(self) -> int:
-        return round(self.width * self.mlp_ratio)
-
-    @property
-    def mlp_name(self) -> str:
-        return f"MLP, {self.activation}"
 
 
 class PE(PlainTransformer):

@@ -28,6 +28,7 @@ from vitlab.models.config import Config, largest_divisor, option_paths
 if TYPE_CHECKING:
     from vitlab.layers.patches import ConvStem, PatchEmbed
 
+RATES = {"dropout", "attention_dropout", "patch_dropout", "stochastic_depth"}
 AttentionBias = Callable[[int], Tensor | None]  # layer -> (1 or B, 1 or h, N, N), added to the scaled product
 
 
@@ -68,6 +69,13 @@ class PlainConfig(Config):
                 f"width {self.width} is not a multiple of heads {self.heads}: use heads={fitting}, "
                 f"or width={-(-self.width // self.heads) * self.heads}{more}."
             )
+        if self.option("eps") <= 0:
+            raise UsageError(f"eps={self.option('eps')} must be greater than 0.")
+        for name in RATES & options.keys():
+            if not 0 <= self.option(name) < 1:
+                raise UsageError(f"{name}={self.option(name)} must be at least 0 and below 1.")
+        if self.mlp_hidden < 1:
+            raise UsageError(f"the MLP has {self.mlp_hidden} hidden channels: use mlp_ratio=4.")
 
     @property
     def own_head_dim(self) -> int | None:
@@ -105,7 +113,7 @@ class PlainConfig(Config):
     @property
     def pool_kind(self) -> Pooling:
         """How the head makes one vector of the tokens."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its head reads.")
+        return self.option("pooling")
 
     @property
     def position_kind(self) -> str:
@@ -119,12 +127,12 @@ class PlainConfig(Config):
 
     @property
     def mlp_hidden(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} must state its MLP's hidden width.")
+        return round(self.width * self.option("mlp_ratio"))
 
     @property
     def mlp_name(self) -> str:
         """The MLP in words: "MLP, gelu" or "SwiGLU"."""
-        raise NotImplementedError(f"{type(self).__name__} must name its MLP.")
+        return f"MLP, {self.option('activation')}"
 
     @property
     def post_norm(self) -> bool:

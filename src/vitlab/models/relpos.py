@@ -51,33 +51,18 @@ class RelPosConfig(PlainConfig):
 
     def check(self) -> None:
         super().check()
-        if self.eps <= 0 or self.layer_scale < 0 or self.mlp_hidden < 1 or self.bias_hidden < 1:
-            raise UsageError("eps, mlp_ratio and bias_hidden must be greater than 0, and layer_scale 0 or more.")
+        if self.layer_scale < 0 or self.bias_hidden < 1:
+            raise UsageError("layer_scale must be 0 or more, and bias_hidden at least 1.")
         if self.pooling == "class" and not self.class_token:
             raise UsageError('pooling="class" needs class_token=True; without one use pooling="mean".')
-        for name in ("dropout", "attention_dropout", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
 
     @property
     def prefix(self) -> tuple[str, ...]:
         return ("class",) * self.class_token
 
     @property
-    def pool_kind(self) -> Literal["class", "mean", "mean_norm"]:
-        return self.pooling
-
-    @property
     def position_kind(self) -> str:
         return "relative"
-
-    @property
-    def mlp_hidden(self) -> int:
-        return int(self.width * self.mlp_ratio)
-
-    @property
-    def mlp_name(self) -> str:
-        return f"MLP, {self.activation}"
 
     @property
     def post_norm(self) -> bool:
