@@ -36,11 +36,12 @@ STAGES = dict(depths=[1, 2, 1, 1], num_labels=5)
 PVT = dict(hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 3, 4], mlp_ratios=[2, 2, 2, 2], **STAGES)
 
 
-def clip_model():
+def clip_model(kind: str = "CLIP"):
     text = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=99)
     text |= dict(bos_token_id=97, eos_token_id=98, pad_token_id=0)
     vision = dict(**SMALL, image_size=48, patch_size=16)
-    return hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
+    config = getattr(hf, f"{kind}Config")(text_config=text, vision_config=vision, projection_dim=24)
+    return getattr(hf, f"{kind}Model")(config)
 
 
 def siglip_model(image_size: int = 48):
@@ -109,6 +110,18 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         clip_model,
         lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size=square(32)),
         32,
+    ),
+    "metaclip_2": (
+        lambda: clip_model("MetaClip2"),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
+    ),
+    "metaclip_2_vision_model": (
+        lambda: hf.MetaClip2VisionModelWithProjection(
+            hf.MetaClip2VisionConfig(**SMALL, image_size=48, patch_size=16, projection_dim=24)
+        ),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
     ),
     "siglip": (siglip_model, lambda: hf.SiglipImageProcessorPil(size=square(48)), 48),
     "siglip, larger than its positions": (
@@ -237,11 +250,11 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     model = getattr(hf, architecture).from_pretrained(folder).eval()
     interpolate = {"interpolate_pos_encoding": True} if "positions" in name else {}
     with torch.inference_mode():
-        if name == "clip_vision_model":
+        if name in ("clip_vision_model", "metaclip_2_vision_model"):
             return model(pixels).image_embeds, None
         if name == "siglip_vision_model":
             return model(pixels).pooler_output, None
-        if name.startswith(("clip", "siglip")):
+        if name.startswith(("clip", "metaclip", "siglip")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None
         if name.startswith("vit_mae"):  # nothing masked: the encoder sees every patch, in order

@@ -193,7 +193,8 @@ def unstated(config: TwoTowersConfig, clues: Clues) -> Options:
 def three_texts(model: Network, images: Tensor) -> dict[str, Tensor]:
     """Texts of any tokens, each with its end, to compare two copies of a network."""
     c = model.config.text
-    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(c.vocab - 1, (3, c.context), generator=torch.Generator().manual_seed(1))
+    ids += ids >= c.end_id
     for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
         text[end:] = c.end_id
     return {"input_ids": ids}
