@@ -50,6 +50,11 @@ def siglip_model(image_size: int = 48):
     return hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=vision))
 
 
+def tips_model():
+    vision = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, patch_size=16, image_size=48)
+    return hf.Tipsv2Model(hf.Tipsv2Config(text_config=dict(**SMALL, vocab_size=99), vision_config=vision))
+
+
 def square(side: int) -> dict:
     return {"height": side, "width": side}
 
@@ -133,6 +138,22 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL, image_size=48, patch_size=16)),
         lambda: hf.SiglipImageProcessorPil(size=square(48)),
         48,
+    ),
+    "dinov3_vit": (
+        lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SMALL, image_size=48, patch_size=16)),
+        lambda: hf.ViTImageProcessorPil(size=square(48)),
+        48,
+    ),
+    "tipsv2": (tips_model, lambda: hf.ViTImageProcessorPil(size=square(48), do_normalize=False), 48),
+    "tipsv2, smaller than its positions": (
+        tips_model,
+        lambda: hf.ViTImageProcessorPil(size=square(32), do_normalize=False),
+        32,
+    ),
+    "tipsv2_vision_model": (
+        lambda: tips_model().vision_model,
+        lambda: hf.ViTImageProcessorPil(size=square(64), do_normalize=False),
+        64,
     ),
     "swin": (
         lambda: hf.SwinForImageClassification(
@@ -248,20 +269,20 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     pixels = processor(images=upright, return_tensors="pt")["pixel_values"]
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(hf, architecture).from_pretrained(folder).eval()
-    interpolate = {"interpolate_pos_encoding": True} if "positions" in name else {}
+    interpolate = {"interpolate_pos_encoding": True} if "positions" in name and "tips" not in name else {}
     with torch.inference_mode():
         if name in ("clip_vision_model", "metaclip_2_vision_model"):
             return model(pixels).image_embeds, None
-        if name == "siglip_vision_model":
+        if name in ("siglip_vision_model", "tipsv2_vision_model"):
             return model(pixels).pooler_output, None
-        if name.startswith(("clip", "metaclip", "siglip")):
+        if name.startswith(("clip", "metaclip", "siglip", "tips")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None
         if name.startswith("vit_mae"):  # nothing masked: the encoder sees every patch, in order
             model.config.mask_ratio = 0.0
             noise = torch.arange(9.0).expand(len(pixels), 9)
             return model.vit(pixels, noise=noise).last_hidden_state[:, 0], None
-        base = model.base_model(pixels, **interpolate)
+        base = model(pixels) if name == "dinov3_vit" else model.base_model(pixels, **interpolate)
         tokens = base.last_hidden_state
         logits = model(pixels, **interpolate).logits if hasattr(model, "num_labels") and "For" in architecture else None
         if name.startswith(("swin", "resnet", "beit", "data2vec", "aimv2")):

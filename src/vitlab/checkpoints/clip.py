@@ -92,8 +92,8 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
     text, vision = (hf.tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
     pad = end  # CLIP pads with end-of-text, whatever its config.json says
-    if kind == METACLIP_2 and (stated := text.get("pad_token_id", 1)) is not None:
-        pad = stated
+    if kind == METACLIP_2:
+        pad = text.get("pad_token_id", 1)
     if kind == "clip" and end == 2:  # a mistake of early files, for which transformers looks for the largest number
         end = pad = tokenizer.end_id if tokenizer is not None else vocab - 1
     options = {**hf.read_fields(text, TEXT_FIELDS), **hf.read_fields(vision, IMAGE_FIELDS)}

@@ -20,6 +20,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
     bicubic            transformers' ViT, DeiT and DINOv2
     bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
     bilinear           PVT
+    bilinear_antialias TIPSv2
     bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
     """
     if same_grid(old, new):
@@ -34,7 +35,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
         x = F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False)
     else:
         mode = rule.split("_")[0]
-        x = F.interpolate(x, size=new, mode=mode, align_corners=False, antialias=rule == "bicubic_antialias")
+        x = F.interpolate(x, size=new, mode=mode, align_corners=False, antialias=rule.endswith("_antialias"))
     return x.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], D).to(values.dtype)
 
 
@@ -56,15 +57,17 @@ def cubic_weights(old: tuple[int, int], new: tuple[int, int], rule: str, device:
     if rule == "bicubic_offset":  # a grid of the old size stays as it is
         extra = 0.1 * ((counts[0] != old[0]) | (counts[1] != old[1]))
     steps = [o / (count + extra) for o, count in zip(old, counts, strict=True)]
-    return [_along(*axis, rule == "bicubic_antialias") for axis in zip(places, steps, old, strict=True)]
+    return [_along(*axis, rule) for axis in zip(places, steps, old, strict=True)]
 
 
-def _along(place: Tensor, step: Tensor, old: int, antialias: bool) -> Tensor:
+def _along(place: Tensor, step: Tensor, old: int, rule: str) -> Tensor:
     """Keys' cubic: a = -0.75 as in F.interpolate, and -0.5 with antialias, where it widens as the grid shrinks."""
+    antialias, linear = rule.endswith("_antialias"), rule.startswith("bilinear")
     centre = (place + 0.5) * step - 0.5  # (new,)
     source = torch.arange(old, dtype=torch.float32, device=place.device)  # (old,)
     if antialias:  # what would lie outside does not count
-        weights = _cubic((centre[:, None] - source).abs() / step.clamp(min=1), a=-0.5)  # (new, old)
+        away = (centre[:, None] - source).abs() / step.clamp(min=1)  # (new, old)
+        weights = (1 - away).clamp(min=0) if linear else _cubic(away, a=-0.5)
         return weights / weights.sum(dim=1, keepdim=True)
     taps = centre.floor()[:, None] + torch.arange(-1.0, 3.0, device=place.device)  # (new, 4)
     weights = _cubic((centre[:, None] - taps).abs(), a=-0.75)

@@ -21,6 +21,7 @@ from vitlab.models import (
     siglip,
     swin,
     swinv2,
+    tips,
     twins,
     vit,
 )
@@ -35,6 +36,7 @@ INDEX = (
     (clip.PAPER, "clip.FAMILY"),
     (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (siglip.PAPER, "siglip.FAMILY"),
+    (tips.PAPER, "tips.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike

@@ -17,7 +17,7 @@ from vitlab.layers.pooling import NORM_AFTER, Pooling
 from vitlab.models.config import Config
 from vitlab.models.plain import PlainConfig
 
-ResizeRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset"]
+ResizeRule = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "bilinear_antialias"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tokenizers of CLIP, MetaCLIP 2 and SigLIP on the `tokenizers` library: texts -> (B, context) numbers.
+"""Tokenizers of CLIP, MetaCLIP 2, SigLIP and TIPSv2 on the `tokenizers` library: texts -> (B, context) numbers.
 
     tokenizer = Tokenizer.train(captions, vocab=1024, context=32)     # your own words
     tokenizer = Tokenizer.read("clip-vit-base-patch32")               # tokenizer.json, or vocab.json + merges.txt
@@ -7,7 +7,7 @@
 
 CLIP has byte pairs (arXiv:2103.00020, section 2.4) between a start and an end. SigLIP's texts are lower-cased and have
 an end and no start: pieces of a sentencepiece model without punctuation, or in SigLIP 2 Gemma's byte pairs. MetaCLIP 2
-has XLM-V's pieces (arXiv:2301.10472) between <s> and </s>.
+has XLM-V's pieces (arXiv:2301.10472) between <s> and </s>, TIPSv2 lower-cased pieces and neither start nor end.
 
 In byte pairs every byte has a number, so there is no unknown word. How long a text may be, what is done with a longer
 one and which number fills a shorter one are part of the tokenizer and of its file: OpenAI pads with 0, transformers
@@ -65,20 +65,21 @@ class Tokenizer:
         padding_side: Side = "right",
         truncate: bool = True,
     ) -> None:
-        end = next((token for token in (END, GEMMA_END, PIECES_END) if backend.token_to_id(token) is not None), None)
+        backend.no_padding()
+        ends = (PADDING,) if _has_no_end(backend) else (END, GEMMA_END, PIECES_END)
+        end = next((token for token in ends if backend.token_to_id(token) is not None), None)
         end_id, start = None if end is None else backend.token_to_id(end), backend.token_to_id(START)
         if end_id is None or (end == END and start is None):
             raise TokenizerError(
                 f"the vocabulary has no {START if end == END else END}: it is none of CLIP's kind, nor, by "
                 f"{PIECES_END} or {GEMMA_END}, of SigLIP's."
             )
-        backend.no_padding()
         if end == PIECES_END and _begins_with(backend, PIECES_START):
             start = backend.token_to_id(PIECES_START)
         usual = SIGLIP_CONTEXT if start is None else CONTEXT
         self.backend, self.context, self.truncate = backend, usual if context is None else context, truncate
         self.start_id: int | None = start  # None: a text begins with its first word
-        self.end_id: int = end_id
+        self.end_id: int = end_id  # where nothing ends a text but padding, its number
         self.padding_side: Side = padding_side
         self.lowers = end == PIECES_END and _lowers(backend)  # by Python first: the backend has no final sigma
         has_padding = end == GEMMA_END or (end == PIECES_END and start is not None)
@@ -367,6 +368,12 @@ def is_gemma(backend: Backend) -> bool:
         backend.token_to_id(GEMMA_START),
         backend.token_to_id(GEMMA_END),
     )
+
+
+def _has_no_end(backend: Backend) -> bool:
+    """TIPSv2: nothing is added to the pieces of a text."""
+    metaspace = "Metaspace" in repr(backend.pre_tokenizer)
+    return metaspace and backend.token_to_id(PADDING) is not None and not backend.encode("").ids
 
 
 def _begins_with(backend: Backend, token: str) -> bool:
