@@ -295,8 +295,11 @@ def encoder_of(model: Network) -> Network:
 
 def _run(model: Network, function: Callable[[Tensor], Tensor], tensors: list[Tensor]) -> Tensor:
     like = next(model.parameters(), None)  # an exported model has none: it takes float32 from the CPU
-    images = torch.stack(tensors)
-    images = images if like is None else images.to(like.device, like.dtype)
+    if Capability.MIXED in model.capabilities and len({tensor.shape for tensor in tensors}) > 1:
+        images: Any = [image if like is None else image.to(like.device, like.dtype) for image in tensors]
+    else:
+        images = torch.stack(tensors)
+        images = images if like is None else images.to(like.device, like.dtype)
     with evaluating(model):
         return function(images).float().cpu()
 

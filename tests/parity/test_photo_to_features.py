@@ -32,6 +32,7 @@ SMALL = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, interme
 CLASSES = dict(num_labels=5)
 BEIT = dict(**SMALL, image_size=48, patch_size=16, use_relative_position_bias=True)
 DINO = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, patch_size=14, image_size=518)
+NAFLEX = dict(**SMALL, patch_size=16, num_patches=9)
 STAGES = dict(depths=[1, 2, 1, 1], num_labels=5)
 PVT = dict(hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 3, 4], mlp_ratios=[2, 2, 2, 2], **STAGES)
 
@@ -155,6 +156,16 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         lambda: hf.ViTImageProcessorPil(size=square(64), do_normalize=False),
         64,
     ),
+    "siglip2": (
+        lambda: hf.Siglip2Model(hf.Siglip2Config(text_config=dict(**SMALL, vocab_size=99), vision_config=NAFLEX)),
+        lambda: hf.Siglip2ImageProcessorPil(max_num_patches=16),
+        64,
+    ),
+    "siglip2_vision_model": (
+        lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**NAFLEX)),
+        lambda: hf.Siglip2ImageProcessorPil(max_num_patches=9),
+        48,
+    ),
     "swin": (
         lambda: hf.SwinForImageClassification(
             hf.SwinConfig(image_size=64, embed_dim=12, depths=[1, 2], num_heads=[2, 3], window_size=4, num_labels=5)
@@ -266,15 +277,18 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     processor = hf.AutoImageProcessor.from_pretrained(folder, use_fast=False)
     assert type(processor).__name__.endswith("Pil")
     upright = [ImageOps.exif_transpose(Image.open(photo)).convert("RGB") for photo in photos]  # as load_image does
-    pixels = processor(images=upright, return_tensors="pt")["pixel_values"]
+    inputs = processor(images=upright, return_tensors="pt")
+    pixels = inputs["pixel_values"]
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(hf, architecture).from_pretrained(folder).eval()
     interpolate = {"interpolate_pos_encoding": True} if "positions" in name and "tips" not in name else {}
     with torch.inference_mode():
         if name in ("clip_vision_model", "metaclip_2_vision_model"):
             return model(pixels).image_embeds, None
-        if name in ("siglip_vision_model", "tipsv2_vision_model"):
-            return model(pixels).pooler_output, None
+        if name == "siglip2":
+            return model.get_image_features(**inputs).pooler_output, None
+        if name in ("siglip_vision_model", "siglip2_vision_model", "tipsv2_vision_model"):
+            return model(**inputs).pooler_output, None
         if name.startswith(("clip", "metaclip", "siglip", "tips")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None

@@ -180,6 +180,8 @@ def expected_for(name: str) -> Preprocess:
     if name.endswith("_cifar") or name.startswith(("clip_nano", "clip_vision_nano", "siglip_nano", "tipsv2_nano")):
         side = 96 if name.endswith("_96") else 32
         return Preprocess((side, side), **STRETCH, **HALF)
+    if "naflex" in name:
+        return Preprocess((256, 256), "aspect", **HALF, patch=16, max_patches=256)
     if name.startswith("siglip") and name != "siglip_nano":
         side = (
             256 if "large" in name or "patch32" in name or "giant" in name or name.endswith("so400m_patch16") else 224

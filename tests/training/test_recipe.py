@@ -4,6 +4,8 @@ import tomllib
 
 import pytest
 
+import vitlab
+from vitlab.training.loop import Silent
 from vitlab.training.recipe import Recipe, difference, from_tables, parse_value, read_recipe, to_toml, with_settings
 
 
@@ -91,3 +93,13 @@ def test_none_is_nothing_where_nothing_is_allowed_and_a_word_elsewhere():
     recipe = with_settings(Recipe(), ["data.per_class=10", "model.init_from=x", "augment.crop=padded"])
     recipe = with_settings(recipe, ["data.per_class=none", "model.init_from=none", "augment.crop=none"])
     assert (recipe.data.per_class, recipe.model.init_from, recipe.augment.crop) == (None, None, "none")
+
+
+def test_a_recipe_for_another_model_leaves_out_what_that_model_lacks(tmp_path):
+    show = Silent()
+    few = {"data.per_class": 2, "run.epochs": 1, "run.dir": str(tmp_path / "run")}
+    vitlab.train("digits", {"model.name": "beit_digits", "model.depth": 1, **few}, show=show)
+    assert any("beit_digits has no" in note and "left out" in note for note in show.notes)
+    recipe = read_recipe(tmp_path / "run" / "recipe.toml")
+    assert recipe.model.name == "beit_digits" and recipe.model.options["depth"] == 1
+    assert vitlab.load(tmp_path / "run" / "best").config.depth == 1

@@ -11,14 +11,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from vitlab.checkpoints import clip_image, hf, keymap, schema, timm, vit
-from vitlab.checkpoints.clip_image import (
-    METACLIP_2,
-    METACLIP_2_TOWER,
-    check_square,
-    hf_tower,
-    openai_blocks,
-    openai_tower,
-)
+from vitlab.checkpoints.clip_image import check_square, hf_tower, openai_blocks, openai_tower
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import (
@@ -57,13 +50,14 @@ from vitlab.models.base import Network
 from vitlab.models.clip import CLIPConfig, CLIPVisionConfig
 from vitlab.models.entry import CLIP_CROP
 from vitlab.models.two_towers import TextConfig
-from vitlab.text.tokenizer import END, START, Tokenizer
+from vitlab.text.tokenizer import END, PIECES_END, START, Tokenizer
 
 OPENAI_VOCAB = 49408
 TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "bias")  # our names outside both towers
 
 # ------------------------------------------------------------------------------------------ files beside the weights
 
+METACLIP_2 = "metaclip_2"  # arXiv:2507.22062: a CLIP of many languages, whose texts end with 2
 MODEL_TYPES = {"clip": clip_image.PROCESSOR, METACLIP_2: clip_image.PROCESSOR}
 
 
@@ -269,7 +263,10 @@ def _has_pieces(tokenizer: Tokenizer | None) -> bool:
 def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
     """The tokenizer's files; transformers' CLIP pads with end-of-text, which changes no embedding."""
     if _has_pieces(tokenizer):
-        names = {"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": tokenizer.context}
+        names: Options = {"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": tokenizer.context}
+        if tokenizer.start_id is None:  # that class adds one
+            padding = tokenizer.backend.id_to_token(tokenizer.pad_id)
+            names |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": PIECES_END, "pad_token": padding}
         return {"tokenizer.json": tokenizer.to_json(), "tokenizer_config.json": names}
     copy = Tokenizer.from_json(tokenizer.to_json(), pad_id=tokenizer.end_id)
     config = {
@@ -506,5 +503,5 @@ VISION = Family(
     _infer_vision,
     {"hf": Writer(_write_vision)},
     bare_options=("heads", "activation", "eps", "image_size"),
-    model_types={clip_image.TOWER_TYPE: clip_image.PROCESSOR, METACLIP_2_TOWER: clip_image.PROCESSOR},
+    model_types=dict.fromkeys(clip_image.TOWER_TYPES, clip_image.PROCESSOR),
 )

@@ -23,7 +23,7 @@ from vitlab.models.vit_config import ViTConfig
 CLASS = Codec(TOKENS.read, lambda t, n, h: [t.reshape(-1)])  # (D,) <-> (1, 1, D)
 PROCESSOR = ModelType("CLIP", hf.INTERPOLATE, {})
 TOWER_TYPE = "clip_vision_model"
-METACLIP_2, METACLIP_2_TOWER = "metaclip_2", "metaclip_2_vision_model"  # the same networks, with other tokens
+TOWER_TYPES = (TOWER_TYPE, "metaclip_2_vision_model")
 
 
 def openai_blocks(ours: str, theirs: str) -> tuple[Rule, ...]:
@@ -74,9 +74,9 @@ FIELDS: hf.Fields = {
 def hf_options(config: Options) -> Options:
     """config.json of a vision model, or of the CLIP that it is a part of -> options."""
     kind = schema.check(config, schema.HF, "config.json").get("model_type")
-    if kind not in (TOWER_TYPE, METACLIP_2_TOWER, METACLIP_2, "clip"):
+    if kind not in (*TOWER_TYPES, "clip", "metaclip_2"):
         raise CheckpointError(f"config.json has model_type {kind!r} beside the weights of a CLIPVisionModel.")
-    vision = config if kind in (TOWER_TYPE, METACLIP_2_TOWER) else hf.tower_config(config, "vision")
+    vision = config if kind in TOWER_TYPES else hf.tower_config(config, "vision")
     return {**hf.read_fields(vision, FIELDS), "activation": hf.activation_of(vision, "quick_gelu")}
 
 

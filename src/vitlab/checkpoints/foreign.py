@@ -37,7 +37,7 @@ def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: b
     if table is not None:
         family, dialect, table_options = table.family, table.dialect, table.options
     else:
-        (family, dialect), table_options = recognise(set(state), path, encoder=encoder), {}
+        (family, dialect), table_options = recognise(state, path, encoder=encoder), {}
     with files.naming(path):
         given = family.by_path({**table_options, **overrides}, False)
         family.check_options(given)
@@ -90,13 +90,14 @@ def read_foreign(path: Path, map: Path | None, overrides: Options, *, encoder: b
     return weights
 
 
-def recognise(keys: set[str], path: Path, *, encoder: bool = False) -> tuple[Family, Dialect]:
+def recognise(state: State, path: Path, *, encoder: bool = False) -> tuple[Family, Dialect]:
     """Whose names are these? `encoder`: prefer a family that reads the encoder alone."""
+    keys = set(state)
     matches = [
         (family, dialect)
         for family in reversed(FAMILIES.values())  # transformers' Swin and MAE look like a ViT
         for dialect in family.dialects
-        if dialect.recognise(keys)
+        if dialect.recognise(keys) and dialect.fits(state)
     ]
     if matches:
         return min(matches, key=lambda match: encoder and match[0].config().wraps_encoder)

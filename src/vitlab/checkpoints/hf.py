@@ -6,6 +6,7 @@ transformers 5 renamed its keys in memory but still saves the names of version 4
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -191,6 +192,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Bit": _CLIP,
     "CLIP": _CLIP,
     "Siglip": {"resample": 3, "size": {"height": 224, "width": 224}, **HALF},
+    "Siglip2": {"resample": 2, "patch_size": 16, "max_num_patches": 256, **HALF},
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
@@ -220,6 +222,10 @@ def preprocess_from(config: Options, usual: str = "ViT") -> Options:
         values["scale"] = config["rescale_factor"]
     if not config.get("do_resize", True):
         raise CheckpointError("preprocessor_config.json has do_resize false, but our input size is fixed: set it true.")
+    if processor == "Siglip2":  # each image keeps its aspect
+        patch, patches = config["patch_size"], config["max_num_patches"]
+        side = max(1, math.isqrt(patches)) * patch
+        return {**values, "how": "aspect", "patch": patch, "max_patches": patches, "size": (side, side)}
     size, crop = config["size"], config.get("crop_size")
     shorter = _shorter_side(size, processor)
     if processor == "ConvNext":  # transformers' ResNets use it too
@@ -247,7 +253,7 @@ def preprocess_notes(config: Options, usual: str = "ViT") -> list[str]:
         notes.append(f"preprocessor_config.json is for a {name}, which is not known: read as a {processor}'s.")
     config = _with_defaults(config, processor)
     cropped = processor == "ConvNext" or (config.get("do_center_crop") and config.get("crop_size") is not None)
-    if not cropped and _shorter_side(config["size"], processor) is not None:
+    if not cropped and processor != "Siglip2" and _shorter_side(config["size"], processor) is not None:
         notes.append(
             "preprocessor_config.json resizes the shorter side and crops nothing, so images keep their shape there; "
             "here the input has one size, so the centre square is cut out. Images that are not square give other "
@@ -490,6 +496,10 @@ def preprocessor_for(preprocess: Preprocess) -> Options | None:
         "image_mean": list(preprocess.mean),
         "image_std": list(preprocess.std),
     }
+    if preprocess.how == "aspect":
+        del config["size"]
+        own = {"patch_size": preprocess.patch, "max_num_patches": preprocess.max_patches}
+        config |= {"image_processor_type": "Siglip2ImageProcessor", **own}
     if preprocess.how == "crop":
         resize = preprocess.resize or min(preprocess.size)
         resized = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))

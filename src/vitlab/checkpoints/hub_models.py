@@ -155,6 +155,7 @@ HUB_MODELS: tuple[HubModel, ...] = (
         ("facebook/metaclip-b32-400m", 151.3, 224),
         ("facebook/metaclip-h14-fullcc2.5b", 986.1, 224),
     ),
+    *_rows("MetaCLIP 2", "clip", NC, ("facebook/metaclip-2-worldwide-huge-quickgelu", 1858.8, 224)),
     *_rows(
         "SigLIP",
         "siglip",
@@ -171,8 +172,8 @@ HUB_MODELS: tuple[HubModel, ...] = (
         APACHE,
         ("google/siglip2-base-patch16-224", 375.2, 224),
         ("google/siglip2-so400m-patch14-384", 1136.0, 384),
-        ("google/siglip2-base-patch16-naflex", 375.2, 256),
     ),
+    *_rows("SigLIP 2", "naflex", APACHE, ("google/siglip2-base-patch16-naflex", 375.2, 256)),
     *_rows(
         "Swin",
         "swin",

@@ -116,7 +116,7 @@ class Dialect:
 
     name: str
     rules: tuple[Rule, ...]
-    recognise: Callable[[set[str]], bool]
+    recognise: Callable[[set[str]], bool]  # by the names of the tensors
     assumed: Mapping[str, Any]  # eps and activation, as this library usually has them
     preprocess: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=Options)  # what is certain in this dialect, e.g. the resize rule
@@ -125,6 +125,7 @@ class Dialect:
     hints: Callable[[State], Options] = lambda state: {}  # options that this layout shows, e.g. JAX's heads
     read_stated: Callable[[Source], Stated | None] = lambda source: None  # of a folder; None: config.json is not theirs
     bare_variants: tuple[Dialect, ...] = ()  # what weights without a config may be instead, by their keys
+    fits: Callable[[State], bool] = lambda state: True  # by their shapes, where two networks have the same names
     taken_as: str = "taken as usual there"  # where the assumed values come from
 
 

@@ -52,7 +52,7 @@ HF_TEXT = with_defaults(
 # ------------------------------------------------------------------------------------------ files beside the weights
 
 
-def _token_ids(tokenizer: Tokenizer | None, vocab: int) -> Options:
+def token_ids(tokenizer: Tokenizer | None, vocab: int) -> Options:
     """config.json's bos, eos and pad ids are CLIP's by mistake; without a tokenizer, as the releases have them."""
     if tokenizer is not None:
         return {"text.end_id": tokenizer.end_id, "text.pad_id": tokenizer.pad_id}
@@ -69,7 +69,7 @@ def _read_hf(source: Source) -> Stated:
             f"config.json has model_type {config.get('model_type')!r}, the weights are a SiglipModel's."
         )
     text, vision = hf.tower_config(config, "text"), hf.tower_config(config, "vision")
-    options = hf.read_fields(text, HF_TEXT) | _token_ids(tokenizer, text.get("vocab_size", 32000))
+    options = hf.read_fields(text, HF_TEXT) | token_ids(tokenizer, text.get("vocab_size", 32000))
     options["text.activation"] = hf.activation_of(text, "gelu_pytorch_tanh")
     options |= {f"image.{name}": value for name, value in siglip_tower.options_from(vision).items()}
     options["embed_dim"] = text.get("projection_size", options["text.width"])
@@ -104,7 +104,7 @@ def _read_open_clip(source: Source) -> Stated:
         _check_open_clip(part, values)
     norm: Options = text.get("norm_kwargs") or {}
     activation: Options = text.get("act_kwargs") or {}
-    options = hf.read_fields(text, OPEN_CLIP_TEXT) | _token_ids(tokenizer, text.get("vocab_size", 32000))
+    options = hf.read_fields(text, OPEN_CLIP_TEXT) | token_ids(tokenizer, text.get("vocab_size", 32000))
     options |= {
         "embed_dim": model.get("embed_dim"),
         "text.eps": norm.get("eps", 1e-5),
@@ -187,7 +187,7 @@ TANH = UNKNOWN_ACTIVATION.format(
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
     stated = clues.stated.options
     vit, text = infer_towers(renamed, clues, "SigLIP", TANH)
-    ids = _token_ids(clues.stated.tokenizer, text["vocab"])
+    ids = token_ids(clues.stated.tokenizer, text["vocab"])
     text |= {name: stated.get(f"text.{name}", ids[f"text.{name}"]) for name in ("end_id", "pad_id")}
     config = SigLIPConfig(vit, SigLIPTextConfig(**text))
     check_stated(config, config.embed_dim, stated)
@@ -232,7 +232,7 @@ def hf_config(c: SigLIPConfig) -> Options:
     return {**names, "text_config": text, "vision_config": vision, "dtype": "float32"}
 
 
-def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
+def hf_tokenizer(tokenizer: Tokenizer) -> Options:
     """tokenizer.json, for transformers to use as it is."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -253,10 +253,14 @@ def _write_hf(model: Network, state: State) -> Written:
     )
     tensors = keymap.write("transformers", HF.rules, state, heads=c.image.heads)
     written = hf.folder(tensors, hf_config(c), model.preprocess, processor="SiglipImageProcessor")
-    if model.tokenizer is None:
+    return with_tokenizer(written, model.tokenizer)
+
+
+def with_tokenizer(written: Written, tokenizer: Tokenizer | None) -> Written:
+    if tokenizer is None:
         note = "the model has no tokenizer, so none was written: transformers needs spiece.model or tokenizer.json."
         return replace(written, notes=[note, *written.notes])
-    return replace(written, files={**_hf_tokenizer(model.tokenizer), **written.files})
+    return replace(written, files={**hf_tokenizer(tokenizer), **written.files})
 
 
 TRUNKS = {  # timm's names, by which open_clip builds an image tower: size, patch -> image sizes
@@ -304,7 +308,7 @@ def _write_open_clip(model: Network, state: State) -> Written:
     config: Options = {"model_cfg": {**cfg, "vision_cfg": vision, "text_cfg": text}}
     if model.preprocess is not None:
         config["preprocess_cfg"] = open_clip_preprocess_cfg(model.preprocess)
-    files = {OPEN_CLIP_FILE: config, **(_hf_tokenizer(model.tokenizer) if model.tokenizer is not None else {})}
+    files = {OPEN_CLIP_FILE: config, **(hf_tokenizer(model.tokenizer) if model.tokenizer is not None else {})}
     tensors = keymap.write("open_clip", OPEN_CLIP.rules, state, heads=c.image.heads)
     return Written(tensors, files, weights="open_clip_model.safetensors")
 

@@ -76,9 +76,10 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
             "or pass a normalised tensor (B, C, H, W)."
         )
     originals = [read_image(source) for source in sources]
-    views = [model.preprocess.view(p, name=called(s)) for p, s in zip(originals, sources, strict=True)]
-    tensors = torch.stack([model.preprocess.normalize(view) for view in views])  # (B, C, H, W)
-    geometries = [model.preprocess.geometry((p.height, p.width)) for p in originals]
+    preprocess = model.preprocess.at_one_size()  # so that maps of several images can be compared
+    views = [preprocess.view(p, name=called(s)) for p, s in zip(originals, sources, strict=True)]
+    tensors = torch.stack([preprocess.normalize(view) for view in views])  # (B, C, H, W)
+    geometries = [preprocess.geometry((p.height, p.width)) for p in originals]
     return ImageBatch(tensors.to(like.device, like.dtype), originals, geometries)
 
 

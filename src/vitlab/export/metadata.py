@@ -121,7 +121,9 @@ def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportM
         image_size=model.input_size,
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
-        preprocess=model.preprocess.to_dict() if model.preprocess is not None and gives != "text" else None,
+        preprocess=model.preprocess.at_one_size().to_dict()
+        if model.preprocess is not None and gives != "text"
+        else None,
         tokenizer=tokenizer.to_json() if tokenizer is not None else None,
         scale=towers.scale.item() if towers is not None else None,
         bias=towers.bias.item() if towers is not None and towers.bias is not None else None,

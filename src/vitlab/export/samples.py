@@ -40,7 +40,8 @@ def preprocess_batch(model: Network, images: Sequence[Source], size: tuple[int, 
     """(B, C, H, W), as the model reads them; `size` (H, W) replaces its own."""
     if model.preprocess is None:
         raise UsageError("the model has no preprocess, so it cannot read images: set model.preprocess first.")
-    preprocess = model.preprocess if size is None else model.preprocess.with_size(size)
+    preprocess = model.preprocess.at_one_size()
+    preprocess = preprocess if size is None else preprocess.with_size(size)
     return torch.stack([preprocess(image) for image in images])
 
 

@@ -6,6 +6,7 @@ that released weights were evaluated with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
@@ -74,15 +75,19 @@ def _numbers(values: object) -> bool:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """how: "stretch" to size; "crop" the centre after resizing; "fit" inside size, with padding of the mean colour."""
+    """how: "stretch" to size; "crop" the centre after resizing; "fit" inside size, with padding of the mean colour;
+    "aspect": every image keeps its own, in at most `max_patches` patches of `patch` x `patch` pixels (NaFlex).
+    """
 
     size: tuple[int, int]  # (H, W) of the model's input
-    how: Literal["stretch", "crop", "fit"] = "stretch"
+    how: Literal["stretch", "crop", "fit", "aspect"] = "stretch"
     resize: int | tuple[int, int] | None = None  # for crop: the shorter side, or (H, W) exactly; None: just covers size
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     scale: float = 1 / 255
+    patch: int = 0  # for aspect, as is max_patches
+    max_patches: int = 0
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "resize"):
@@ -92,8 +97,13 @@ class Preprocess:
             object.__setattr__(self, "size", (self.size, self.size))
         if not _sides(self.size):
             raise UsageError(f"size={self.size!r} must be (height, width) in whole numbers, each from 1 to {MAX_SIDE}.")
-        if self.how not in ("stretch", "crop", "fit"):
-            raise UsageError(f'how={self.how!r} must be "stretch", "crop" or "fit".')
+        if self.how not in ("stretch", "crop", "fit", "aspect"):
+            raise UsageError(f'how={self.how!r} must be "stretch", "crop", "fit" or "aspect".')
+        if self.how == "aspect" and not (_side(self.patch) and _side(self.max_patches)):
+            raise UsageError(
+                f'how="aspect" needs patch={self.patch!r} and max_patches={self.max_patches!r} to be whole numbers, '
+                f"each from 1 to {MAX_SIDE}."
+            )
         if not isinstance(self.interpolation, str) or self.interpolation not in RESAMPLING:
             raise UsageError(f"interpolation={self.interpolation!r} must be one of {', '.join(RESAMPLING)}.")
         if not (self.resize is None or _side(self.resize) or _sides(self.resize)):
@@ -113,7 +123,7 @@ class Preprocess:
         return torch.stack([self(source) for source in sources])
 
     def view(self, image: Image.Image, *, name: str = "the image") -> Image.Image:
-        """What the model sees, as an image of `size`, before normalising."""
+        """What the model sees, as an image of `size` (or of its own aspect), before normalising."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
         if g.resized[0] * g.resized[1] > MAX_PIXELS:
@@ -125,7 +135,7 @@ class Preprocess:
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
         H, W = self.size
-        if (g.top, g.left) == (0, 0) and g.resized == self.size:
+        if (g.top, g.left) == (0, 0) and (g.resized == self.size or self.how == "aspect"):
             return image
         fill = [round(m / self.scale) if self.how == "fit" else 0 for m in self.mean]
         canvas = Image.new(image.mode, (W, H), tuple(fill) if len(fill) > 1 else fill[0])
@@ -150,6 +160,8 @@ class Preprocess:
         (H, W), (h, w) = original, self.size
         if self.how == "stretch":
             return Geometry(original, self.size, 0, 0)
+        if self.how == "aspect":
+            return Geometry(original, aspect_size(original, self.patch, self.max_patches), 0, 0)
         if self.how == "fit":
             factor = min(h / H, w / W)
             resized = (min(h, max(1, round(H * factor))), min(w, max(1, round(W * factor))))
@@ -172,6 +184,8 @@ class Preprocess:
     def with_size(self, size: tuple[int, int]) -> Preprocess:
         """The same for another input size; what is resized before a crop grows along."""
         new = replace(self, size=size)
+        if self.how == "aspect":
+            return replace(new, max_patches=max(1, new.size[0] // self.patch * (new.size[1] // self.patch)))
         if self.resize is None:
             return new
         if isinstance(self.resize, int):
@@ -179,8 +193,13 @@ class Preprocess:
         resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, new.size, self.size, strict=True))
         return replace(new, resize=resize)
 
+    def at_one_size(self) -> Preprocess:
+        """The same, for those who need images of one size: "stretch" in place of "aspect"."""
+        return replace(self, how="stretch", patch=0, max_patches=0) if self.how == "aspect" else self
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        own = () if self.how == "aspect" else ("patch", "max_patches")
+        return {name: value for name, value in asdict(self).items() if name not in own}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocess:
@@ -190,6 +209,26 @@ class Preprocess:
         if unknown := set(values) - names:
             raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)
+
+
+def aspect_size(original: tuple[int, int], patch: int, max_patches: int) -> tuple[int, int]:
+    """(H, W) of whole patches, at most so many: both sides scaled alike, then rounded up.
+
+    The scale is found by halving an interval, from the same start and to the same precision as transformers' processor
+    of SigLIP 2 does: which sides come out can depend on the last digits.
+    """
+
+    def scaled(scale: float) -> tuple[int, int]:
+        rows, columns = (max(1, math.ceil(side * scale / patch)) for side in original)
+        return rows, columns
+
+    fits, exceeds = 1e-6, 100.0
+    while exceeds - fits >= 1e-5:
+        middle = (fits + exceeds) / 2
+        rows, columns = scaled(middle)
+        fits, exceeds = (middle, exceeds) if rows * columns <= max_patches else (fits, middle)
+    rows, columns = scaled(fits)
+    return rows * patch, columns * patch
 
 
 def fit_preprocess(

@@ -49,10 +49,11 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
         self.mlp = MLP(width, hidden, activation=activation)
 
-    def forward(self, patches: Tensor) -> Tensor:
+    def forward(self, patches: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` (B, 1, 1, N) is added to the scaled products: -inf where a token is padding."""
         query = self.query.expand(patches.shape[0], -1, -1)  # (B, 1, D)
         q = self.q(query).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, h, 1, d)
         k, v = self.kv(patches).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each (B, h, N, d)
-        x = F.scaled_dot_product_attention(q, k, v)  # (B, h, 1, d)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # (B, h, 1, d)
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)
         return (x + self.mlp(self.norm(x)))[:, 0]  # (B, D)

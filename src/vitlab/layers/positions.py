@@ -20,7 +20,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
     bicubic            transformers' ViT, DeiT and DINOv2
     bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
     bilinear           PVT
-    bilinear_antialias TIPSv2
+    bilinear_antialias TIPSv2, and NaFlex of SigLIP 2
     bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
     """
     if same_grid(old, new):
@@ -62,12 +62,11 @@ def cubic_weights(old: tuple[int, int], new: tuple[int, int], rule: str, device:
 
 def _along(place: Tensor, step: Tensor, old: int, rule: str) -> Tensor:
     """Keys' cubic: a = -0.75 as in F.interpolate, and -0.5 with antialias, where it widens as the grid shrinks."""
-    antialias, linear = rule.endswith("_antialias"), rule.startswith("bilinear")
     centre = (place + 0.5) * step - 0.5  # (new,)
     source = torch.arange(old, dtype=torch.float32, device=place.device)  # (old,)
-    if antialias:  # what would lie outside does not count
-        away = (centre[:, None] - source).abs() / step.clamp(min=1)  # (new, old)
-        weights = (1 - away).clamp(min=0) if linear else _cubic(away, a=-0.5)
+    if rule.endswith("_antialias"):  # what would lie outside does not count
+        t = (centre[:, None] - source).abs() / step.clamp(min=1)  # (new, old)
+        weights = (1 - t).clamp(min=0) if rule.startswith("bilinear") else _cubic(t, a=-0.5)
         return weights / weights.sum(dim=1, keepdim=True)
     taps = centre.floor()[:, None] + torch.arange(-1.0, 3.0, device=place.device)  # (new, 4)
     weights = _cubic((centre[:, None] - taps).abs(), a=-0.75)

@@ -38,6 +38,7 @@ class Capability(Enum):
     TOKENS = "tokens"  # patches as tokens: layout, attention
     PYRAMID = "pyramid"  # forward_pyramid: maps at several strides
     REDUCE = "reduce"  # takes a reducer, which merges or drops tokens
+    MIXED = "mixed"  # images of mixed sizes: takes a list of them, each (C, H, W), as one batch
 
 
 @dataclass

@@ -14,6 +14,7 @@ from vitlab.models import (
     eva02,
     hybrid,
     mae,
+    naflex,
     pe,
     pvt,
     relpos,
@@ -36,6 +37,8 @@ INDEX = (
     (clip.PAPER, "clip.FAMILY"),
     (clip.VISION_PAPER, "clip.VISION"),  # the image tower alone, with its projection
     (siglip.PAPER, "siglip.FAMILY"),
+    (naflex.PAPER, "naflex.FAMILY"),  # after siglip: its names are the same, and only shapes differ
+    (naflex.TOWER_PAPER, "naflex.TOWER"),
     (tips.PAPER, "tips.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),

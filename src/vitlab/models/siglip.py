@@ -82,10 +82,11 @@ class SigLIP(TwoTowers):
     """logits = scale * cos(image, text) + bias; their sigmoid is the probability of a match (section 3.2)."""
 
     family = "siglip"
+    image_tower: type[VisionTransformer] = VisionTransformer
 
     def __init__(self, config: SigLIPConfig):
         super().__init__(config)
-        self.image = VisionTransformer(config.image)
+        self.image = self.image_tower(config.image)
         self.image_projection = None
         self.text = SigLIPText(config.text)
         self.text_projection = nn.Linear(config.text.width, config.embed_dim)

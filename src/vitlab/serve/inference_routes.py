@@ -175,7 +175,7 @@ async def explain(
 
     async def answer(job: InferenceJob) -> dict[str, Any] | Response:
         texts = _texts(job)
-        image = await job.image(keep_original=format == "png")
+        image = await job.image(keep_original=format == "png", one_size=True)
         content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 

@@ -88,7 +88,7 @@ async def keep_image(request: Request, model: Annotated[str | None, Query(max_le
     """Keep an image for queries; its ID cannot be guessed."""
 
     async def answer(job: InferenceJob) -> dict[str, Any]:
-        image = await job.image()
+        image = await job.image(one_size=True)
         number = secrets.token_urlsafe(12)
         kept = PageImage(job.served.name, image.tensor[None])
         job.context.page_images.put(number, kept)

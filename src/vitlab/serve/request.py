@@ -67,10 +67,11 @@ class InferenceJob:
             self.context.receiving -= 1
         self.record("received", self.began)
 
-    async def image(self, *, keep_original: bool = False) -> PreparedImage:
-        """Decode the uploaded image."""
+    async def image(self, *, keep_original: bool = False, one_size: bool = False) -> PreparedImage:
+        """Decode the uploaded image; `one_size`: to the size that the model states, also where it reads others."""
         began, content = time.monotonic(), self.upload.image
-        function = lambda: prepare(self.served.preprocess, content, self.settings, keep_original=keep_original)
+        preprocess = self.served.preprocess.at_one_size() if one_size else self.served.preprocess
+        function = lambda: prepare(preprocess, content, self.settings, keep_original=keep_original)
         with self.served.worker.expect():
             image = await self.context.run_blocking(function)
         self.upload.image = b""

@@ -105,7 +105,7 @@ class ImageSet:
     """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
 
     def __init__(self, data: ImageDataset, preprocess: Preprocess):
-        self.data, self.preprocess = data, preprocess
+        self.data, self.preprocess = data, preprocess.at_one_size()
         self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
         self.in_memory: Tensor | None = None
         if data.images is not None:

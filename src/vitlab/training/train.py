@@ -12,13 +12,15 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.images.datasets import SOURCES
+from vitlab.models import registry
+from vitlab.models.config import option_paths
 from vitlab.training import processes, run_lock
 from vitlab.training.autopick import pick
 from vitlab.training.loop import Show, Silent, check_is_run, fit
@@ -84,6 +86,9 @@ def train(
         check_is_run(run)
     else:
         name, recipe = find_recipe(what)
+        recipe, notes = _for_model(recipe, with_settings(Recipe(model=recipe.model), texts).model.name)
+        for note in notes:
+            show.note(note)
         recipe = with_settings(recipe, texts)
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
     with ExitStack() as locks:
@@ -103,6 +108,19 @@ def train(
                 recipe = with_settings(read_recipe(run / "recipe.toml"), texts)
             result = fit(recipe, run, resume=resume is not None, changed=changed, show=show, since=since)
     return TrainedRun(run, result)
+
+
+def _for_model(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
+    """The recipe for another model: options that its own model has and the other one lacks are left out."""
+    if not name or name == recipe.model.name:
+        return recipe, []
+    known = option_paths(type(registry.find(name)[0].config))
+    options = {option: value for option, value in recipe.model.options.items() if option in known}
+    left_out = [f"{option}={value}" for option, value in recipe.model.options.items() if option not in known]
+    if not left_out:
+        return recipe, []
+    note = f"{name} has no {', '.join(left_out)}, which the recipe sets for {recipe.model.name}: left out."
+    return replace(recipe, model=replace(recipe.model, options=options)), [note]
 
 
 def _source(what: str | None, minutes: float, resume: str | Path | None) -> str:

@@ -43,7 +43,7 @@ class Side:
         self.letter, self.path = letter, path  # path: as typed; None for a model object
         self.name = path or type(model).__name__
         self.config, self.family, self.labels = model.config, model.family, model.labels
-        self.preprocess = model.preprocess
+        self.preprocess = None if model.preprocess is None else model.preprocess.at_one_size()
         self.weights: State = dict(model.state_dict())
         self.notes: list[str] = []
         self.network: nn.Module = model  # what runs
