@@ -1,6 +1,7 @@
 """SigLIP 2 for images of their own aspect against transformers: photos to features, several sizes in one batch."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab.checkpoints import convert
@@ -23,6 +24,7 @@ NAFLEX = dict(hidden_size=24, intermediate_size=53, num_hidden_layers=2, num_att
 NAFLEX |= dict(num_patches=25)
 TEXT = dict(hidden_size=20, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, vocab_size=60)
 TEXT |= dict(max_position_embeddings=11, projection_size=24)
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
 SIZES = [(24, 56), (40, 40), (64, 16), (8, 72), (8, 8)]  # at patches of 8
 # Not one column: there torch gives transformers wrong positions (an error of its antialias that depends on strides).
 
@@ -166,12 +168,42 @@ def test_zero_shot_with_images_of_their_own_aspect(photos):
     )
 
 
+@pytest.mark.parametrize("pooling", ["attention", "mean", "mean_norm"])
+@torch.inference_mode()
+def test_registers_stand_before_the_patches_of_each_image(pooling):
+    torch.manual_seed(7)
+    model = vitlab.create("naflex_vit_digits", registers=3, pooling=pooling).eval()
+    images = [torch.randn(1, 4, 12), torch.randn(1, 8, 8), torch.randn(1, 2, 2)]
+    close(model(images), torch.cat([model(image[None]) for image in images]))
+
+
 def test_gradients_reach_the_tower_through_a_packed_batch():
     model = vitlab.create("naflex_vit_digits", classes=0)
     images = [torch.randn(1, 4, 12, requires_grad=True), torch.randn(1, 8, 8)]
     model.encode_images(images)[0].sum().backward()
     assert images[0].grad is not None and images[0].grad.abs().sum() > 0
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_timms_naflexvit(tmp_path):
+    """Stored weights, input and outputs of naflexvit_base_patch16_gap: registers, LayerScale, a mean with its norm."""
+    stored = load_file(GOLDEN / "timm_naflexvit.safetensors")
+    weights = {key.removeprefix("weights."): value for key, value in stored.items() if key.startswith("weights.")}
+    save_file(weights, tmp_path / "model.safetensors")
+    bare = vitlab.load(tmp_path / "model.safetensors", heads=4).eval()
+    config = {"architecture": "naflexvit_base_patch16_gap", "model_args": {"num_heads": 4, "embed_dim": 48}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for ours in (bare, vitlab.load(tmp_path).eval()):
+        assert ours.family == "naflex_vit" and ours.config.tokens.registers == 4 and ours.config.grid == (16, 16)
+        images = stored["input.images"]
+        with torch.inference_mode():
+            close(ours(images), stored["output.logits"])
+            close(ours.forward_features(images), stored["output.features"])
+            mixed = [images[0], torch.randn(3, 64, 16), images[1]]
+            close(ours(mixed)[[0, 2]], stored["output.logits"])
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "naflexvit_base_patch16_par_gap"}))
+    with pytest.raises(CheckpointError, match="naflexvit_base_patch16_par_gap has positions that keep the aspect"):
+        vitlab.load(tmp_path)
 
 
 def test_positions_in_a_graph_for_any_size():
@@ -193,7 +225,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path):
         model.encode_images([Image.new("L", (8, 8))])
     with pytest.raises(UsageError, match="images of one size"):
         model([torch.randn(1, 4, 4), torch.randn(1, 2, 4)], trace=Trace("tokens"))
-    with pytest.raises(UsageError, match="tokens before the patches"):
+    with pytest.raises(UsageError, match="a class or distillation token"):
         vitlab.create("naflex_vit_digits", class_token=True)
     with pytest.raises(UsageError, match="patch=0"):
         Preprocess(8, "aspect")

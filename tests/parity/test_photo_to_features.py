@@ -117,18 +117,6 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size=square(32)),
         32,
     ),
-    "metaclip_2": (
-        lambda: clip_model("MetaClip2"),
-        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
-        48,
-    ),
-    "metaclip_2_vision_model": (
-        lambda: hf.MetaClip2VisionModelWithProjection(
-            hf.MetaClip2VisionConfig(**SMALL, image_size=48, patch_size=16, projection_dim=24)
-        ),
-        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
-        48,
-    ),
     "siglip": (siglip_model, lambda: hf.SiglipImageProcessorPil(size=square(48)), 48),
     "siglip, larger than its positions": (
         lambda: siglip_model(32),
@@ -138,11 +126,6 @@ FAMILIES = {  # name -> model, processor, size that images are read at
     "siglip_vision_model": (
         lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL, image_size=48, patch_size=16)),
         lambda: hf.SiglipImageProcessorPil(size=square(48)),
-        48,
-    ),
-    "dinov3_vit": (
-        lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SMALL, image_size=48, patch_size=16)),
-        lambda: hf.ViTImageProcessorPil(size=square(48)),
         48,
     ),
     "tipsv2": (tips_model, lambda: hf.ViTImageProcessorPil(size=square(48), do_normalize=False), 48),
@@ -164,6 +147,23 @@ FAMILIES = {  # name -> model, processor, size that images are read at
     "siglip2_vision_model": (
         lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**NAFLEX)),
         lambda: hf.Siglip2ImageProcessorPil(max_num_patches=9),
+        48,
+    ),
+    "dinov3_vit": (
+        lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SMALL, image_size=48, patch_size=16, num_register_tokens=2)),
+        lambda: hf.ViTImageProcessorPil(size=square(48)),  # its own needs torchvision
+        48,
+    ),
+    "metaclip_2": (
+        lambda: clip_model("MetaClip2"),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
+    ),
+    "metaclip_2_vision_model": (
+        lambda: hf.MetaClip2VisionModelWithProjection(
+            hf.MetaClip2VisionConfig(**SMALL, image_size=48, patch_size=16, projection_dim=24)
+        ),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
         48,
     ),
     "swin": (
@@ -296,7 +296,7 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
             model.config.mask_ratio = 0.0
             noise = torch.arange(9.0).expand(len(pixels), 9)
             return model.vit(pixels, noise=noise).last_hidden_state[:, 0], None
-        base = model(pixels) if name == "dinov3_vit" else model.base_model(pixels, **interpolate)
+        base = (model if name == "dinov3_vit" else model.base_model)(pixels, **interpolate)
         tokens = base.last_hidden_state
         logits = model(pixels, **interpolate).logits if hasattr(model, "num_labels") and "For" in architecture else None
         if name.startswith(("swin", "resnet", "beit", "data2vec", "aimv2")):

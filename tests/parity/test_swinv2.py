@@ -290,7 +290,7 @@ def test_names_from_elsewhere(name, size, window, trained):
     ("changed", "message"),
     [
         ({"use_absolute_embeddings": True}, "use_absolute_embeddings"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu'"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"pretrained_window_sizes": [4]}, r"pretrained_windows=\[4\] must have a number for each of 3"),
         ({"pretrained_window_sizes": [1, 4, 4]}, "at least 2"),
         ({"window_size": [7, 7]}, "window_size"),

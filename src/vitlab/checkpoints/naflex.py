@@ -1,4 +1,5 @@
-"""SigLIP 2 for images of their own aspect: transformers' Siglip2Model, and its image tower, Siglip2VisionModel.
+"""SigLIP 2 for images of their own aspect: transformers' Siglip2Model, and its image tower, Siglip2VisionModel; and
+timm's naflexvit, which is read.
 
 The names are SigLIP's; the patch embedding is a matrix over flat patches, where a SiglipModel has a convolution. Read
 and written; a Siglip2ForImageClassification, whose head reads the mean of the patches, is only read.
@@ -12,10 +13,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitlab.checkpoints import hf, keymap, schema, siglip, siglip_tower, vit
+from vitlab.checkpoints import hf, keymap, schema, siglip, siglip_tower, timm, vit
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written
 from vitlab.checkpoints.files import read_json
-from vitlab.checkpoints.keymap import Codec, Options, Renamed, Rule, Source, State, Stated
+from vitlab.checkpoints.keymap import TOKENS, Codec, Options, Renamed, Rule, Source, State, Stated
+from vitlab.checkpoints.timm_names import facts_of
 from vitlab.checkpoints.two_towers import (
     FACTS,
     by_path,
@@ -143,6 +145,80 @@ HF_TOWER = replace(
 )
 
 
+# ------------------------------------------------------------------------------------------------ timm's naflexvit
+
+TIMM_RULES = (
+    Rule("patch_embed.proj.weight", "embeds.proj.weight", FLAT_PATCHES),
+    Rule("patch_embed.proj.bias", "embeds.proj.bias"),
+    Rule("register_tokens", "embeds.reg_token"),
+    Rule("positions.table", "embeds.pos_embed", TOKENS),  # (1, rows, columns, D)
+    *(rule for rule in timm.RULES if rule.ours.startswith(("blocks.", "norm.", "head_norm.", "pool.", "head."))),
+)
+ARGUMENTS = {"num_heads": "heads", "act_layer": "activation", "embed_dim": "width", "depth": "depth"}
+TIMM_BICUBIC, TIMM_BILINEAR = "bicubic_antialias", "bilinear_antialias"
+
+
+def _timm_size(state: State) -> Options:
+    """The image size whose grid has a position for each patch."""
+    _, rows, columns, _ = keymap.shape_of(state, "embeds.pos_embed", 4)
+    side = _to_convolution([state["embeds.proj.weight"]]).shape[-1]
+    return {"image_size": (rows * side, columns * side)}
+
+
+def _read_timm(source: Source) -> Stated | None:
+    if (config := timm.read_config(source)) is None:
+        return None
+    name: str = config["architecture"]
+    args = {key: value for key, value in config["model_args"].items() if value is not None}
+    unknown = {k: v for k, v in args.items() if k not in ARGUMENTS and not timm.WITHOUT_EFFECT.fullmatch(k) and v}
+    if unknown or "_par" in name:
+        what = ", ".join(f"{k}={v!r}" for k, v in unknown.items()) or "positions that keep the aspect"
+        raise CheckpointError(f"timm's {name} has {what}, which is not known here.")
+    own = {ARGUMENTS[key]: value for key, value in args.items() if key in ARGUMENTS}
+    width = None if "width" in own else source.state["embeds.proj.weight"].shape[0]
+    options = {"eps": 1e-6, **facts_of(name.removeprefix("naflex"), width), "resize_rule": TIMM_BICUBIC}
+    if "_siglip" in name:
+        options |= {"activation": "gelu_tanh", "resize_rule": TIMM_BILINEAR}
+    options |= own
+    if options.get("activation", "gelu") not in timm.ACTIVATIONS:
+        raise CheckpointError(
+            f"timm's act_layer {options['activation']!r} is not one of {', '.join(timm.ACTIVATIONS)}."
+        )
+    return Stated(options, timm.preprocess_from(config["pretrained_cfg"]), labels=timm.labels_from(config))
+
+
+def _is_timms(keys: set[str]) -> bool:
+    return {"embeds.proj.weight", "embeds.pos_embed", "blocks.0.attn.qkv.weight"} <= keys
+
+
+def _has_flat_embeds(state: State) -> bool:
+    return state["embeds.proj.weight"].ndim == 2
+
+
+def _is_siglips(keys: set[str]) -> bool:
+    return "attn_pool.latent" in keys and "blocks.0.ls1.gamma" not in keys
+
+
+_BARE = replace(
+    timm.DIALECT,
+    rules=TIMM_RULES,
+    recognise=_is_timms,
+    fits=_has_flat_embeds,
+    options={"resize_rule": TIMM_BICUBIC},
+    hints=_timm_size,
+    read_stated=_read_timm,
+    bare_variants=(),
+)
+_SIGLIPS = replace(
+    _BARE,
+    recognise=_is_siglips,
+    assumed={"eps": 1e-6, "activation": "gelu_tanh"},
+    options={"resize_rule": TIMM_BILINEAR},
+    taken_as="taken as in SigLIP 2, because of attention pooling without LayerScale",
+)
+TIMM = replace(_BARE, bare_variants=(_SIGLIPS,))
+
+
 # ------------------------------------------------------------------------------------------------------ the network
 
 
@@ -167,7 +243,7 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
 
 
 def _infer_tower(renamed: Renamed, clues: Clues) -> Reading:
-    if "head.weight" in renamed.tensors:
+    if clues.dialect.name == "hf" and "head.weight" in renamed.tensors:
         for key in [key for key in renamed.tensors if key.startswith("pool.")]:
             renamed.leave_out(key, "a pooler, which the classifier does not read")
     tower = vit.infer_config(renamed, clues)
@@ -233,7 +309,7 @@ FAMILY = Family(
 TOWER = Family(
     "naflex_vit",
     NaFlexViTConfig,
-    (HF_TOWER,),
+    (HF_TOWER, TIMM),
     _infer_tower,
     {"hf": Writer(_write_tower)},
     bare_options=("heads", "image_size", "eps", "activation"),

@@ -29,8 +29,10 @@ SUFFIXES = (".onnx", ".pt2")
 CAPABILITY = {"logits": Capability.CLASSIFY, "features": Capability.EMBED, "text": Capability.TEXT}
 
 
-def is_export(source: str | PathLike[str]) -> bool:
+def is_export(source: object) -> bool:
     """Whether this is an existing file with the suffix of an export."""
+    if not isinstance(source, str | PathLike):
+        return False
     path = Path(source).expanduser()
     return path.suffix.lower() in SUFFIXES and path.is_file()
 

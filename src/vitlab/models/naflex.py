@@ -50,7 +50,8 @@ class NaFlexViTConfig(ViTConfig):
     def check(self) -> None:
         super().check()
         wrong = {
-            "tokens before the patches": bool(self.prefix),
+            "a class or distillation token": self.tokens.class_token or self.tokens.distill_token,
+            "registers with positions": self.positioned_prefix > 0,
             f"positions={self.positions.kind}": self.positions.kind != "learned",
             f"stem={self.stem.kind}": self.stem.kind != "patch",
             "patch_norms": self.stem.patch_norms,
@@ -59,8 +60,8 @@ class NaFlexViTConfig(ViTConfig):
         }
         if found := [name for name, is_so in wrong.items() if is_so]:
             raise UsageError(
-                f"images of their own aspect are packed as plain patches with learned positions: {', '.join(found)} is "
-                "not possible here."
+                "images of their own aspect are packed as plain patches with learned positions, and registers if any: "
+                f"{', '.join(found)} is not possible here."
             )
 
 
@@ -112,14 +113,19 @@ class NaFlexViT(VisionTransformer):
             positions.append(self.positions(self.config.grid_of(*whole.shape[-2:]), like=whole)[0])  # (n, D)
         seen = pad_sequence([torch.ones(len(rows), dtype=torch.bool, device=rows.device) for rows in patches], True)
         z = F.linear(pad_sequence(patches, True), proj.weight.flatten(1), proj.bias)  # (B, N, D)
-        return self.dropout(z + pad_sequence(positions, True)), seen
+        z = z + pad_sequence(positions, True)
+        if self.register_tokens is not None:
+            registers = self.register_tokens.expand(len(z), -1, -1)
+            z, seen = torch.cat([registers, z], dim=1), F.pad(seen, (registers.shape[1], 0), value=True)
+        return self.dropout(z), seen
 
     def pooled(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
         """`sizes` (B, N): patches that a token stands for; 0: padding, which the query does not see."""
         if sizes is None or not isinstance(self.pool, AttentionPool):
             return super().pooled(tokens, sizes)
-        padding = torch.zeros_like(sizes).masked_fill(sizes == 0, -torch.inf)[:, None, None]  # (B, 1, 1, N)
-        return self.pool(tokens, padding)
+        prefix = len(self.config.prefix)
+        padding = torch.zeros_like(sizes).masked_fill(sizes == 0, -torch.inf)[:, None, None, prefix:]  # (B, 1, 1, N)
+        return self.pool(tokens[:, prefix:], padding)
 
 
 def _one_image(image: object, channels: int, like: Tensor) -> Tensor:
