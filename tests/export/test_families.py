@@ -204,7 +204,7 @@ def test_windows_are_laid_out_for_one_size(grown, tmp_path):
         export_model(grown("swin"), tmp_path / "model.onnx", dynamic_size=True)
 
 
-@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset"])
+@pytest.mark.parametrize("rule", ["bicubic", "bicubic_antialias", "bicubic_offset", "bilinear_antialias"])
 @pytest.mark.parametrize("new", [(7, 5), (3, 9), (7, 8), (12, 5), (20, 2)])
 def test_positions_in_a_graph_for_all_sizes_are_those_of_interpolate(rule, new):
     old = (7, 5)

@@ -51,6 +51,11 @@ def siglip_model(image_size: int = 48):
     return hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=vision))
 
 
+def tips_model():
+    vision = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, mlp_ratio=2, patch_size=16, image_size=48)
+    return hf.Tipsv2Model(hf.Tipsv2Config(text_config=dict(**SMALL, vocab_size=99), vision_config=vision))
+
+
 def square(side: int) -> dict:
     return {"height": side, "width": side}
 
@@ -122,6 +127,17 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SMALL, image_size=48, patch_size=16)),
         lambda: hf.SiglipImageProcessorPil(size=square(48)),
         48,
+    ),
+    "tipsv2": (tips_model, lambda: hf.ViTImageProcessorPil(size=square(48), do_normalize=False), 48),
+    "tipsv2, smaller than its positions": (
+        tips_model,
+        lambda: hf.ViTImageProcessorPil(size=square(32), do_normalize=False),
+        32,
+    ),
+    "tipsv2_vision_model": (
+        lambda: tips_model().vision_model,
+        lambda: hf.ViTImageProcessorPil(size=square(64), do_normalize=False),
+        64,
     ),
     "siglip2": (
         lambda: hf.Siglip2Model(hf.Siglip2Config(text_config=dict(**SMALL, vocab_size=99), vision_config=NAFLEX)),
@@ -265,15 +281,15 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
     pixels = inputs["pixel_values"]
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model = getattr(hf, architecture).from_pretrained(folder).eval()
-    interpolate = {"interpolate_pos_encoding": True} if "positions" in name else {}
+    interpolate = {"interpolate_pos_encoding": True} if "positions" in name and "tips" not in name else {}
     with torch.inference_mode():
         if name in ("clip_vision_model", "metaclip_2_vision_model"):
             return model(pixels).image_embeds, None
         if name == "siglip2":
             return model.get_image_features(**inputs).pooler_output, None
-        if name in ("siglip_vision_model", "siglip2_vision_model"):
+        if name in ("siglip_vision_model", "siglip2_vision_model", "tipsv2_vision_model"):
             return model(**inputs).pooler_output, None
-        if name.startswith(("clip", "metaclip", "siglip")):
+        if name.startswith(("clip", "metaclip", "siglip", "tips")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None
         if name.startswith("vit_mae"):  # nothing masked: the encoder sees every patch, in order

@@ -177,7 +177,7 @@ def expected_for(name: str) -> Preprocess:
     if name == "vit_mnist" or name.endswith("_digits"):
         side = 28 if name == "vit_mnist" else 8
         return Preprocess((side, side), **STRETCH, mean=(0.5,), std=(0.5,))
-    if name.endswith("_cifar") or name.startswith(("clip_nano", "clip_vision_nano", "siglip_nano")):
+    if name.endswith("_cifar") or name.startswith(("clip_nano", "clip_vision_nano", "siglip_nano", "tipsv2_nano")):
         side = 96 if name.endswith("_96") else 32
         return Preprocess((side, side), **STRETCH, **HALF)
     if "naflex" in name:
@@ -187,6 +187,8 @@ def expected_for(name: str) -> Preprocess:
             256 if "large" in name or "patch32" in name or "giant" in name or name.endswith("so400m_patch16") else 224
         )
         return Preprocess((side, side), **{**STRETCH, "interpolation": "bicubic"}, **HALF)
+    if name.startswith("tipsv2"):
+        return Preprocess((448, 448), **STRETCH, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     if name.startswith("vit_relpos"):
         return Preprocess((224, 224), **{**CROP, "resize": 248}, **IMAGENET)  # nine tenths, as timm
     if name.startswith("aimv2"):

@@ -2,7 +2,8 @@
 
 QuickGELU or GELU cannot be seen in weights and makes another network of them: where no config beside the file says
 which, it is asked for. Read all; write open_clip and transformers. Of a CLIP without a text tower that is known here,
-the image tower and its projection are read: transformers' CLIPVisionModelWithProjection, BiomedCLIP's.
+the image tower and its projection are read: transformers' CLIPVisionModelWithProjection, BiomedCLIP's. MetaCLIP 2
+(arXiv:2507.22062) is CLIP's network with XLM-V's tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import fields, replace
 
 from vitlab.checkpoints import clip_image, hf, keymap, schema, timm, vit
 from vitlab.checkpoints.clip_image import check_square, hf_tower, openai_blocks, openai_tower
-from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written, check_agreement
+from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import (
     SAME,
@@ -57,7 +58,7 @@ TOWERLESS = ("image_projection.weight", "text_projection.weight", "log_scale", "
 # ------------------------------------------------------------------------------------------ files beside the weights
 
 METACLIP_2 = "metaclip_2"  # arXiv:2507.22062: a CLIP of many languages, whose texts end with 2
-MODEL_TYPES = {name: ModelType("CLIP", hf.INTERPOLATE, {}) for name in ("clip", METACLIP_2)}
+MODEL_TYPES = {"clip": clip_image.PROCESSOR, METACLIP_2: clip_image.PROCESSOR}
 
 
 def _read_hf(source: Source) -> Stated:
@@ -84,14 +85,17 @@ def hf_options(config: Options, tokenizer: Tokenizer | None) -> Options:
         raise CheckpointError(f"config.json has model_type {kind!r}, the weights are a CLIPModel's.")
     text, vision = (hf.tower_config(config, part) for part in ("text", "vision"))
     vocab, end = text.get("vocab_size", 49408), text.get("eos_token_id", 49407)
-    if end == 2 and kind == "clip":  # a mistake of early files, for which transformers looks for the largest number
-        end = tokenizer.end_id if tokenizer is not None else vocab - 1
+    pad = end  # CLIP pads with end-of-text, whatever its config.json says
+    if kind == METACLIP_2:
+        pad = text.get("pad_token_id", 1)
+    if kind == "clip" and end == 2:  # a mistake of early files, for which transformers looks for the largest number
+        end = pad = tokenizer.end_id if tokenizer is not None else vocab - 1
     options = {**hf.read_fields(text, TEXT_FIELDS), **hf.read_fields(vision, IMAGE_FIELDS)}
     return options | {
         "image.activation": hf.activation_of(vision, "quick_gelu"),
         "text.activation": hf.activation_of(text, "quick_gelu"),
         "text.end_id": end,
-        "text.pad_id": tokenizer.pad_id if tokenizer is not None else end,  # config.json's pad_token_id is not used
+        "text.pad_id": tokenizer.pad_id if tokenizer is not None else pad,
         "embed_dim": config.get("projection_dim", 512),
     }
 
@@ -224,20 +228,20 @@ def _check_writable(library: str, c: CLIPConfig, others: dict[str, bool]) -> Non
 def _hf_files(model: Network) -> Options:
     """config.json, and the tokenizer's files where the model has one."""
     c, tokenizer = model.config, model.tokenizer
-    kind, network = (METACLIP_2, "MetaClip2Model") if c.text.end_id == 2 else ("clip", "CLIPModel")
+    kind = METACLIP_2 if _is_metaclip_2(c, tokenizer) else "clip"
     text = {
         **hf.write_fields(c, TEXT_FIELDS),
         "model_type": f"{kind}_text_model",
         "intermediate_size": round(c.text.width * c.text.mlp_ratio),
         "hidden_act": hf.activation_for(c.text.activation),
         "projection_dim": c.embed_dim,
-        "bos_token_id": (tokenizer.start_id if tokenizer is not None else None) or max(c.text.end_id - 1, 0),
+        "bos_token_id": tokenizer.start_id if tokenizer is not None else max(c.text.end_id - 1, 0),
         "eos_token_id": c.text.end_id,
-        "pad_token_id": c.text.end_id,
+        "pad_token_id": c.text.pad_id if kind == METACLIP_2 else c.text.end_id,
     }
     vision = {**clip_image.vision_config(c.image), "model_type": f"{kind}_vision_model", "projection_dim": c.embed_dim}
     config = {
-        "architectures": [network],
+        "architectures": ["MetaClip2Model" if kind == METACLIP_2 else "CLIPModel"],
         "model_type": kind,
         "projection_dim": c.embed_dim,
         "text_config": text,
@@ -247,13 +251,24 @@ def _hf_files(model: Network) -> Options:
     return {"config.json": config, **(_hf_tokenizer(tokenizer) if tokenizer is not None else {})}
 
 
+def _is_metaclip_2(c: CLIPConfig, tokenizer: Tokenizer | None) -> bool:
+    """transformers' CLIPModel has no text that ends by 2, and its tokenizer byte pairs only."""
+    return c.text.end_id == 2 or _has_pieces(tokenizer)
+
+
+def _has_pieces(tokenizer: Tokenizer | None) -> bool:
+    return tokenizer is not None and tokenizer.backend.token_to_id(END) is None
+
+
 def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
-    """The tokenizer's files; transformers always pads with end-of-text, which changes no embedding."""
+    """The tokenizer's files; transformers' CLIP pads with end-of-text, which changes no embedding."""
+    if _has_pieces(tokenizer):
+        names: Options = {"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": tokenizer.context}
+        if tokenizer.start_id is None:  # that class adds one
+            padding = tokenizer.backend.id_to_token(tokenizer.pad_id)
+            names |= {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": PIECES_END, "pad_token": padding}
+        return {"tokenizer.json": tokenizer.to_json(), "tokenizer_config.json": names}
     copy = Tokenizer.from_json(tokenizer.to_json(), pad_id=tokenizer.end_id)
-    if copy.start_id is None:  # of MetaCLIP 2: its file says all
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": copy.context}
-        config |= {"eos_token": PIECES_END, "pad_token": PIECES_END}
-        return {"tokenizer.json": copy.to_json(), "tokenizer_config.json": config}
     config = {
         "tokenizer_class": "CLIPTokenizer",
         "model_max_length": copy.context,
@@ -288,13 +303,16 @@ def _open_clip_files(model: Network) -> Options:
 
 def _write_hf(model: Network, state: State) -> Written:
     c: CLIPConfig = model.config
+    tokenizer = model.tokenizer
+    metaclip_2 = _is_metaclip_2(c, tokenizer)
     others = {"loss=sigmoid": c.loss == "sigmoid", **check_square(c.image)}
-    _check_writable("transformers' CLIPModel", c, others)
-    tokenizer, files = model.tokenizer, _hf_files(model)
+    _check_writable(f"transformers' {'MetaClip2Model' if metaclip_2 else 'CLIPModel'}", c, others)
+    files = _hf_files(model)
     notes: list[str] = []
     if tokenizer is None:
-        notes.append("the model has no tokenizer, so none was written: transformers needs vocab.json and merges.txt.")
-    elif tokenizer.pad_id != tokenizer.end_id:
+        theirs = "tokenizer.json" if metaclip_2 else "vocab.json and merges.txt"
+        notes.append(f"the model has no tokenizer, so none was written: transformers needs {theirs}.")
+    elif not metaclip_2 and tokenizer.pad_id != tokenizer.end_id:
         notes.append(f"transformers pads with end-of-text, this tokenizer with {tokenizer.pad_id}: both mean the same.")
     tensors = keymap.write("transformers", HF.rules, state, heads=c.image.heads)
     written = hf.folder(tensors, files["config.json"], model.preprocess, processor="CLIPImageProcessor")

@@ -196,6 +196,7 @@ PROCESSORS: dict[str, Options] = {  # transformers' image processors -> what the
     "Beit": {"resample": 3, "size": 224, **HALF},
     "Pvt": {"resample": 3, "size": 224, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
     "ConvNext": {"resample": 3, "size": {"shortest_edge": 384}, **HALF},
+    "Tipsv2": {"resample": 2, "size": {"height": 448, "width": 448}, "do_normalize": False},
     "DINOv3ViT": {"resample": 2, "size": 224, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"]},
 }
 

@@ -1,4 +1,4 @@
-"""What the files of CLIP and SigLIP share: two towers in config.json, open_clip's config, the tokenizer."""
+"""What the files of CLIP, SigLIP and TIPSv2 share: two towers in config.json, open_clip's config, the tokenizer."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def with_defaults(fields: hf.Fields, defaults: Mapping[str, Any]) -> hf.Fields:
     return {ours: (theirs, defaults.get(theirs, usual)) for ours, (theirs, usual) in fields.items()}
 
 
-def read_tokenizer(source: Source) -> Tokenizer | None:
-    """The tokenizer of a folder, with the context length that the text tower's positions have."""
+def read_tokenizer(source: Source, context: int = 77) -> Tokenizer | None:
+    """The tokenizer of a folder, with the context length that the text tower's positions have, or this one."""
     if not Tokenizer.is_in(source.path):
         return None
     theirs = next((rule.keys[0] for rule in source.dialect.rules if rule.ours == "text.positions"), "")
     tables = [source.state.get(theirs.replace("{p}", prefix)) for prefix in source.dialect.prefixes]
-    length = next((len(table) for table in tables if table is not None), 77)
+    length = next((len(table) for table in tables if table is not None), context)
     return Tokenizer.read(source.path, context=length)
 
 
@@ -128,8 +128,10 @@ def by_path(options: Options, encoder: bool) -> Options:
     return {name.removeprefix("image."): value for name, value in flat.items() if not name.startswith("text.")}
 
 
-def infer_towers(renamed: Renamed, clues: Clues, network: str, unknown_activation: str) -> tuple[ViTConfig, Options]:
-    """The image tower, and options of the text tower.
+def infer_towers(
+    renamed: Renamed, clues: Clues, network: str, unknown_activation: str, context: int | None = None
+) -> tuple[ViTConfig, Options]:
+    """The image tower, and options of the text tower; `context`: its length, where positions are computed.
 
     Options are by path (image.heads, text.heads); activation and eps without one are both towers'.
     """
@@ -146,15 +148,17 @@ def infer_towers(renamed: Renamed, clues: Clues, network: str, unknown_activatio
     else:
         image |= {name: given[name] for name in ("image_size", "grid") if name in given}
     inferred = infer_options(renamed.part("image.").tensors, image)
+    rates = {name: image[name] for name in ("dropout", "attention_dropout", "stochastic_depth") if name in image}
     vit = ViTConfig().with_options(
-        **{**dialect.options, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
+        **{**dialect.options, **rates, "eps": eps["image"], "activation": activation["image"], **inferred, "classes": 0}
     )
-    return vit, infer_text(tensors, facts, network) | {"activation": activation["text"], "eps": eps["text"]}
+    return vit, infer_text(tensors, facts, network, context) | {"activation": activation["text"], "eps": eps["text"]}
 
 
-def infer_text(state: State, facts: Options, network: str) -> Options:
+def infer_text(state: State, facts: Options, network: str, context: int | None = None) -> Options:
     vocab, width = shape_of(state, "text.embed.weight", 2, network)
-    context, _ = shape_of(state, "text.positions", 2, network)
+    if context is None:
+        context, _ = shape_of(state, "text.positions", 2, network)
     hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, network)
     heads = facts.get("text.heads", TEXT_HEADS.get(width))
     if heads is None:
@@ -193,7 +197,8 @@ def unstated(config: TwoTowersConfig, clues: Clues) -> Options:
 def three_texts(model: Network, images: Tensor) -> dict[str, Tensor]:
     """Texts of any tokens, each with its end, to compare two copies of a network."""
     c = model.config.text
-    ids = torch.randint(c.end_id, (3, c.context), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(c.vocab - 1, (3, c.context), generator=torch.Generator().manual_seed(1))
+    ids += ids >= c.end_id
     for text, end in zip(ids, (2, c.context // 2, c.context - 1), strict=True):
         text[end:] = c.end_id
     return {"input_ids": ids}

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, siglip_tower, timm, torchvision
+from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, siglip_tower, timm, tips_tower, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
 from vitlab.errors import CheckpointError
@@ -328,23 +328,32 @@ def _writer(writer: Writer) -> Writer:
 
 
 def _write_hf(model: Network, state: State) -> Written:
-    """In transformers only CLIP's towers have a norm before the blocks."""
-    return (clip_image.write if model.config.norm.norm_pre else hf.WRITER.write)(model, state)
+    """In transformers only CLIP's towers have a norm before the blocks, and only TIPSv2 resizes positions so."""
+    c: ViTConfig = model.config
+    if c.positions.resize_rule == tips_tower.RESIZE_RULE:
+        return tips_tower.write(model, state)
+    return (clip_image.write if c.norm.norm_pre else hf.WRITER.write)(model, state)
 
 
-HF_WRITER = Writer(_write_hf, any_size=lambda c: not c.norm.norm_pre and hf.WRITER.any_size(c))
+def _any_size(c: ViTConfig) -> bool:
+    if c.positions.resize_rule == tips_tower.RESIZE_RULE:
+        return True
+    return not c.norm.norm_pre and hf.WRITER.any_size(c)
+
+
+HF_WRITER = Writer(_write_hf, any_size=_any_size)
 FAMILY = Family(
     "vit",
     ViTConfig,
     (
-        *(clip_image.DIALECT, clip_image.CLASSIFIER, siglip_tower.DIALECT),
+        *(clip_image.DIALECT, clip_image.CLASSIFIER, siglip_tower.DIALECT, tips_tower.DIALECT),
         *(hf.DIALECT, facebook.MAE_ENCODER, facebook.DIALECT, timm.DIALECT),
         *(jax.DIALECT, torchvision.DIALECT, lucidrains.DIALECT),
     ),
     _infer,
     {"timm": _writer(timm.WRITER), "hf": _writer(HF_WRITER), "jax": _writer(jax.WRITER)},
     bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
-    model_types=hf.MODEL_TYPES | hf.VIT_MSN | siglip_tower.ALONE,
+    model_types=hf.MODEL_TYPES | hf.VIT_MSN | siglip_tower.ALONE | tips_tower.ALONE,
     map_template=Dialect(
         name="",
         rules=(),

@@ -34,7 +34,7 @@ class PromptClassifier(Network):
         self.labels = labels = list(dict.fromkeys(sentences))
         self.config = replace(clip.config.image, classes=len(labels))
         self.preprocess, self.card = clip.preprocess, clip.card
-        ids = clip.require_tokenizer()(labels).to(clip.log_scale.device)
+        ids = clip.require_tokenizer()(labels).to(clip.text.embed.weight.device)
         with torch.no_grad(), evaluation_mode(clip):
             self.register_buffer("sentences", clip.encode_text(ids), persistent=False)  # (T, E)
 

@@ -67,11 +67,12 @@ MEANINGS: dict[str, str] = {
     "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
     "projection": "into the space that images and texts share",
     "text.embed": "every token of the text becomes {width} numbers",
-    "text.positions": "+ learned positions",
+    "text.positions": "+ {text_positions} positions",
     "text.heads": "softmax(q k^T / sqrt({head_dim})) v, {sees}; {heads} heads side by side",
     "text.norm": "final LayerNorm",
     "text.end": "the token that ends the text: one vector per text",
     "text.last": "the last token, often padding: one vector per text",
+    "text.mean": "the mean of all tokens but padding: one vector per text",
     "logits": "scale x cosine (SigLIP: + bias), every image with every text",
 }
 STAGED_MEANINGS: dict[str, str] = MEANINGS | {  # of networks in stages (Swin, PVT, Twins)
@@ -357,7 +358,8 @@ def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
 def _text_details(model: TwoTowers) -> dict[str, Any]:
     c = model.config.text
     sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": c.mlp_hidden}
-    return {**sizes, "mlp": f"MLP, {c.activation}", "sees": model.text.sees}
+    positions = "learned" if model.text.learns_positions else "computed"
+    return {**sizes, "mlp": f"MLP, {c.activation}", "sees": model.text.sees, "text_positions": positions}
 
 
 def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def resize_grid(values: Tensor, old: tuple[int, int], new: tuple[int, int], rule
     bicubic            transformers' ViT, DeiT and DINOv2
     bicubic_antialias  timm, and DINOv2 with registers: antialiased where the grid shrinks
     bilinear           PVT
-    bilinear_antialias NaFlex of SigLIP 2
+    bilinear_antialias TIPSv2, and NaFlex of SigLIP 2
     bicubic_offset     facebook's DINO and DINOv2: by the scale (new + 0.1) / old
     """
     if same_grid(old, new):

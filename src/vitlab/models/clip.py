@@ -82,7 +82,7 @@ class TextTransformer(TextTower):
         super().__init__(config)
         _init_text(self)
 
-    def mask(self, z: Tensor) -> Tensor:
+    def mask(self, z: Tensor, ids: Tensor) -> Tensor:
         N = z.shape[1]
         return torch.full((N, N), -math.inf, dtype=z.dtype, device=z.device).triu(1)[None, None]  # no later token
 

@@ -22,6 +22,7 @@ from vitlab.models import (
     siglip,
     swin,
     swinv2,
+    tips,
     twins,
     vit,
 )
@@ -38,6 +39,7 @@ INDEX = (
     (siglip.PAPER, "siglip.FAMILY"),
     (naflex.PAPER, "naflex.FAMILY"),  # after siglip: its names are the same, and only shapes differ
     (naflex.TOWER_PAPER, "naflex.TOWER"),
+    (tips.PAPER, "tips.FAMILY"),
     (resnet.PAPER, "resnet.FAMILY"),
     (swin.PAPER, "swin.FAMILY"),
     (swinv2.PAPER, "swinv2.FAMILY"),  # after swin: transformers names them nearly alike

@@ -1,10 +1,10 @@
-"""Two towers: images and texts in one space. What CLIP (arXiv:2103.00020) and SigLIP (arXiv:2303.15343) share.
+"""Two towers: images and texts in one space. What CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343) and TIPSv2 share.
 
     out = model(images, tokenizer(texts))      # out.logits_per_image (B, T), out.logits_per_text (T, B)
     model.encode_image(images)                 # (B, E), of length 1; so is encode_text(ids): the product is the cosine
     model.encoder                              # the image tower: a VisionTransformer like any other
 
-models/clip.py and models/siglip.py hold what is each paper's own: which tokens a text token sees, where a text is read.
+models/clip.py, siglip.py and tips.py hold what is each paper's own: which tokens a text token sees, where it is read.
 """
 
 from __future__ import annotations
@@ -120,17 +120,29 @@ class TextTower(nn.Module):
 
     reads = ""  # the token that is read: a Trace's name for the last step
     sees = "every token"  # what a token sees, in words, for `vitlab inspect`
+    learns_positions = True  # False: a paper computes them in add_positions
+    positions: nn.Parameter  # (context, D), where they are learned
 
     def __init__(self, config: TextConfig):
         super().__init__()
         self.config = c = config
         self.embed = nn.Embedding(c.vocab, c.width)
-        self.positions = nn.Parameter(torch.empty(c.context, c.width))
+        if self.learns_positions:
+            self.positions = nn.Parameter(torch.empty(c.context, c.width))
         self.blocks = nn.ModuleList(text_block(c) for _ in range(c.depth))
         self.norm = nn.LayerNorm(c.width, eps=c.eps)
 
-    def mask(self, z: Tensor) -> Tensor | None:
-        """(1, 1, N, N), added to the scaled products: -inf where a token does not see another. None: all see all."""
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        """(B, N) -> (B, N, D)"""
+        return self.embed(ids)
+
+    def add_positions(self, z: Tensor) -> Tensor:
+        return z + self.positions[: z.shape[1]]
+
+    def mask(self, z: Tensor, ids: Tensor) -> Tensor | None:
+        """(1 or B, 1, 1 or N, N), added to the scaled products: -inf where a token does not see another. None: all see
+        all.
+        """
         return None
 
     def read(self, z: Tensor, ids: Tensor) -> Tensor:
@@ -143,7 +155,7 @@ class TextTower(nn.Module):
 
     def blank_ids(self, count: int) -> Tensor:
         """(count, N): empty texts of the full length."""
-        ids = torch.full((count, self.config.context), self.config.pad_id, device=self.positions.device)
+        ids = torch.full((count, self.config.context), self.config.pad_id, device=self.embed.weight.device)
         ids[:, 0] = self.config.end_id
         return ids
 
@@ -170,9 +182,9 @@ class TextTower(nn.Module):
         N = ids.shape[1]
         if trace is not None:
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=TokenLayout((), (1, N)))
-        z = mark(trace, "embed", self.embed(ids))  # (B, N, D)
-        z = mark(trace, "positions", z + self.positions[:N])
-        mask = self.mask(z)
+        z = mark(trace, "embed", self.embed_tokens(ids))  # (B, N, D)
+        z = mark(trace, "positions", self.add_positions(z))
+        mask = self.mask(z, ids)
         recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
@@ -198,8 +210,8 @@ class TwoTowers(WrapsEncoder):
     image: VisionTransformer
     image_projection: nn.Linear | None  # None: the image tower ends in the common space
     text: TextTower
-    text_projection: nn.Linear
-    log_scale: nn.Parameter  # ()
+    text_projection: nn.Linear | None  # None: so does the text tower
+    log_scale: nn.Parameter  # (), unless `scale` is learned in another form
     bias: nn.Parameter | None  # (); None: the softmax loss needs none
 
     @property
@@ -248,13 +260,15 @@ class TwoTowers(WrapsEncoder):
     def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
         """(T, N) token numbers, N at most the context -> (T, E), of length 1 unless normalise=False."""
         self.text.check_ids(ids)
-        x = mark(trace, "projection", self.text_projection(self.text(ids, trace=trace)))
+        x = self.text(ids, trace=trace)  # (T, D)
+        if self.text_projection is not None:
+            x = mark(trace, "projection", self.text_projection(x))
         return F.normalize(x, dim=-1) if normalise else x
 
     @torch.no_grad()
     def class_embeddings(self, prompts: Sequence[Sequence[str]]) -> Tensor:
         """Prompts of each class -> (K, E): the mean of their embeddings, made of length 1 again (CLIP, sec. 3.1.4)."""
-        tokenizer, device = self.require_tokenizer(), self.log_scale.device
+        tokenizer, device = self.require_tokenizer(), self.text.embed.weight.device
         means = [self.encode_text(tokenizer(texts).to(device)).float().mean(dim=0) for texts in prompts]  # (E,) each
         return F.normalize(torch.stack(means), dim=1)
 

@@ -1,4 +1,4 @@
-"""Tokenizers of CLIP and SigLIP on the `tokenizers` library: texts -> (B, context) numbers.
+"""Tokenizers of CLIP, MetaCLIP 2, SigLIP and TIPSv2 on the `tokenizers` library: texts -> (B, context) numbers.
 
     tokenizer = Tokenizer.train(captions, vocab=1024, context=32)     # your own words
     tokenizer = Tokenizer.read("clip-vit-base-patch32")               # tokenizer.json, or vocab.json + merges.txt
@@ -6,7 +6,8 @@
     ids = tokenizer(["a dog", "一只狗"])                                # (2, 32), start ... end, then padding
 
 CLIP has byte pairs (arXiv:2103.00020, section 2.4) between a start and an end. SigLIP's texts are lower-cased and have
-an end and no start: pieces of a sentencepiece model without punctuation, or in SigLIP 2 Gemma's byte pairs.
+an end and no start: pieces of a sentencepiece model without punctuation, or in SigLIP 2 Gemma's byte pairs. MetaCLIP 2
+has XLM-V's pieces (arXiv:2301.10472) between <s> and </s>, TIPSv2 lower-cased pieces and neither start nor end.
 
 In byte pairs every byte has a number, so there is no unknown word. How long a text may be, what is done with a longer
 one and which number fills a shorter one are part of the tokenizer and of its file: OpenAI pads with 0, transformers
@@ -40,8 +41,9 @@ from vitlab.text.bpe import learn_merges
 from vitlab.text.sentencepiece import read_sentencepiece
 
 START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
-PIECES_END = "</s>"  # of a sentencepiece model
-GEMMA_START, GEMMA_END, GEMMA_PADDING = "<bos>", "<eos>", "<pad>"
+PIECES_START, PIECES_END = "<s>", "</s>"  # of a sentencepiece model
+GEMMA_START, GEMMA_END = "<bos>", "<eos>"
+PADDING = "<pad>"  # Gemma's and XLM-V's
 CONTEXT, SIGLIP_CONTEXT = 77, 64  # in a file that does not say another
 FILE = "tokenizer.json"
 LEAST = 2 * 256 + 2  # every byte, inside and at the end of a word; start and end
@@ -63,20 +65,25 @@ class Tokenizer:
         padding_side: Side = "right",
         truncate: bool = True,
     ) -> None:
-        end = next((token for token in (END, GEMMA_END, PIECES_END) if backend.token_to_id(token) is not None), None)
+        backend.no_padding()
+        ends = (PADDING,) if _has_no_end(backend) else (END, GEMMA_END, PIECES_END)
+        end = next((token for token in ends if backend.token_to_id(token) is not None), None)
         end_id, start = None if end is None else backend.token_to_id(end), backend.token_to_id(START)
         if end_id is None or (end == END and start is None):
             raise TokenizerError(
                 f"the vocabulary has no {START if end == END else END}: it is none of CLIP's kind, nor, by "
                 f"{PIECES_END} or {GEMMA_END}, of SigLIP's."
             )
-        usual = CONTEXT if end == END else SIGLIP_CONTEXT
+        if end == PIECES_END and _begins_with(backend, PIECES_START):
+            start = backend.token_to_id(PIECES_START)
+        usual = SIGLIP_CONTEXT if start is None else CONTEXT
         self.backend, self.context, self.truncate = backend, usual if context is None else context, truncate
         self.start_id: int | None = start  # None: a text begins with its first word
-        self.end_id: int = end_id
+        self.end_id: int = end_id  # where nothing ends a text but padding, its number
         self.padding_side: Side = padding_side
         self.lowers = end == PIECES_END and _lowers(backend)  # by Python first: the backend has no final sigma
-        padding = backend.token_to_id(GEMMA_PADDING) if end == GEMMA_END else None
+        has_padding = end == GEMMA_END or (end == PIECES_END and start is not None)
+        padding = backend.token_to_id(PADDING) if has_padding else None
         self.pad_id: int = pad_id if pad_id is not None else self.end_id if padding is None else padding
         context = self.context
         if context < 3:
@@ -361,6 +368,17 @@ def is_gemma(backend: Backend) -> bool:
         backend.token_to_id(GEMMA_START),
         backend.token_to_id(GEMMA_END),
     )
+
+
+def _has_no_end(backend: Backend) -> bool:
+    """TIPSv2: nothing is added to the pieces of a text."""
+    metaspace = "Metaspace" in repr(backend.pre_tokenizer)
+    return metaspace and backend.token_to_id(PADDING) is not None and not backend.encode("").ids
+
+
+def _begins_with(backend: Backend, token: str) -> bool:
+    number = backend.token_to_id(token)
+    return number is not None and backend.encode("").ids[:1] == [number]
 
 
 def _lowers(backend: Backend) -> bool:

@@ -44,7 +44,7 @@ TURNED = {  # names of causes by the relation between two tensors
     "scaled": "scaled weight",
 }
 USUAL_EPS = (1e-12, 1e-6, 1e-5)
-RULES = ("bicubic", "bicubic_antialias", "bicubic_offset")
+RULES = ("bicubic", "bicubic_antialias", "bicubic_offset", "bilinear_antialias")
 NORMS = ("norm_pre", "norm1", "norm2", "norm", "pool", "after_attention", "tokens")
 PREFIX_TOKENS = ("class_token", "distill_token", "register_tokens")
 READS = {  # the tensors that a step reads, where they are not named as the step; inside a block without its number
