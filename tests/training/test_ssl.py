@@ -123,7 +123,7 @@ def test_a_whole_checkpoint_continues_with_its_loss(learned, tmp_path):
 
 
 def test_training_continues_from_other_libraries_encoders(tmp_path):
-    """transformers' ViTMAE, DINO and DINOv2 without heads, of their own sizes; what does not fit is refused by name."""
+    """transformers' ViTMAE, DINO, DINOv2 and DINOv3 without heads, of their own sizes; what does not fit is refused."""
     transformers = pytest.importorskip("transformers")
     common = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_channels=1)
     torch.manual_seed(0)
@@ -135,13 +135,18 @@ def test_training_continues_from_other_libraries_encoders(tmp_path):
             transformers.ViTConfig(**common, intermediate_size=40, image_size=8, patch_size=4)
         ),
         "dinov2": transformers.Dinov2Model(transformers.Dinov2Config(**common, image_size=12, patch_size=2)),
+        "dinov3": transformers.DINOv3ViTModel(
+            transformers.DINOv3ViTConfig(
+                **{**common, "num_attention_heads": 2}, intermediate_size=48, image_size=8, patch_size=2
+            )
+        ),
     }
     grey = {"image_mean": [0.5], "image_std": [0.5], "image_processor_type": "ViTImageProcessor"}
     for name, theirs in kinds.items():
         theirs.eval().save_pretrained(tmp_path / name)
         size = theirs.config.image_size
         (tmp_path / name / "preprocessor_config.json").write_text(json.dumps({**grey, "size": size}))
-    for method, name in (("mae", "mae"), ("mae", "dino"), ("dino", "dino"), ("dino", "dinov2"), ("dino", "mae")):
+    for method, name in (("mae", "mae"), ("mae", "dino"), *(("dino", name) for name in kinds)):
         recipe = with_settings(find_recipe(f"{method}_digits")[1], [f"model.init_from={tmp_path / name}"])
         recipe = with_settings(recipe, ["model.stochastic_depth=0.1", "model.width=64"] if method == "dino" else [])
         job = prepare(recipe, tmp_path / "job")
