@@ -165,9 +165,7 @@ def timm_reader(
         size = args.pop("img_size", None)
         stated |= {ours: _plain(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
         unknown = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k)}
-        wrong = {
-            k: v for k, v in unknown.items() if v or k.startswith("rope_")
-        }  # rotary options are not off by default
+        wrong = {k: v for k, v in unknown.items() if v or k.startswith("rope_")}  # those are on by default
         wrong |= {} if args.get("use_rot_pos_emb", True) else {"use_rot_pos_emb": False}
         if wrong:
             raise CheckpointError(

@@ -328,11 +328,18 @@ def _writer(writer: Writer) -> Writer:
 
 
 def _write_hf(model: Network, state: State) -> Written:
-    """In transformers only CLIP's towers have a norm before the blocks."""
-    return (clip_image.write if model.config.norm.norm_pre else hf.WRITER.write)(model, state)
+    """In transformers only CLIP's towers have a norm before the blocks, and only SigLIP's pool by attention."""
+    c: ViTConfig = model.config
+    if c.head.pooling == "attention":
+        return siglip_tower.write(model, state)
+    return (clip_image.write if c.norm.norm_pre else hf.WRITER.write)(model, state)
 
 
-HF_WRITER = Writer(_write_hf, any_size=lambda c: not c.norm.norm_pre and hf.WRITER.any_size(c))
+def _any_size(c: ViTConfig) -> bool:
+    return c.head.pooling != "attention" and not c.norm.norm_pre and hf.WRITER.any_size(c)
+
+
+HF_WRITER = Writer(_write_hf, any_size=_any_size)
 FAMILY = Family(
     "vit",
     ViTConfig,
