@@ -67,3 +67,13 @@ def test_stored_outputs_of_timm_agree(folder, tmp_path):
         torch.testing.assert_close(model(tensors["input.images"]), tensors["output.logits"], atol=1e-5, rtol=0)
         tokens = model.forward_features(tensors["input.images"])
         torch.testing.assert_close(tokens, tensors["output.features"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["max", "token", ""])
+def test_another_pooling_of_timm_is_refused(pooling, tmp_path):
+    path, _ = unpack("timm_aimv2", tmp_path)
+    path.rename(tmp_path / "model.safetensors")
+    config = {"architecture": "aimv2_large_patch14_224", "model_args": {"num_heads": 4, "global_pool": pooling}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(vitlab.CheckpointError, match=f"global_pool='{pooling}' is not known"):
+        vitlab.load(tmp_path)

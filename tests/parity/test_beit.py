@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import vitlab
 from vitlab import convert
@@ -56,6 +56,16 @@ def test_logits_and_tokens_agree_both_ways(name, tmp_path):
     again = hf.BeitForImageClassification.from_pretrained(tmp_path / "back").eval()
     with torch.inference_mode():
         torch.testing.assert_close(again(images).logits, theirs(images).logits, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["a table in each layer", "one table and absolute positions"])
+def test_names_of_version_5_in_memory(name, tmp_path):
+    theirs = classifier(CONFIGS[name])
+    theirs.config.save_pretrained(tmp_path)
+    save_file({key: value.clone() for key, value in theirs.state_dict().items()}, tmp_path / "model.safetensors")
+    images = torch.randn(2, 3, 32, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(vitlab.load(tmp_path)(images), theirs(images).logits, atol=1e-5, rtol=0)
 
 
 def test_data2vec(tmp_path):

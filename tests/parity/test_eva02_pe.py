@@ -61,6 +61,7 @@ def test_what_would_be_another_network_is_refused(name, tmp_path):
         (dict(architecture="eva_giant_patch14_224"), "architecture 'eva_giant_patch14_224', beside weights as"),
         (dict(model_args={**SMALL, "use_rot_pos_emb": False}), "use_rot_pos_emb=False is not known"),
         (dict(model_args={**SMALL, "rope_grid_offset": 0.5}), "rope_grid_offset=0.5 is not known"),
+        (dict(model_args={**SMALL, "rope_grid_offset": 0.0}), "rope_grid_offset=0.0 is not known"),
         (dict(model_args={**SMALL, "img_size": 40}), "17 positions do not fit a grid of 5x5"),
         (dict(global_pool="max"), "global_pool 'max'"),
     ):

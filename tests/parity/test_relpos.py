@@ -42,3 +42,12 @@ def test_norms_at_the_end_of_each_branch(tmp_path):
         z = z + block.norm1(block.attention(z, None, bias))
         z = z + block.norm2(block.mlp(z))
         torch.testing.assert_close(model.norm(z), model.forward_features(images))
+
+
+def test_another_pooling_is_refused(tmp_path):
+    path, _ = unpack("timm_relpos", tmp_path)
+    path.rename(tmp_path / "model.safetensors")
+    config = {"architecture": "vit_relpos_small_patch16_224", "model_args": {"global_pool": "map"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(vitlab.CheckpointError, match="global_pool='map' is not known"):
+        vitlab.load(tmp_path)

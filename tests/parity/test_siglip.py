@@ -94,6 +94,12 @@ def test_the_image_tower_alone_and_with_a_classifier(tmp_path):
     model = vitlab.load(tmp_path / "classes")
     close(model(images), classifier(images).logits)
     assert model.labels == ["cat", "dog", "bird"]
+    vitlab.convert(tmp_path / "alone", tmp_path / "back", to="hf")
+    again = hf.SiglipVisionModel.from_pretrained(tmp_path / "back").eval()  # version 4's names, which 5 reads
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in alone.state_dict().items())
+    close(again(images).pooler_output, alone(images).pooler_output)
+    with pytest.raises(vitlab.UsageError, match="SiglipVisionModel cannot express classes=3"):
+        vitlab.convert(tmp_path / "alone", tmp_path / "no", to="hf", classes=3)
 
 
 def unpack(name):

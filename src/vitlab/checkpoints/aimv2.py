@@ -47,6 +47,7 @@ def _hf_options(config: Options) -> Options:
 def _timm_options(config: Options) -> Options:
     sizes = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "class_token", "fc_norm")
     args = staged.check_arguments(config, (*sizes, "proj_bias", "global_pool"))
+    staged.check_pooling(config, ("avg",))
     heads = {"heads": args["num_heads"]} if "num_heads" in args else {}
     return {"eps": 1e-5, **heads}
 

@@ -1,6 +1,6 @@
 """BEiT, BEiT v2 and data2vec's vision network: transformers' folders (read and written) and timm's (read).
 
-transformers 5 renamed its keys in memory but still saves the names of version 4, which are read and written here.
+transformers 5 renamed its keys in memory but still saves the names of version 4: both are read, version 4 is written.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from torch import Tensor
 
-from vitlab.checkpoints import hf, keymap, schema, staged
+from vitlab.checkpoints import hf, keymap, plain, schema, staged
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
 from vitlab.errors import CheckpointError, UsageError
@@ -35,6 +35,20 @@ def _hf_block() -> tuple[Rule, ...]:
         *layers(ours, theirs, {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}),
         Rule(ours + "scale1.gamma", theirs + "lambda_1"),
         Rule(ours + "scale2.gamma", theirs + "lambda_2"),
+    )
+
+
+def _new_names() -> tuple[Rule, ...]:
+    """Version 5's names, in memory only."""
+    ours, theirs = "blocks.{i}.", "{p}layers.{i}."
+    names = {"attention.proj": "attention.o_proj", "norm1": "layernorm_before", "norm2": "layernorm_after"}
+    return (
+        *plain.separate_qkv(ours + "attention.", theirs + "attention."),
+        *layers(ours, theirs, names | {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}),
+        Rule(ours + "scale1.gamma", theirs + "lambda_1"),
+        Rule(ours + "scale2.gamma", theirs + "lambda_2"),
+        Rule(ours + "attention.relative.table", f"{theirs}relative_position_bias.{TABLE}"),
+        Rule("relative.table", f"{{p}}shared_position_bias.{TABLE}"),
     )
 
 
@@ -124,6 +138,14 @@ def _size(table: Tensor | None, patch: int) -> tuple[int, int]:
     return size, size
 
 
+def _recognise(keys: set[str]) -> bool:
+    """transformers' ViTs have a bias of the keys, or none at all."""
+    old = {key for key in keys if key.endswith("encoder.layer.0.attention.attention.query.bias")}
+    new = {key for key in keys if re.fullmatch(r"(beit\.)?layers\.0\.attention\.q_proj\.bias", key)}
+    without = {key.replace("query", "key").replace("q_proj", "k_proj") for key in old | new} - keys
+    return bool(without)
+
+
 HEAD_OF_PRETRAINING = "predicts visual tokens in pre-training: only the encoder is loaded"
 HF = Dialect(
     name="hf",
@@ -134,14 +156,12 @@ HF = Dialect(
         Rule("patch_embed.proj.*", "{p}embeddings.patch_embeddings.projection.*"),
         Rule("relative.table", f"{{p}}encoder.relative_position_bias.{TABLE}"),
         *_hf_block(),
+        *_new_names(),
         Rule("norm.*", "{p}layernorm.*"),
         Rule("head_norm.*", "{p}pooler.layernorm.*"),
         Rule("head.*", "classifier.*"),
     ),
-    recognise=lambda keys: any(
-        key.endswith("encoder.layer.0.attention.attention.query.bias") and key.replace("query", "key") not in keys
-        for key in keys
-    ),
+    recognise=_recognise,
     assumed={"eps": 1e-12, "activation": "gelu"},
     preprocess={**HALF, "size": (224, 224)},
     options={"bias_resize": "bilinear"},

@@ -164,7 +164,8 @@ def timm_reader(
             raise CheckpointError(f"config.json has the architecture {name!r}, beside weights as {known} have them.")
         size = args.pop("img_size", None)
         stated |= {ours: _plain(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
-        wrong = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k) and v}
+        unknown = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k)}
+        wrong = {k: v for k, v in unknown.items() if v or k.startswith("rope_")}  # those are on by default
         wrong |= {} if args.get("use_rot_pos_emb", True) else {"use_rot_pos_emb": False}
         if wrong:
             raise CheckpointError(

@@ -12,6 +12,7 @@ def _options(config: Options) -> Options:
     sizes = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "init_values", "class_token")
     own = ("global_pool", "fc_norm", "rel_pos_type", "rel_pos_dim", "shared_rel_pos", "block_fn")
     args = staged.check_arguments(config, (*sizes, *own))
+    staged.check_pooling(config, ("avg", "token"))
     if args.get("rel_pos_type", "mlp") != "mlp":
         raise CheckpointError(f"timm's rel_pos_type={args['rel_pos_type']!r} is not known here; known is 'mlp'.")
     name = config["architecture"]

@@ -5,11 +5,15 @@ Alone it is a plain Vision Transformer with attention pooling, and is read as on
 
 from __future__ import annotations
 
-from vitlab.checkpoints import hf, schema
-from vitlab.checkpoints.family import ModelType
-from vitlab.checkpoints.keymap import FIRST_THIRD, LAST_THIRDS, TABLE, Dialect, Options, Rule, layers
+from vitlab.checkpoints import hf, keymap, schema
+from vitlab.checkpoints.clip_image import check_square
+from vitlab.checkpoints.family import ModelType, Written
+from vitlab.checkpoints.keymap import FIRST_THIRD, LAST_THIRDS, TABLE, Dialect, Options, Rule, State, layers
+from vitlab.checkpoints.writable import check_vit
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.siglip import SQUASH
+from vitlab.models.vit_config import ViTConfig
 
 SIGLIP = {"siglip": ModelType("Siglip", hf.INTERPOLATE, SQUASH)}
 ALONE = {"siglip_vision_model": SIGLIP["siglip"]}
@@ -75,3 +79,26 @@ DIALECT = Dialect(
     ignored={r".*\.position_ids": "0, 1, 2, ...: counted anew"},
     read_stated=hf.reader(_options, MODEL_TYPES),
 )
+
+
+def write(model: Network, state: State) -> Written:
+    """A ViT with attention pooling: transformers' SiglipVisionModel, which has no classifier."""
+    c: ViTConfig = model.config
+    others = {
+        "class_token": c.tokens.class_token,
+        f"classes={c.classes} (load it with classes=0)": bool(c.classes),
+        **check_square(c),
+    }
+    names = ("positions", "registers", "distill_token", "mask_token", "head_hidden", "head_dim", "norm", "norm_pre")
+    names += ("final_norm", "qk_norm", "qkv_bias", "layer_scale", "mlp", "stem", "patch_norms", "patch_bias")
+    check_vit("transformers' SiglipVisionModel", c, names, others)
+    config = {
+        **hf.write_fields(c, FIELDS),
+        "architectures": ["SiglipVisionModel"],
+        "model_type": "siglip_vision_model",
+        "intermediate_size": c.mlp_hidden,
+        "hidden_act": hf.activation_for(c.mlp.activation),
+        "dtype": "float32",
+    }
+    tensors = keymap.write("transformers", rules("", "vision_model."), state, heads=c.heads)
+    return hf.folder(tensors, config, model.preprocess, processor="SiglipImageProcessor")

@@ -121,3 +121,11 @@ def check_arguments(config: Options, known: tuple[str, ...]) -> Options:
         arguments = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
         raise CheckpointError(f"timm's {arguments} is not known for this network.")
     return args
+
+
+def check_pooling(config: Options, known: tuple[str, ...]) -> None:
+    """timm's global_pool, which has no weights to show it."""
+    for values in (config["model_args"], config):
+        pooled = values.get("global_pool")
+        if pooled is not None and pooled not in known:
+            raise CheckpointError(f"timm's global_pool={pooled!r} is not known here; known: {', '.join(known)}.")

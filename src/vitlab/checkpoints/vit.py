@@ -328,17 +328,26 @@ def _writer(writer: Writer) -> Writer:
 
 
 def _write_hf(model: Network, state: State) -> Written:
-    """In transformers only CLIP's towers have a norm before the blocks, and only TIPSv2 resizes positions so."""
+    """In transformers only CLIP's towers have a norm before the blocks, only TIPSv2 resizes positions so, and only
+    SigLIP's towers pool by attention.
+    """
     c: ViTConfig = model.config
     if c.positions.resize_rule == tips_tower.RESIZE_RULE:
         return tips_tower.write(model, state)
+    if c.head.pooling == "attention":
+        return siglip_tower.write(model, state)
     return (clip_image.write if c.norm.norm_pre else hf.WRITER.write)(model, state)
 
 
 def _any_size(c: ViTConfig) -> bool:
+    """In transformers only CLIP's towers have a norm before the blocks, only TIPSv2 resizes positions so, and only
+    SigLIP's towers pool by attention.
+    """
+    c: ViTConfig = model.config
     if c.positions.resize_rule == tips_tower.RESIZE_RULE:
-        return True
-    return not c.norm.norm_pre and hf.WRITER.any_size(c)
+        return tips_tower.write(model, state)
+    if c.head.pooling == "attention":
+        return siglip_tower.write(model, state)
 
 
 HF_WRITER = Writer(_write_hf, any_size=_any_size)
