@@ -340,14 +340,9 @@ def _write_hf(model: Network, state: State) -> Written:
 
 
 def _any_size(c: ViTConfig) -> bool:
-    """In transformers only CLIP's towers have a norm before the blocks, only TIPSv2 resizes positions so, and only
-    SigLIP's towers pool by attention.
-    """
-    c: ViTConfig = model.config
     if c.positions.resize_rule == tips_tower.RESIZE_RULE:
-        return tips_tower.write(model, state)
-    if c.head.pooling == "attention":
-        return siglip_tower.write(model, state)
+        return True
+    return c.head.pooling != "attention" and not c.norm.norm_pre and hf.WRITER.any_size(c)
 
 
 HF_WRITER = Writer(_write_hf, any_size=_any_size)
