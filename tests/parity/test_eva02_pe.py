@@ -180,3 +180,14 @@ def test_a_perception_encoder_without_class_token_or_with_layer_scale(tmp_path):
     q = torch.randn(2, 6, 12)
     expected = turned_slowly(q, (2, 3), (3, 3), 0, True)
     torch.testing.assert_close(rotate(q[None], rope)[0], expected, atol=1e-5, rtol=0)
+
+
+def test_a_name_of_another_size_than_the_weights_is_refused(tmp_path):
+    """The heads and the rotary grid of a name are not those of other weights."""
+    path, _ = unpack("timm_eva02", tmp_path)
+    path.rename(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "eva02_base_patch14_224", "model_args": None, "pretrained_cfg": {}})
+    )
+    with pytest.raises(vitlab.errors.CheckpointError, match="width=768 but the weights have 48"):
+        vitlab.load(tmp_path)

@@ -182,7 +182,9 @@ def _write(model: Network, state: State) -> Written:
 
 # ---------------------------------------------------------------------------------------------------------------- timm
 
-TIMM_SIZES = {"tiny": 3} | {timm: options["heads"] for timm, options in VARIANTS.values()}  # -> heads
+TIMM_SIZES = {"tiny": {"width": 192, "heads": 3}} | {
+    timm: {name: options[name] for name in ("width", "heads")} for timm, options in VARIANTS.values()
+}
 POOLING = {"avg": "mean", "token": "class"}
 
 
@@ -194,7 +196,7 @@ def _timm_options(architecture: str, pool: Options) -> Options | None:
     kind = pool.get("global_pool", "avg")
     if kind not in POOLING:
         raise CheckpointError(f"config.json has global_pool {kind!r}; known are {', '.join(POOLING)}.")
-    return {"heads": TIMM_SIZES[match[1]], "eps": 1e-5, "pooling": POOLING[kind]}
+    return {**TIMM_SIZES[match[1]], "eps": 1e-5, "pooling": POOLING[kind]}
 
 
 CROP: Options = {**IMAGENET, "interpolation": "bicubic", "how": "crop"}

@@ -43,7 +43,8 @@ def _timm_options(architecture: str, pool: Options) -> Options | None:
     if kind not in ("avg", "token"):
         raise CheckpointError(f"config.json has global_pool {kind!r}; known are avg and token.")
     pooling = "mean_norm" if kind == "avg" else "class"
-    return {"heads": SIZES[match[1]]["heads"], "eps": 1e-6, "rotary_grid": (16, 16), "pooling": pooling}
+    size = {name: SIZES[match[1]][name] for name in ("width", "heads")}
+    return {**size, "eps": 1e-6, "rotary_grid": (16, 16), "pooling": pooling}
 
 
 def _recognise(keys: set[str]) -> bool:

@@ -48,8 +48,8 @@ def _timm_options(architecture: str, pool: Options) -> Options | None:
     if kind not in POOLING:
         raise CheckpointError(f"config.json has global_pool {kind!r}; known are {', '.join(POOLING)}.")
     side = int(match[4]) // int(match[3])
-    heads = SIZES[match[2]]["heads"]
-    return {"heads": heads, "eps": 1e-5, "pooling": POOLING[kind], "rotary_grid": (side, side), "pool_heads": 8}
+    size = {name: SIZES[match[2]][name] for name in ("width", "heads")}
+    return {**size, "eps": 1e-5, "pooling": POOLING[kind], "rotary_grid": (side, side), "pool_heads": 8}
 
 
 def _is_core(keys: set[str]) -> bool:

@@ -162,6 +162,8 @@ def timm_reader(
         pool = args.pop("global_pool", config.get("global_pool"))
         if (stated := options(name, {} if pool is None else {"global_pool": pool})) is None:
             raise CheckpointError(f"config.json has the architecture {name!r}, beside weights as {known} have them.")
+        if {"num_heads", "embed_dim"} & args.keys():  # the size that the name has is not this network's
+            stated.pop("width", None)
         size = args.pop("img_size", None)
         stated |= {ours: _plain(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
         unknown = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k)}
