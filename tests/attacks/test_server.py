@@ -263,7 +263,7 @@ def test_a_client_that_reads_slowly_but_steadily_gets_everything():
 
 
 def test_clients_that_do_not_read_lock_nobody_out():
-    with serving(max_connections=3, write_seconds=60) as (port, pool), ExitStack() as open_ones:
+    with serving(max_connections=3, write_seconds=60, header_seconds=10) as (port, pool), ExitStack() as open_ones:
         for _ in range(5):
             open_ones.enter_context(not_reading(port))
         wait_until(lambda: count_in(pool, Stage.BLOCKED) == 3)
