@@ -251,7 +251,7 @@ lengths = st.integers(1, 5000)
 
 
 @given(lengths, lengths, st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.sampled_from(sorted(WAYS)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_all_patch_boxes_together_are_the_view(height, width, rows, columns, patch, way):
     ours = Preprocess((rows * patch, columns * patch), **WAYS[way])
     original = (height, width)
@@ -265,7 +265,7 @@ def test_all_patch_boxes_together_are_the_view(height, width, rows, columns, pat
 
 
 @given(lengths, lengths, st.integers(1, 400), st.integers(1, 400), st.sampled_from(["stretch", "crop to cover", "fit"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_corners_of_the_view_lie_where_they_must(height, width, tall, wide, way):
     ours = Preprocess((tall, wide), **WAYS[way])
     g = ours.geometry((height, width))

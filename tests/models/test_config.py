@@ -136,7 +136,7 @@ def build_or_refuse(chosen) -> VisionTransformer | None:
         return None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(chosen=options, training=st.booleans())
 def test_a_valid_config_runs_and_an_invalid_one_is_refused_in_words(chosen, training):
     model = build_or_refuse(chosen)

@@ -259,10 +259,10 @@ def test_what_timm_may_say_is_used_or_refused(args, more, message, tmp_path):
 
 
 def test_timms_name_tells_windows_and_size(tmp_path):
-    timm_folder(tmp_path, {}, "swinv2_base_window12to16_192to256")
+    timm_folder(tmp_path, {"embed_dim": 24}, "swinv2_base_window12to16_192to256")
     with pytest.raises(ValueError, match=r"pretrained_windows=\[12, 12, 12, 6\] must have a number for each of 2"):
         vitlab.load(tmp_path)
-    timm_folder(tmp_path, {"depths": [2, 2]}, "swinv2_base_window12to16_192to256")
+    timm_folder(tmp_path, {"embed_dim": 24, "depths": [2, 2]}, "swinv2_base_window12to16_192to256")
     c = vitlab.load(tmp_path).config
     assert (c.window, c.image_size, c.pretrained_windows) == (16, (256, 256), (12, 12))
 
@@ -317,3 +317,13 @@ def test_what_transformers_cannot_express_is_said(tmp_path):
     theirs, images = hf.Swinv2ForImageClassification.from_pretrained(tmp_path / "out").eval(), torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(ours(images), theirs(images).logits, atol=1e-5, rtol=0)
+
+
+def test_a_timm_name_of_another_size_than_the_weights_is_refused(tmp_path):
+    """Its window would be that of the name, and the numbers wrong."""
+    path, _ = unpack("timm_swinv2", tmp_path)
+    path.rename(tmp_path / "model.safetensors")
+    config = {"architecture": "swinv2_tiny_window8_256", "model_args": None, "pretrained_cfg": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="config says width=96 but the weights have"):
+        vitlab.load(tmp_path)

@@ -13,7 +13,7 @@ from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, Sta
 from vitlab.checkpoints.staged import STAGES
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.models.base import Network
-from vitlab.models.swinv2 import SwinV2Config, parse_name, preprocess_for
+from vitlab.models.swinv2 import MODELS, SwinV2Config, parse_name, preprocess_for
 from vitlab.parsing import is_sequence
 
 BIAS_NETWORK = {"fc1.weight": "0.weight", "fc1.bias": "0.bias", "fc2.weight": "2.weight"}
@@ -98,6 +98,8 @@ def _timm_options(config: Options) -> Options:
             "swinv2_tiny_window8_256 and swinv2_base_window12to24_192to384."
         )
     options = {"eps": 1e-5, "activation": "gelu", **parsed[1]}
+    if not {"embed_dim", "window_size"} & args.keys():  # the window of a name is that of its own weights
+        options["width"] = MODELS[parsed[0]].width
     if "input_size" in config.get("pretrained_cfg", {}):
         del options["image_size"]  # of the name
     if "window_size" in args:
