@@ -35,7 +35,7 @@ def test_every_model_type_belongs_to_one_family():
 def test_a_family_without_a_record_is_saved_natively_only(tmp_path):
     model = vitlab.create("dino_digits")
     assert family_of("dino").dialects == () and "dino" not in FAMILIES
-    with pytest.raises(vitlab.UsageError, match="a DINO is not written as hf: use --to native, or --encoder"):
+    with pytest.raises(vitlab.UsageError, match="a DINO is not written as hf: use --to native, or its encoder alone"):
         convert.write(model, tmp_path / "out", "hf")
     convert.write(model, tmp_path / "out", "native")
     assert vitlab.load(tmp_path / "out").config == model.config

@@ -275,6 +275,32 @@ def aimv2(width: int, mlp: int, depth: int, heads: int, size: int = 224, **value
     )
 
 
+def aimv2_lit() -> HubFolder:
+    both = {"attention_dropout": 0.0, "hidden_act": "silu", "mlp_bias": False, "qkv_bias": False, "rms_norm_eps": 1e-5}
+    text = {**both, "eos_token_id": 49407, "hidden_size": 768, "intermediate_size": 2048, "max_position_embeddings": 77}
+    text |= {"num_attention_heads": 6, "num_hidden_layers": 12, "vocab_size": 49408, "model_type": "aimv2_text_model"}
+    vision = {**both, "hidden_size": 1024, "image_size": 224, "intermediate_size": 2816, "num_attention_heads": 8}
+    vision |= {"num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "use_head": True, "is_native": False}
+    vision |= {"model_type": "aimv2_vision_model"}
+    more = {"logit_scale_init_value": 2.6592, "max_logit_scale": 100.0, "projection_dim": 768}
+    return transformers("Aimv2Model", "aimv2", text_config=text, vision_config=vision, **more)
+
+
+def apples_aimv2(width: int, mlp: int, depth: int, heads: int) -> HubFolder:
+    """By Apple's own names, beside the code that transformers runs with trust_remote_code."""
+    config = {"architectures": ["AIMv2Model"], "model_type": "aimv2", "attention_dropout": 0.0, "hidden_size": width}
+    config |= {"image_size": 224, "intermediate_size": mlp, "num_attention_heads": heads, "num_channels": 3}
+    config |= {"num_hidden_layers": 1, "patch_size": 14, "projection_dropout": 0.0, "qkv_bias": False}
+    config |= {"rms_norm_eps": 1e-5, "use_bias": False}
+    shapes: Shapes = {"preprocessor.pos_embed": (1, 256, width), "preprocessor.patchifier.norm.weight": (width,)}
+    shapes |= {"preprocessor.patchifier.proj.weight": (width, 3, 14, 14), "preprocessor.patchifier.proj.bias": (width,)}
+    at = "trunk.blocks.0."
+    shapes |= {f"{at}norm_{n}.weight": (width,) for n in (1, 2)} | {"trunk.post_trunk_norm.weight": (width,)}
+    shapes |= {f"{at}attn.qkv.weight": (3 * width, width), f"{at}attn.proj.weight": (width, width)}
+    shapes |= {f"{at}mlp.fc{n}.weight": (mlp, width) for n in (1, 3)} | {f"{at}mlp.fc2.weight": (width, mlp)}
+    return HubFolder({"config.json": config}, lambda: _filled(shapes), (depth,))
+
+
 def resnet(layer: str, depths: list[int], widths: list[int]) -> HubFolder:
     more = {"downsample_in_first_stage": False, "embedding_size": 64, "hidden_act": "relu", "num_channels": 3}
     values = {"depths": depths, "hidden_sizes": widths, "layer_type": layer, **more, **IMAGENET}
@@ -415,6 +441,13 @@ def timm_eva02(width: int, mlp: int, patch: int, size: int, *, split: bool, clas
     return shapes | norm("fc_norm", width) | linear("head", classes, width)
 
 
+def timm_eva02_clip(width: int, mlp: int, patch: int, size: int, embed: int) -> Shapes:
+    """The image tower of EVA-02-CLIP: one more norm in its attention, and the class token is read."""
+    shapes = timm_eva02(width, mlp, patch, size, split=True, classes=embed)
+    shapes = {key: shape for key, shape in shapes.items() if not key.startswith("fc_norm")}
+    return shapes | norm("blocks.0.attn.norm", width) | norm("norm", width)
+
+
 def timm_dinov3(width: int, patch: int = 16, *, qkv_bias: bool = False) -> Shapes:
     """timm's Eva as DINOv3, without a head."""
     shapes: Shapes = {"cls_token": (1, 1, width), "reg_token": (1, 4, width)}
@@ -511,6 +544,37 @@ def _resblock(at: str, width: int, mlp: int) -> Shapes:
     shapes = {f"{at}attn.in_proj_weight": (3 * width, width), f"{at}attn.in_proj_bias": (3 * width,)}
     shapes |= linear(f"{at}attn.out_proj", width, width) | norm(f"{at}ln_1", width) | norm(f"{at}ln_2", width)
     return shapes | linear(f"{at}mlp.c_fc", mlp, width) | linear(f"{at}mlp.c_proj", width, mlp)
+
+
+def text_tower(context: int, width: int, embed: int, prefix: str = "") -> Shapes:
+    shapes: Shapes = {"token_embedding.weight": (49408, width), "positional_embedding": (context, width)}
+    shapes |= _resblock("transformer.resblocks.0.", width, 4 * width) | norm("ln_final", width)
+    shapes |= {"text_projection": (width, embed)}
+    return {prefix + key: shape for key, shape in shapes.items()} | {"logit_scale": ()}
+
+
+def metas_pe(width: int, patch: int, size: int, depths: tuple[int, int]) -> HubFolder:
+    """PE-Core by Meta's own names: one .pt file, and no config."""
+    shapes: Shapes = {"conv1.weight": (width, 3, patch, patch), "class_embedding": (width,), "proj": (width, 1024)}
+    shapes |= {"positional_embedding": ((size // patch) ** 2 + 1, width), "attn_pool.probe": (1, 1, width)}
+    shapes |= norm("ln_pre", width) | norm("ln_post", width) | norm("attn_pool.layernorm", width)
+    shapes |= _resblock("transformer.resblocks.0.", width, 4 * width)
+    shapes |= {"attn_pool.attn.in_proj_weight": (3 * width, width), "attn_pool.attn.in_proj_bias": (3 * width,)}
+    shapes |= linear("attn_pool.attn.out_proj", width, width) | linear("attn_pool.mlp.c_fc", 4 * width, width)
+    shapes |= linear("attn_pool.mlp.c_proj", width, 4 * width)
+    both = {f"visual.{key}": shape for key, shape in shapes.items()} | text_tower(32, 1024, 1024)
+    return HubFolder({}, lambda: _filled(both), depths)
+
+
+def open_clip_trunk(name: str, trunk: Shapes, pool: str, text: tuple[int, int, int, int], embed: int) -> HubFolder:
+    """A network of timm whose head is the projection; text: context, width, depth, heads."""
+    context, width, depth, heads = text
+    vision = {"image_size": 224, "timm_model_name": name, "timm_model_pretrained": False}
+    words = {"context_length": context, "vocab_size": 49408, "width": width, "heads": heads, "layers": 1}
+    model = {"embed_dim": embed, "vision_cfg": {**vision, "timm_pool": pool, "timm_proj": None}, "text_cfg": words}
+    shapes = {f"visual.trunk.{key}": shape for key, shape in trunk.items()} | text_tower(context, width, embed, "text.")
+    files = {"open_clip_config.json": {"model_cfg": {**model, "custom_text": True}, "preprocess_cfg": CLIP_COLOURS}}
+    return HubFolder(files, lambda: _filled(shapes), (12, depth))
 
 
 def biomed_clip() -> HubFolder:
@@ -614,6 +678,16 @@ FOLDERS: dict[str, HubFolder] = {
     "facebook/dinov3-vith16plus-pretrain-lvd1689m": dinov3(1280, 5120, 32, 20, True),
     "facebook/dinov3-vit7b16-pretrain-lvd1689m": dinov3(4096, 8192, 40, 32, True, query_bias=False, value_bias=False),
     "apple/aimv2-large-patch14-native": aimv2(1024, 2816, 24, 8, is_native=True),
+    "apple/aimv2-large-patch14-224": apples_aimv2(1024, 2816, 24, 8),
+    "apple/aimv2-large-patch14-224-lit": aimv2_lit(),
+    "facebook/PE-Core-B16-224": metas_pe(768, 16, 224, (12, 24)),
+    "facebook/PE-Core-L14-336": metas_pe(1024, 14, 336, (24, 24)),
+    "timm/PE-Core-B-16": open_clip_trunk(
+        *("vit_pe_core_base_patch16_224", timm_pe_core(768, 16, 224, 3072, 1024), "map"), (32, 1024, 24, 16), 1024
+    ),
+    "timm/eva02_base_patch16_clip_224.merged2b_s8b_b131k": open_clip_trunk(
+        *("eva02_base_patch16_clip_224", timm_eva02_clip(768, 2048, 16, 224, 512), "token"), (77, 512, 12, 8), 512
+    ),
     "microsoft/swin-tiny-patch4-window7-224": swin(96, [2, 2, 6, 2], [3, 6, 12, 24], 7, 224),
     "microsoft/swin-base-patch4-window7-224": swin(128, [2, 2, 18, 2], [4, 8, 16, 32], 7, 224),
     "microsoft/swin-large-patch4-window12-384": swin(192, [2, 2, 18, 2], [6, 12, 24, 48], 12, 384),

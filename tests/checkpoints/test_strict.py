@@ -76,7 +76,6 @@ CONTRADICTIONS = [
     dict(mlp_ratio=2.0),
     dict(qk_norm=True),
     dict(patch_size=16),
-    dict(channels=1),
     dict(class_token=False, pooling="mean"),
     dict(distill_token=True),
     dict(prefix_positions="none"),

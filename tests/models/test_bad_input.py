@@ -20,6 +20,7 @@ from vitlab.models.config import FAMILIAR, option_paths
 from vitlab.models.registry import FAMILIES
 from vitlab.models.vit_config import ViTConfig
 
+OWN_OPTIONS = {"embed_dim": {"clip", "clip_vision", "aimv2_lit", "eva02_clip", "pe_clip"}}  # theirs, and also ours
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 24).reshape(2, 3, 16, 24)
 
 
@@ -162,11 +163,9 @@ def test_inspect_of_a_batch_that_is_none(batch):
 class TestConfig:
     @pytest.mark.parametrize(("theirs", "ours"), FAMILIAR.items())
     def test_names_of_other_libraries_lead_to_ours(self, theirs, ours):
-        configs = [
-            config for config, _ in FAMILIES.values() if theirs not in option_paths(config)
-        ]  # CLIP has embed_dim, and so has its image tower
-        assert len(configs) >= len(FAMILIES) - 2
-        having = [config for config in configs if ours in option_paths(config)]
+        own = {name for name, (config, _) in FAMILIES.items() if theirs in option_paths(config)}
+        assert own == OWN_OPTIONS.get(theirs, set())
+        having = [config for name, (config, _) in FAMILIES.items() if name not in own and ours in option_paths(config)]
         assert having
         for config in having:
             with refuses(f"Did you mean '{ours}'?"):

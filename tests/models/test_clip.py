@@ -13,8 +13,16 @@ from vitlab.explain.gradients import gradients
 from vitlab.explain.sizes import size_of
 from vitlab.layers.collective import gather
 from vitlab.models.clip import CLIP, CLIPConfig, clip_vit
-from vitlab.models.registry import MODELS, build, build_config
-from vitlab.models.two_towers import ImageTextLogits, TextConfig, contrastive_loss, same_captions, sigmoid_loss
+from vitlab.models.config import option_paths
+from vitlab.models.registry import FAMILIES, MODELS, build, build_config
+from vitlab.models.two_towers import (
+    ImageTextLogits,
+    TextConfig,
+    TwoTowersConfig,
+    contrastive_loss,
+    same_captions,
+    sigmoid_loss,
+)
 from vitlab.text.tokenizer import Tokenizer
 
 PARAMETERS = {  # counted by OpenAI's and open_clip's own code
@@ -71,6 +79,18 @@ def test_features_have_length_one_and_logits_are_scaled_cosines():
     torch.testing.assert_close(out.logits_per_text, expected.T)
     for features in (x, y):
         torch.testing.assert_close(features.norm(dim=1), torch.ones(len(features)))
+
+
+@pytest.mark.parametrize(
+    "family", [name for name, (config, _) in FAMILIES.items() if issubclass(config, TwoTowersConfig)]
+)
+@torch.inference_mode()
+def test_features_are_as_wide_as_the_common_space(family):
+    """Real CLIPs have towers of 768 and a common space of 512: what stores features asks for the width first."""
+    space = {"embed_dim": 24} if "embed_dim" in option_paths(FAMILIES[family][0]) else {}
+    model = vitlab.create(f"{family}_digits", **space).eval()
+    features = model.features(torch.randn(3, model.config.image.channels, 8, 8))
+    assert features.shape == (3, model.feature_width) and model.feature_width == space.get("embed_dim", 64)
 
 
 def test_no_token_sees_a_later_one_and_the_first_end_is_read():

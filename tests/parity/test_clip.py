@@ -70,6 +70,7 @@ def agree(ours, theirs, images: torch.Tensor, ids: torch.Tensor) -> None:
             (ours.encode_text(ids), expected.text_embeds),
             (out.logits_per_image, expected.logits_per_image),
             (out.logits_per_text, expected.logits_per_text),
+            (ours.forward_features(images), expected.vision_model_output.last_hidden_state),
         )
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)

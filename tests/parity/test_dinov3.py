@@ -202,7 +202,7 @@ def test_a_config_is_honoured_or_refused(tmp_path):
         "intermediate_size": (96, "the config says mlp_ratio=2.0"),
         "num_register_tokens": (2, "registers=2 but the weights have 4"),
         "hidden_act": ("mish", "hidden_act 'mish'"),
-        "pos_embed_jitter": (0.5, "factors of at least 1"),
+        "pos_embed_jitter": (0.5, "position_jitter=0.5 must be a factor of 1"),
         "rope_theta": ("big", "rope_theta 'big'; expected a number above 0"),
     }.items():
         (tmp_path / "config.json").write_text(json.dumps(config | {changed: message[0]}))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import vitlab
+from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import AssumedWarning, load_with_report
 from vitlab.layers.positions import resize_positions, rotary_scaled, rotary_speeds, rotate
 
@@ -51,6 +52,52 @@ def test_timm(name, tmp_path):
     agrees(model, tensors)
     vitlab.save(model, tmp_path / "native")
     same(model.state_dict(), vitlab.load(tmp_path / "native").state_dict())
+    convert.write(model, tmp_path / "back", "timm")
+    same(load_file(tmp_path / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors"))
+    again = vitlab.load(tmp_path / "back")
+    assert (again.config, again.preprocess) == (model.config, model.preprocess)
+    agrees(again, tensors)
+
+
+WRITTEN = {
+    "eva02_digits": (
+        dict(eps=1e-5),
+        ["attn.q_proj.weight", "attn.k_proj.weight", "mlp.fc1_g.weight", "mlp.norm.weight"],
+    ),
+    "eva02_clip_tower": (dict(attention_norm=True, pooling="class"), ["attn.norm.weight", "attn.v_proj.bias"]),
+    "pe_digits": (dict(class_token=False, classes=0), ["attn.qkv.bias"]),
+    "pe_tokens": (dict(final_norm=False, pooling="class", layer_scale=0.1), ["gamma_1"]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_other_networks_are_written_to_timm_and_come_back(name, tmp_path):
+    """B and L of EVA-02 have layers of their own for queries, keys, values and gates there."""
+    options, keys = WRITTEN[name]
+    model = vitlab.create(f"{name.split('_')[0]}_digits", image_size=(8, 12), **options).eval()
+    convert.write(model, tmp_path, "timm")
+    written = load_file(tmp_path / "model.safetensors")
+    assert {f"blocks.0.{key}" for key in keys} <= written.keys()
+    again, images = vitlab.load(tmp_path), torch.randn(2, 1, 16, 8)
+    stated = ("image_size", "eps", "pooling", "rotary_grid", "classes")
+    assert all(again.config.option(name) == model.config.option(name) for name in stated)
+    with torch.inference_mode():
+        assert torch.equal(again(images), model(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("eva02_digits", dict(qkv_bias=True), "a bias of keys"),
+        ("eva02_digits", dict(pooling="mean"), "pooling=mean"),
+        ("pe_digits", dict(final_norm=False), "pooling=attention without the last norm"),
+        ("pe_digits", dict(activation="relu"), "activation=relu"),
+    ],
+)
+def test_what_timm_cannot_express_is_refused(name, options, message, tmp_path):
+    with pytest.raises(vitlab.UsageError, match=message):
+        convert.write(vitlab.create(name, **options), tmp_path / "no", "timm")
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("name", FILES)

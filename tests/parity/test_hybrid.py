@@ -1,6 +1,7 @@
 """R + ViT: stored tensors of timm, whose hybrid has a stem alone; and for the stages transformers' BiT, built live."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 import vitlab
 from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import load_with_report
+from vitlab.models.hybrid import MODELS
 
 from .test_golden import GOLDEN, unpack
 
@@ -38,6 +40,7 @@ def test_stored_outputs_of_timm_agree(bare, tmp_path):
     torch.testing.assert_close(features, tensors["output.features"], atol=1e-5, rtol=0)
 
 
+PARTS = ("stem_width", "stage_depths", "stage_widths", "patch_size")
 BIT = dict(layer_type="bottleneck", global_padding="same", embedding_dynamic_padding=True, embedding_size=32)
 
 
@@ -124,11 +127,38 @@ def test_what_cannot_work_is_refused(options, message):
         vitlab.create("vit_base_r50_s16", **options)
 
 
-def test_it_is_saved_and_not_written_elsewhere(tmp_path):
+def test_it_is_saved(tmp_path):
     model = vitlab.create("vit_tiny_r_s16_p8", width=32, depth=1, heads=2, classes=3, image_size=64).eval()
     vitlab.save(model, tmp_path / "a")
     again, images = vitlab.load(tmp_path / "a"), torch.randn(1, 3, 64, 96)
     with torch.inference_mode():
         assert again.config == model.config and torch.equal(again(images), model(images))
-    with pytest.raises(ValueError, match="not written as timm"):
-        convert.write(model, tmp_path / "timm", "timm")
+    with pytest.raises(ValueError, match="not written as hf: use --to timm or native"):
+        convert.write(model, tmp_path / "hf", "hf")
+    other = vitlab.create("vit_tiny_r_s16_p8", stage_depths=(1,), stage_widths=(128,))
+    with pytest.raises(ValueError, match=r"cannot express a ResNet of stages \(1,\)"):
+        convert.write(other, tmp_path / "timm", "timm")
+
+
+@pytest.mark.filterwarnings("ignore")  # bare weights
+@pytest.mark.parametrize("stages", [False, True])
+def test_written_as_timm_has_it(stages, tmp_path, monkeypatch):
+    timm_folder(tmp_path)
+    model, name = vitlab.load(tmp_path), "vit_tiny_r_s16_p8_224"
+    if stages:
+        bit = hf.BitModel(hf.BitConfig(**BIT, hidden_sizes=[128, 256], depths=[2, 3]))
+        save_file(with_stages(bit), tmp_path / "model.safetensors")
+        model, name = vitlab.load(tmp_path / "model.safetensors", heads=4), "vit_base_r50_s16_384"
+        with pytest.raises(ValueError, match=r"cannot express a ResNet of stages \(2, 3\)"):  # timm has none by name
+            convert.write(model, tmp_path / "back", "timm")
+        small = replace(MODELS["vit_base_r50_s16"], **{part: getattr(model.config, part) for part in PARTS})
+        monkeypatch.setitem(MODELS, "vit_base_r50_s16", small)
+    convert.write(model, tmp_path / "back", "timm")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["architecture"], config["model_args"]["patch_size"]) == (name, 1 if stages else 8)
+    again, images = vitlab.load(tmp_path / "back"), torch.randn(2, 3, 64, 64)
+    assert again.config == model.config
+    with torch.inference_mode():
+        assert torch.equal(again(images), model(images))

@@ -264,7 +264,7 @@ def test_convert_checks_what_it_wrote_in_transformers(tmp_path):
     rows = convert.compare(tmp_path / "hf", tmp_path / "bare.safetensors", model, changed=False)
     assert rows[0].difference < 1e-5
     for to in ("timm", "jax"):
-        with pytest.raises(ValueError, match="--to hf or native, or --encoder"):
+        with pytest.raises(ValueError, match="--to hf or native, or its encoder alone"):
             convert.write(model, tmp_path / "no.npz", to)
     wide, _ = load_with_report(tmp_path / "hf", image_size=(32, 48))
     with pytest.raises(ValueError, match="square images only, and this one 32x48"):

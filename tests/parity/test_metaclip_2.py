@@ -76,8 +76,10 @@ def test_theirs_read_by_us_and_written_back(end, tmp_path):
     agree(ours, theirs, images, ids)
     with torch.inference_mode():
         tower = theirs.vision_model
-        hidden = tower.post_layernorm(tower(images).last_hidden_state)  # they apply it to the class token alone
+        hidden = tower(images).last_hidden_state
         torch.testing.assert_close(ours.forward_features(images), hidden, atol=1e-5, rtol=0)
+        normed = tower.post_layernorm(hidden)  # they apply it to the class token alone
+        torch.testing.assert_close(ours.encoder.forward_features(images), normed, atol=1e-5, rtol=0)
         assert torch.allclose(ours.encode_text(ids).norm(dim=1), torch.ones(4))
     convert.write(ours, tmp_path / "back", "hf")
     kind = hf.MetaClip2Model if end == 2 else hf.CLIPModel  # with another end both are the same

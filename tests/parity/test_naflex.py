@@ -141,6 +141,26 @@ def test_photos_by_their_processor(max_patches, photos, tmp_path):
     assert Preprocess.from_dict(ours.preprocess.to_dict()) == ours.preprocess
 
 
+@torch.inference_mode()
+def test_another_image_size_is_another_number_of_patches(photos, tmp_path):
+    """Positions stay as they were learned, and are resized once, to each image's grid; written back they are equal."""
+    torch.manual_seed(8)
+    theirs = their_naflex()
+    theirs.save_pretrained(tmp_path / "hf")
+    hf.Siglip2ImageProcessorPil(patch_size=8, max_num_patches=25).save_pretrained(tmp_path / "hf")
+    inputs = hf.Siglip2ImageProcessorPil(patch_size=8, max_num_patches=63)(images=photos, return_tensors="pt")
+    expected = F.normalize(theirs.get_image_features(**inputs).pooler_output, dim=1)
+    ours = vitlab.load(tmp_path / "hf", image_size=(56, 72))
+    assert ours.preprocess.max_patches == 63 and ours.input_size == (56, 72)
+    close(torch.tensor(np.stack([row.vector for row in vitlab.embed(ours, photos)])), expected)
+    convert.write(ours, tmp_path / "back", "hf")
+    source, written = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
+    assert source.keys() == written.keys() and all(torch.equal(source[key], written[key]) for key in source)
+    vitlab.save(ours, tmp_path / "own")
+    for folder in ("back", "own"):
+        close(torch.tensor(np.stack([row.vector for row in vitlab.embed(str(tmp_path / folder), photos)])), expected)
+
+
 def test_sizes_of_whole_patches():
     from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 
@@ -219,6 +239,8 @@ def test_what_cannot_be_packed_is_refused(tmp_path):
     model = vitlab.create("naflex_vit_digits")
     with pytest.raises(UsageError, match="no images"):
         model.encode_images([])
+    with pytest.raises(UsageError, match="must be a list of tensors"):
+        model.encode_images(None)
     with pytest.raises(UsageError, match="image height: 5 is not a multiple of 2: use 6"):
         model.encode_images([torch.randn(1, 5, 4)])
     with pytest.raises(UsageError, match="must be a tensor"):

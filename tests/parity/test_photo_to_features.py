@@ -195,6 +195,17 @@ FAMILIES = {  # name -> model, processor, size that images are read at
         lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
         48,
     ),
+    "aimv2": (
+        lambda: hf.Aimv2Model(
+            hf.Aimv2Config(
+                text_config=dict(**SMALL, vocab_size=50, max_position_embeddings=7, eos_token_id=49),
+                vision_config=dict(**SMALL, image_size=48, patch_size=16),
+                projection_dim=24,
+            )
+        ),
+        lambda: hf.CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size=square(48)),
+        48,
+    ),
     "ijepa": (
         lambda: hf.IJepaForImageClassification(hf.IJepaConfig(**SMALL, **CLASSES, image_size=48, patch_size=16)),
         lambda: hf.ViTImageProcessorPil(size=square(48)),
@@ -289,7 +300,7 @@ def by_transformers(folder: Path, photos: list[Path], name: str) -> tuple[torch.
             return model.get_image_features(**inputs).pooler_output, None
         if name in ("siglip_vision_model", "siglip2_vision_model", "tipsv2_vision_model"):
             return model(**inputs).pooler_output, None
-        if name.startswith(("clip", "metaclip", "siglip", "tips")):
+        if name == "aimv2" or name.startswith(("clip", "metaclip", "siglip", "tips")):
             features = model.get_image_features(pixels, **interpolate)
             return getattr(features, "pooler_output", features), None
         if name.startswith("vit_mae"):  # nothing masked: the encoder sees every patch, in order

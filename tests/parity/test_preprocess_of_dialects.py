@@ -211,6 +211,8 @@ def expected_for(name: str) -> Preprocess:
         return Preprocess((224, 224), **STRETCH, **IMAGENET)
     if name.startswith("eva02"):
         return Preprocess((224, 224), **CROP, **OPENAI)
+    if name.startswith("pe_clip"):  # Meta's own transform squashes
+        return Preprocess(MODELS[name].config.image_size, **STRETCH, **HALF)
     if name.startswith("pe_"):
         return Preprocess(MODELS[name].config.image_size, **CROP, **HALF)  # each at its own size
     assert name.startswith(("vit_", "beit_"))

@@ -1,14 +1,18 @@
-"""timm's ViTs with relative positions against stored tensors; they are read and not written."""
+"""timm's ViTs with relative positions against stored tensors, both ways."""
 
 import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import vitlab
+from vitlab.checkpoints import convert
 from vitlab.checkpoints.load import load_with_report
 
 from .test_golden import unpack
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.mark.parametrize("name", ["timm_relpos", "timm_srelpos"])
@@ -27,6 +31,31 @@ def test_stored_outputs_agree(name, folder, tmp_path):
         tokens = model.forward_features(tensors["input.images"])
         torch.testing.assert_close(tokens, tensors["output.features"], atol=1e-5, rtol=0)
         assert model(torch.randn(1, 3, 40, 24)).shape == (1, 7)
+    convert.write(model, tmp_path / "back", "timm")
+    before, after = (
+        load_file(tmp_path / "model.safetensors" if folder else path),
+        load_file(tmp_path / "back" / WEIGHTS),
+    )
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    again = vitlab.load(tmp_path / "back")
+    assert again.config == model.config
+
+
+@pytest.mark.parametrize(
+    "options", [dict(norm="branch", class_token=True, pooling="class"), dict(pooling="mean", eps=1e-5)]
+)
+def test_other_kinds_are_written_and_come_back(options, tmp_path):
+    model = vitlab.create("vit_relpos_digits", **options).eval()
+    notes = convert.write(model, tmp_path, "timm")
+    assert [note for note in notes if "eps" in note] == notes and bool(notes) == ("eps" in options)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert ("_rpn_" in config["architecture"]) == ("norm" in options)
+    again, images = vitlab.load(tmp_path), torch.randn(2, 1, 8, 12)
+    assert again.config.eps == model.config.eps
+    with torch.inference_mode():
+        assert torch.equal(again(images), model(images))
+    with pytest.raises(vitlab.UsageError, match="activation=relu"):
+        convert.write(vitlab.create("vit_relpos_digits", activation="relu"), tmp_path / "no", "timm")
 
 
 def test_norms_at_the_end_of_each_branch(tmp_path):

@@ -14,7 +14,9 @@ from tokenizers import models, normalizers, trainers
 
 import vitlab
 from vitlab.checkpoints import convert
-from vitlab.errors import CheckpointError
+from vitlab.checkpoints import siglip as checkpoint
+from vitlab.errors import CheckpointError, TokenizerError
+from vitlab.models import registry
 from vitlab.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # folders without preprocessor_config.json
@@ -168,6 +170,52 @@ def test_open_clip(tmp_path):
     close(model.encode_text(tensors["input.ids"]), tensors["output.text_features"])
 
 
+@torch.inference_mode()
+def test_written_to_open_clip(tmp_path, monkeypatch):
+    """The same tensors, and a config that says the same; timm's names end with the size, so the small one gets one."""
+    tensors = open_clip_folder(tmp_path)
+    model = vitlab.load(tmp_path, image=dict(heads=4))
+    with pytest.raises(CheckpointError, match="none has patches of 8 in images of 32x32"):
+        convert.write(model, tmp_path / "back", "open_clip")
+    tower = dict(width=48, depth=2, heads=4)
+    monkeypatch.setitem(checkpoint.TOWERS, "little", (tower, tower))
+    monkeypatch.setitem(checkpoint.TRUNKS, ("little", 8), (32,))
+    convert.write(model, tmp_path / "back", "open_clip")
+    before, after = (load_file(folder / "open_clip_model.safetensors") for folder in (tmp_path, tmp_path / "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    cfg = json.loads((tmp_path / "back" / "open_clip_config.json").read_text())["model_cfg"]
+    assert cfg["vision_cfg"].pop("timm_model_name") == "vit_little_patch8_siglip_32"
+    source = {name: value for name, value in OPEN_CLIP["vision_cfg"].items() if name != "timm_model_name"}
+    assert source.items() <= cfg["vision_cfg"].items() and OPEN_CLIP["text_cfg"].items() <= cfg["text_cfg"].items()
+    assert (cfg["embed_dim"], cfg["init_logit_bias"], cfg["custom_text"]) == (48, -10, True)
+    again = vitlab.load(tmp_path / "back", image=dict(heads=4))
+    assert again.config == model.config and again.preprocess == model.preprocess
+    out = again(tensors["input.images"], tensors["input.ids"])
+    close(out.logits_per_image, tensors["output.logits_per_image"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "trunk"),
+    [
+        ("siglip_base_patch16", {"activation": "gelu"}, "vit_base_patch16_siglip_224"),
+        ("siglip_base_patch16", {"image_size": 384, "image.activation": "gelu"}, "vit_base_patch16_siglip_384"),
+        ("siglip2_so400m_patch16", {"image_size": 512}, "vit_so400m_patch16_siglip_512"),
+        ("siglip2_giant_opt_patch16", {}, "vit_giantopt_patch16_siglip_256"),
+    ],
+)
+def test_released_sizes_have_a_name_in_open_clip(name, options, trunk):
+    with torch.device("meta"):
+        model = vitlab.create(name, **{**options, "image.depth": 1, "text.depth": 1})
+    real = model.config.with_options(**{"image.depth": registry.MODELS[name].config.image.depth})
+    model.config = real  # its blocks are all alike
+    written = checkpoint.FAMILY.writers["open_clip"].write(model, model.state_dict())
+    cfg = written.files["open_clip_config.json"]["model_cfg"]
+    assert cfg["vision_cfg"]["timm_model_name"] == trunk
+    tanh = cfg["text_cfg"].get("act_kwargs") == {"approximate": "tanh"}
+    assert tanh == (options.get("activation") != "gelu")
+    assert {"visual.trunk.attn_pool.latent", "text.text_projection.bias", "logit_bias"} <= written.tensors.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -208,6 +256,53 @@ def test_sentencepiece_equals_transformers(pieces):
     assert ours(TEXTS).tolist() == theirs_of(hf.SiglipTokenizer.from_pretrained(pieces), TEXTS)
     assert Tokenizer.from_json(ours.to_json())(TEXTS).equal(ours(TEXTS))
     assert ours.decode(ours("A photo, of a dog!")[0]) == "a photo of a dog" and ours.context == 64
+
+
+ODD = [  # marks without a letter, Hangul in parts, special tokens that somebody typed, full-width ones, control codes
+    *("</s>", "<unk>", "<s>", "</S>", "＜／ｓ＞", "e\u0301", *"\u0301\u0338\u0327\u0344\u093c", "\u1112\u1161\u11ab"),
+    *("\u1112", "각", "ΟΔΟΣ", "一只", *"ﬁ½①﷽Σİßǆ狗🐶🏽", *"\u200d\ufe0f\u3000▁\t\0\x07\u00ad\ufeff", " ", "  "),
+    *("a", "dog ", "x.y", "'"),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        {"normalization_rule_name": "nfkc_cf", "add_dummy_prefix": False},
+        {"model_type": "bpe"},
+        {"byte_fallback": True, "vocab_size": 500},
+    ],
+    ids=str,
+)
+def test_any_text_has_the_ids_of_transformers(options, tmp_path):
+    draw = random.Random(3)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    lines = ["a cat and a dog </s>", "一只狗在海边", "οδος 한국어 é >"] * 20
+    lines += ["".join(draw.choices(letters + " ", k=40)) for _ in range(40)]
+    options = {"vocab_size": 150, "minloglevel": 3, **options}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "spiece"), **options
+    )
+    theirs, ours = hf.SiglipTokenizer(str(tmp_path / "spiece.model")), Tokenizer.read(tmp_path)
+    texts = [
+        "".join(draw.choice(ODD) if draw.random() < 0.7 else chr(draw.randrange(33, 0x3000)) for _ in range(length))
+        for length in [*range(1, 13), 80] * 12
+    ]
+    texts += ["a</s>", "a </s> b", "</s>", "<unk>狗", "a<unk>\u0301"]
+    expected = theirs_of(theirs, texts)
+    different = [text for text, a, b in zip(texts, ours(texts).tolist(), expected, strict=True) if a != b]
+    assert not different
+    assert Tokenizer.from_json(ours.to_json())(texts).equal(ours(texts))
+
+
+def test_pieces_that_are_not_cut_alike_are_refused(tmp_path):
+    lines = ["a photo of a cat and a dog", "hello world"] * 20
+    options = {"model_prefix": str(tmp_path / "spiece"), "vocab_size": 20, "minloglevel": 3}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), user_defined_symbols=["dog"], **options)
+    with pytest.raises(TokenizerError, match="pieces that a user defined"):
+        Tokenizer.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.lora import LORA_A, LORA_B, adapt, is_adapter_key, lora_layers, merge_lora
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
+from vitlab.models.task import CLASSES
 from vitlab.parsing import flat, is_object, is_sequence, spell_not_finite
 from vitlab.version import __version__
 
@@ -73,13 +74,14 @@ def save_adapter(model: nn.Module, folder: str | Path, base: str | Path | None =
         "inference_mode": True,
     }
     card = {
-        "format": FORMAT,
+        "format": FORMAT if network.task == CLASSES else native.WITH_TASK,
         "vitlab": __version__,
         "family": network.family,
         "config": network.config.to_dict(),
         "base_digest": base_digest(network),
         "preprocess": network.preprocess.to_dict() if network.preprocess is not None else None,
         "labels": network.labels,
+        **({} if network.task == CLASSES else {native.TASK: network.task.to_dict()}),
         **asdict(Card(own.name, f"low-rank adapter on {base or 'a base that it does not name'}", own.licence)),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def read_adapter(folder: Path) -> Adapter:
     card = None
     if (folder / CARD).is_file():
         card = read_json(folder / CARD)
-        if card.get("format") != FORMAT:
+        if card.get("format") not in (FORMAT, native.WITH_TASK):
             raise CheckpointError(f"{folder / CARD}: format {card.get('format')!r} is not known. Update vitlab.")
         digests.check_seal(card, folder / CARD)
         digests.check_files(folder, card, CARD)
@@ -254,6 +256,8 @@ def read(folder: Path, base: str | Path | None) -> LoadedWeights:
     labels = card.get("labels") if adapter.card is not None else model.labels
     if labels is not None and len(labels) != model.classes:
         raise CheckpointError(f"{folder / CARD}: labels must be a list of {model.classes} names, or null.")
+    with naming(folder / CARD):
+        task = native.read_task(card, model.classes) if adapter.card is not None else model.task
     tensors = model.state_dict()
     return LoadedWeights(
         tensors,
@@ -264,6 +268,7 @@ def read(folder: Path, base: str | Path | None) -> LoadedWeights:
         model.config,
         preprocess=Preprocess.from_dict(card["preprocess"]) if card.get("preprocess") else model.preprocess,
         labels=labels,
+        task=task,
         card=Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {}),
         tokenizer=model.tokenizer,
     )

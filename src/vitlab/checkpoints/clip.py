@@ -248,7 +248,7 @@ def _hf_files(model: Network) -> Options:
         "vision_config": vision,
         "dtype": "float32",
     }
-    return {"config.json": config, **(_hf_tokenizer(tokenizer) if tokenizer is not None else {})}
+    return {"config.json": config, **(hf_tokenizer(tokenizer) if tokenizer is not None else {})}
 
 
 def _is_metaclip_2(c: CLIPConfig, tokenizer: Tokenizer | None) -> bool:
@@ -260,7 +260,7 @@ def _has_pieces(tokenizer: Tokenizer | None) -> bool:
     return tokenizer is not None and tokenizer.backend.token_to_id(END) is None
 
 
-def _hf_tokenizer(tokenizer: Tokenizer) -> Options:
+def hf_tokenizer(tokenizer: Tokenizer) -> Options:
     """The tokenizer's files; transformers' CLIP pads with end-of-text, which changes no embedding."""
     if _has_pieces(tokenizer):
         names: Options = {"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": tokenizer.context}

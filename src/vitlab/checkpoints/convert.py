@@ -25,6 +25,7 @@ from vitlab.checkpoints.report import Report
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.layers.lora import merged
 from vitlab.models.base import Capability, Network, unwrap
+from vitlab.models.task import CLASSES
 from vitlab.text.tokenizer import Tokenizer
 
 WRITERS = dict.fromkeys(target for family in FAMILIES.values() for target in family.writers)
@@ -95,10 +96,15 @@ def write(model: Network, target: str | Path, to: str) -> list[str]:
     if to == "native":
         native.save(model, target)
         return []
+    if model.task != CLASSES:
+        raise UsageError(
+            f"the outputs of this model are {model.task.description}, which the formats of other libraries cannot "
+            "say: use --to native, or vitlab export."
+        )
     writers = family_of(model.family).writers
     if to not in writers:
         choices = " or ".join([", ".join(writers), "native"] if writers else ["native"])
-        encoder = ", or --encoder for its encoder" if model.config.wraps_encoder else ""
+        encoder = ", or its encoder alone, vitlab convert --encoder" if model.config.wraps_encoder else ""
         raise UsageError(f"a {type(model).__name__} is not written as {to}: use --to {choices}{encoder}.")
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
     notes: list[str] = []

@@ -22,6 +22,7 @@ DEPTH = "a depth estimator on another network's encoder. Load that encoder from 
 DETECTOR = "a network that finds or outlines objects. Load the encoder that it was made from"
 LANGUAGE = "a language model that reads images. Load its image encoder from that one's own repository"
 VIDEO = "a network for video. Only networks for single images are read"
+TEXT = "a text tower alone. Load the model that it was taken from, which has both towers"
 OTHERS = {  # regex of a model_type or architecture -> what it is, and what to do instead
     r"(dinov3_|)convnext.*|(tf_|)efficientnet.*|(tf_|)mobilenet.*|regnet.*|resnext.*|densenet.*|vgg.*|inception.*": (
         CONVOLUTIONAL
@@ -31,6 +32,7 @@ OTHERS = {  # regex of a model_type or architecture -> what it is, and what to d
     r"sam|sam[23].*|sam_hq|samvit.*|.*detr.*|yolos|mask2former|maskformer|oneformer|segformer|eomt.*|vitdet": DETECTOR,
     r"(.*_)?(llava|idefics|blip|instructblip).*|qwen.*|paligemma.*|gemma.*|mllama|internvl.*": LANGUAGE,
     r"pixtral|kosmos.*|smolvlm.*|git|vision-encoder-decoder|florence.*|molmo.*|phi.*": LANGUAGE,
+    r"(clip|siglip2?|metaclip_2|aimv2|tipsv2|altclip|chinese_clip)_text_model": TEXT,
     r"videomae|timesformer|vivit|vjepa.*|x-?clip": VIDEO,
 }
 

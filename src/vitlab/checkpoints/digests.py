@@ -20,6 +20,8 @@ from vitlab.models.base import Network
 from vitlab.parsing import is_object
 
 DIGESTS, SEAL = "digests", "seal"
+TRAINING_ONLY = ("dropout", "attention_dropout", "patch_dropout", "stochastic_depth", "gradient_checkpointing")
+CLASSIFIER = ("head.", "head_distill.")  # parameters, by the beginning of their names, that features do not depend on
 
 
 class DamagedError(CheckpointError):
@@ -82,6 +84,19 @@ def fingerprint(model: Network) -> str:
         None if tokenizer is None else tokenizer.to_json(),
     ]
     return tensor_digest(model.state_dict(), json.dumps(settings, sort_keys=True))
+
+
+def feature_fingerprint(model: Network) -> str:
+    """Equal for models that give the same features of the same pixels, whatever their classifier and their dropout."""
+    config = _without(model.config.to_dict(), {"classes", *TRAINING_ONLY})
+    tensors = {key: value for key, value in model.state_dict().items() if not key.startswith(CLASSIFIER)}
+    return tensor_digest(tensors, json.dumps([model.family, config], sort_keys=True))
+
+
+def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """The table without these keys, at any depth."""
+    tables = {key: _without(value, names) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in tables.items() if key not in names}
 
 
 def tensor_digest(tensors: Mapping[str, Tensor], about: str = "") -> str:

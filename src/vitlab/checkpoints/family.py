@@ -15,6 +15,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Card, Network
 from vitlab.models.config import Config, option_paths
 from vitlab.models.entry import IMAGENET_CROP
+from vitlab.models.task import CLASSES, ModelTask
 from vitlab.text.tokenizer import Tokenizer
 
 
@@ -99,6 +100,7 @@ class LoadedWeights:
     config: Any  # the family's Config, as the weights were saved with
     preprocess: Preprocess | None = None
     labels: list[str] | None = None
+    task: ModelTask = CLASSES
     card: Card = field(default_factory=Card)
     notes: list[str] = field(default_factory=list[str])  # what a caller must know
     tokenizer: Tokenizer | None = None

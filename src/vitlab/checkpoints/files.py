@@ -23,7 +23,7 @@ from vitlab.parsing import is_object, parse_json
 from vitlab.special_files import special_kind
 
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
-WRAPPERS = ("model_ema", "teacher", "model", "state_dict", "model_state_dict", "student", "net", "module")
+WRAPPERS = ("model_ema", "teacher", "model", "state_dict", "model_state_dict", "student", "net", "module", "weights")
 BESIDE = "beside_backbone."
 PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -1,4 +1,4 @@
-"""R + ViT by timm's names: a ViT whose patch embedding has a ResNet in it (read only).
+"""R + ViT by timm's names: a ViT whose patch embedding has a ResNet in it, read and written.
 
 transformers' vit_hybrid, which version 5 no longer has, is refused by its name.
 """
@@ -9,12 +9,13 @@ from dataclasses import fields, replace
 
 import torch
 
-from vitlab.checkpoints import timm, vit
-from vitlab.checkpoints.family import Clues, Family, Reading
+from vitlab.checkpoints import keymap, timm, vit
+from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, Source, State, Stated, shape_of
 from vitlab.checkpoints.staged import STAGES
 from vitlab.errors import CheckpointError
-from vitlab.models.hybrid import VARIANTS, HybridConfig, parse_name
+from vitlab.models.base import Network
+from vitlab.models.hybrid import MODELS, VARIANTS, HybridConfig, parse_name
 
 BACKBONE = "patch_embed.backbone."
 
@@ -100,6 +101,31 @@ TIMM: Dialect = replace(
     read_stated=_read_stated,
     bare_variants=(),
 )
+
+
+def _write(model: Network, state: State) -> Written:
+    c: HybridConfig = model.config
+    timm.check_writable(c)
+    parts = ("stem_width", "stage_depths", "stage_widths")
+    same = [name for name, known in MODELS.items() if all(getattr(known, part) == getattr(c, part) for part in parts)]
+    timm.check_expressible("timm's R + ViT", {f"a ResNet of stages {c.stage_depths}, {c.stage_widths}": not same})
+    config = timm.config_for(c, model.preprocess)
+    config["architecture"] = f"{same[0]}_{MODELS[same[0]].image_size[0]}"
+    config["model_args"]["patch_size"] = c.patch_size // c.map_stride
+    whole_stem = tuple(rule.keys[0] for rule in _both("stem", "conv", "norm"))
+    stem = tuple(rule.keys[0] for rule in _both("stem", "stem.conv", "stem.norm"))
+    other = stem if not c.stage_depths else whole_stem
+    rules = tuple(rule for rule in TIMM.rules if rule.keys[0] not in other)
+    tensors = keymap.write("timm", rules, state, heads=c.heads)
+    bare = [f"a bare file does not say its heads: load it with heads={c.heads}."]
+    return Written(tensors, {"config.json": config}, timm.eps_note("timm's R + ViT", c.norm.eps), bare)
+
+
 FAMILY = Family(
-    "hybrid", HybridConfig, (TIMM,), _infer, bare_options=("heads", "image_size", "eps", "activation", "final_norm")
+    "hybrid",
+    HybridConfig,
+    (TIMM,),
+    _infer,
+    {"timm": Writer(_write)},
+    bare_options=("heads", "image_size", "eps", "activation", "final_norm"),
 )

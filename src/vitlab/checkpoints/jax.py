@@ -78,7 +78,7 @@ def _write(model: Network, state: State) -> Written:
     c: ViTConfig = model.config
     prefix = c.positions.prefix_positions
     check_vit("the JAX layout", c, UNSUPPORTED, {f"prefix_positions={prefix}": prefix == "none"})
-    notes = eps_note("Google's JAX code", c)
+    notes = eps_note("Google's JAX code", c.norm.eps)
     if c.image_size[0] != c.image_size[1]:
         notes.append(f"an .npz does not say its grid: load it with image_size={c.image_size}.")
     return Written(keymap.write("jax", RULES, state, heads=c.heads), notes=notes, weights="weights.npz")

@@ -4,6 +4,7 @@ load("runs/flowers/best")                                  # a native folder
 load("bundled:cifar10")                                    # a small trained model in the package
 load("hf-hub:google/vit-base-patch16-224", classes=10)     # new head
 load("B_16.npz", image_size=384)                           # positions resized
+load("B_16.npz", channels=5)                               # the first layer adapted to images of five channels
 load("mine.pth", heads=4, image_size=(32, 48))             # what a bare state dict cannot tell
 """
 
@@ -172,6 +173,11 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     if overrides.get("classes") and not stored.classes and _has_option(stored, "head_hidden"):
         overrides = {"head_hidden": 0, **overrides}  # a pre-training head goes when a new classifier comes (ViT, 3.2)
     config = stored.with_options(**overrides)
+    sizes = [name for name in overrides if name.split(".")[-1] == "image_size"]
+    input_size = config.image_size if sizes else None
+    if weights.preprocess is not None and weights.preprocess.how == "aspect":
+        # The table is resized to the grid of each image; resized twice, it would give other positions.
+        config = config.with_options(**dict.fromkeys(sizes, stored.image_size))
     _check_same_network(stored, config, source)
     report = Report(source, weights.dialect, notes=list(weights.notes))
     _check_tensors(weights, source)
@@ -179,6 +185,8 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     wanted = model.state_dict()
     state: dict[str, Tensor] = {}
     fresh: list[str] = []
+    before, after = (int(c.encoder.option("channels")) for c in (stored, config))
+    adapted = False
     for key, like in wanted.items():
         theirs = weights.origin.get(key, ())
         value = weights.tensors.get(key)
@@ -191,6 +199,11 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
             state[key] = _resize(key, value, old, new, config)
             note = f"from {_shape(value)}, grid {_by(old)} to {_by(new)}"
             report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
+        elif value is not None and value.ndim == 4 and like.shape == _with_inputs(value, before, after):
+            adapted = True
+            state[key] = adapt_channels(value, after)
+            note = f"from {_shape(value)}, {before} channels to {after}"
+            report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
         else:
             fresh.append(key)
             origin = theirs if value is not None else ()
@@ -201,6 +214,8 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
         report.rows.append(Row("unused", None, weights.origin[key], shape, "left out: not in the requested network"))
     for key, why in weights.unused.items():
         report.rows.append(Row("unused", None, (key.removeprefix(files.BESIDE),), (), why))
+    if after != before and not adapted:
+        raise UsageError(f"{source}: the first layer of a {weights.family} cannot be adapted to channels={after}.")
     if stored.wraps_encoder and (fresh or left):  # half a pre-training network is of no use to anyone
         raise UsageError(
             f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
@@ -214,10 +229,11 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     state = {k: v.clone() for k, v in state.items()}  # at a file's odd addresses the last bit of sums may differ
     model.load_state_dict(state, assign=True)  # what learns and what is frozen stays as the network was built
-    model.labels = weights.labels if config.classes == stored.classes else None
-    preprocess = weights.preprocess
-    if preprocess is not None and any(name.split(".")[-1] == "image_size" for name in overrides):
-        preprocess = preprocess.with_size(config.image_size)
+    if config.classes == stored.classes:
+        model.labels, model.task = weights.labels, weights.task
+    preprocess = _with_channels(weights.preprocess, after)
+    if preprocess is not None and input_size is not None:
+        preprocess = preprocess.with_size(input_size)
     model.preprocess, model.card = preprocess, weights.card
     if weights.tokenizer is not None:
         with files.naming(source):
@@ -256,7 +272,7 @@ def _check_same_network(stored: Config, config: Config, source: str) -> None:
     for before, after in pairs:
         for path in before.fixed_with(after):
             old, new = (attrgetter(path)(c) for c in (before, after))
-            if old != new:
+            if old != new and path != "channels":  # which the first layer is adapted to
                 short = path.removesuffix(".kind").split(".")[-1]
                 name = short if _has_option(before, short) else path
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
@@ -297,6 +313,34 @@ def _resize(key: str, value: Tensor, old: tuple[int, int], new: tuple[int, int],
         return resize_relative(value, old, new, config.encoder.relative_rule)
     prefix = value.shape[1] - old[0] * old[1]
     return resize_positions(value, prefix, old, new, config.encoder.table_rule)
+
+
+def _with_inputs(weight: Tensor, before: int, after: int) -> tuple[int, ...] | None:
+    """The shape of the first layer, a convolution, for another number of channels; None: it is another layer."""
+    outputs, inputs, *kernel = weight.shape
+    return (outputs, after, *kernel) if inputs == before else None
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """The first layer (D, C, P, P) for another number of channels.
+
+    One channel gets the sum over all, so that a grey image gives what it gave as three equal ones. More get the old
+    channels in turn (R, G, B, R, ...) times old / new, so that tokens stay about as large: as timm does it.
+    """
+    old = weight.shape[1]
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight[:, torch.arange(channels) % old] * (old / channels)
+
+
+def _with_channels(preprocess: Preprocess | None, channels: int) -> Preprocess | None:
+    """Grey is normalised by the mean of the colours' values; None where no photo has so many channels."""
+    if preprocess is None or len(preprocess.mean) == channels:
+        return preprocess
+    if channels not in (1, 3) or preprocess.stored is not None:
+        return None
+    mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
+    return replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
 
 
 def _by(grid: tuple[int, int]) -> str:

@@ -91,6 +91,8 @@ def _preprocess(p: Preprocess) -> str:
         how = f"resized ({first}), then the centre {size} cropped"
     else:
         how = f"stretched to {size}" if p.how == "stretch" else f"fitted into {size}, padded with the mean colour"
+    if p.stored is not None:
+        how = f"{p.stored}, as stored in the files; {how}"
     return f"{how}, {p.interpolation}; scale {p.scale:g}, mean {mean}, std {std}"
 
 

@@ -299,7 +299,7 @@ FAMILY = Family(
     NaFlexConfig,
     (HF,),
     _infer,
-    {"hf": Writer(_write)},
+    {"hf": Writer(_write, any_size=lambda config: True)},
     bare_options=(*FACTS[2:], "image_size"),
     model_types=SIGLIP2,
     by_path=by_path,
@@ -311,7 +311,7 @@ TOWER = Family(
     NaFlexViTConfig,
     (HF_TOWER, TIMM),
     _infer_tower,
-    {"hf": Writer(_write_tower)},
+    {"hf": Writer(_write_tower, any_size=lambda config: True)},
     bare_options=("heads", "image_size", "eps", "activation"),
     model_types=ALONE,
 )

@@ -11,28 +11,32 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitlab.checkpoints import digests, schema
 from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors, save_tensors
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.lora import is_adapter_key, lora_scale, merge_tensors
 from vitlab.models import registry
 from vitlab.models.base import Card, Network, unwrap
+from vitlab.models.task import CLASSES, ModelTask, task_from_dict
 from vitlab.parsing import is_object, is_sequence, spell_not_finite
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
 FORMAT = 1
+WITH_TASK = 2  # its outputs are no classes, which a vitlab that reads format 1 alone would take them for
 WEIGHTS, CARD, TOKENIZER = "weights.safetensors", "model.json", "tokenizer.json"
+TASK = "task"  # in model.json, where the outputs are no classes
 LORA_SCALE = "lora_scale"  # in model.json, where weights and adapters are stored apart
 
 
@@ -52,12 +56,13 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path, *, merge
     _check_labels(network, folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = {
-        "format": FORMAT,
+        "format": FORMAT if network.task == CLASSES else WITH_TASK,
         "vitlab": __version__,
         "family": network.family,
         "config": network.config.to_dict(),
         "preprocess": network.preprocess.to_dict() if network.preprocess is not None else None,
         "labels": network.labels,
+        **({} if network.task == CLASSES else {TASK: network.task.to_dict()}),
         **asdict(network.card or Card()),
     }
     if not merge and (scale := lora_scale(network)) is not None:
@@ -82,6 +87,14 @@ def save(model: nn.Module | str | os.PathLike[str], folder: str | Path, *, merge
     return folder
 
 
+@lru_cache(maxsize=8)  # a training run saves one model many times
+def _shapes(family: str, config: str) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of the network that this config describes, by name."""
+    described: Any = registry.FAMILIES[family][0].from_dict(json.loads(config))
+    network = on_meta(lambda: registry.build(family, described))
+    return {key: tuple(value.shape) for key, value in network.state_dict().items()}
+
+
 def _complete_state(model: Network, folder: Path, merge: bool) -> dict[str, Tensor]:
     """The tensors as `load` will want them: those of the network that model.config describes, and no others."""
     scale, state = lora_scale(model), model.state_dict()
@@ -89,11 +102,11 @@ def _complete_state(model: Network, folder: Path, merge: bool) -> dict[str, Tens
         state = merge_tensors(state, scale)
     adapters = {key for key in state if is_adapter_key(key)}
     state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}  # compiled blocks
-    wanted = on_meta(lambda: registry.build(model.family, model.config)).state_dict()
+    wanted = _shapes(model.family, json.dumps(model.config.to_dict()))
     problems = [f"{key} is not there" for key in wanted.keys() - state.keys()]
     problems += [f"{key} is not part of the network" for key in state.keys() - wanted.keys() - adapters]
     for key in wanted.keys() & state.keys():
-        shape, expected = tuple(state[key].shape), tuple(wanted[key].shape)
+        shape, expected = tuple(state[key].shape), wanted[key]
         if shape != expected:
             problems.append(f"{key} is {shape}, expected {expected}")
     if problems:
@@ -130,6 +143,17 @@ def _check_labels(model: Network, folder: Path) -> None:
             f"{folder}: not written: model.labels must be a list of {n} texts, one for each class, or None; "
             f"found {found}."
         )
+    try:
+        model.task.check(n)
+    except UsageError as error:
+        raise CheckpointError(f"{folder}: not written: {error}") from None
+
+
+def read_task(card: dict[str, Any], classes: int) -> ModelTask:
+    """What the outputs of a checkpoint mean."""
+    task = task_from_dict(card.get(TASK))
+    task.check(classes)
+    return task
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -166,10 +190,10 @@ def write_together(writes: Mapping[Path, Callable[[Path], object]]) -> None:
 def read_card(folder: Path) -> dict[str, Any]:
     """model.json, as it was saved. Whether the files beside it are is `digests.check_files`' to say."""
     card = read_json(folder / CARD)
-    if card.get("format") != FORMAT:
+    if card.get("format") not in (FORMAT, WITH_TASK):
         raise CheckpointError(
-            f"{folder / CARD}: format {card.get('format')!r} is not known; this vitlab {__version__} reads {FORMAT}. "
-            "Update vitlab: pip install -U vitlab."
+            f"{folder / CARD}: format {card.get('format')!r} is not known; this vitlab {__version__} reads {FORMAT} "
+            f"and {WITH_TASK}. Update vitlab: pip install -U vitlab."
         )
     digests.check_seal(card, folder / CARD)
     for key, kind in (("family", str), ("config", dict)):
@@ -182,8 +206,19 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def on_meta(build: Callable[[], Network]) -> Network:
     """Build a model on the meta device; its weights are assigned from the file."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutFirstValues():
         return build()
+
+
+class _WithoutFirstValues(TorchFunctionMode):
+    """Skips what initialises weights: meta tensors have no values, and for some of it torch imports its compiler."""
+
+    SKIPPED = (Tensor.normal_, nn.init.normal_, nn.init.uniform_, nn.init.constant_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.SKIPPED:
+            return args[0] if args else kwargs["tensor"]  # torch.nn.init passes it by name
+        return func(*args, **(kwargs or {}))
 
 
 def read(folder: Path) -> LoadedWeights:
@@ -205,6 +240,7 @@ def read(folder: Path) -> LoadedWeights:
         labels = card.get("labels")
         if labels is not None and len(labels) != config.classes:
             raise CheckpointError(f"labels must be a list of {config.classes} names, or null.")
+        task = read_task(card, config.classes)
     return LoadedWeights(
         tensors,
         {key: (key,) for key in tensors},
@@ -214,6 +250,7 @@ def read(folder: Path) -> LoadedWeights:
         config,
         preprocess=preprocess,
         labels=labels,
+        task=task,
         card=Card(card.get("name"), card.get("source"), card.get("licence"), card.get("metrics") or {}),
         tokenizer=Tokenizer.read(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else None,
     )

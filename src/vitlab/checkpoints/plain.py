@@ -28,6 +28,7 @@ from vitlab.checkpoints.keymap import (
 )
 from vitlab.errors import CheckpointError
 from vitlab.models.config import Config
+from vitlab.models.plain import PlainConfig
 from vitlab.parsing import is_sequence
 
 Infer = Callable[[Renamed, Options], Options]  # tensors, and what is given or stated -> options that the weights show
@@ -134,6 +135,29 @@ TIMM_RULES = (
 )
 
 
+def write_rules(*, separate: bool) -> tuple[Rule, ...]:
+    """TIMM_RULES for one of timm's two forms: queries, keys, values and the gates each in a layer, or joined."""
+    alone = re.compile(r".*\.(q_proj|k_proj|v_proj|fc1_g)\..*")
+    joined = re.compile(r".*\.(attn\.qkv|attn\.[qv]_bias|mlp\.fc1)(\..*)?")
+    return tuple(rule for rule in TIMM_RULES if not (joined if separate else alone).fullmatch(rule.keys[0]))
+
+
+def timm_arguments(c: PlainConfig) -> Options:
+    """model_args that all networks of timm's Eva have."""
+    return {
+        "img_size": list(c.image_size),
+        "patch_size": c.patch_size,
+        "in_chans": c.channels,
+        "embed_dim": c.width,
+        "depth": c.depth,
+        "num_heads": c.heads,
+        "mlp_ratio": timm.ratio(c.width, c.option("mlp_ratio"), c.mlp_hidden),
+        "qkv_bias": bool(c.option("qkv_bias")),
+        "ref_feat_shape": list(c.option("rotary_grid")),
+        "rope_temperature": c.option("rotary_base"),
+    }
+
+
 # ------------------------------------------------------------------------------------------------------ timm's folders
 
 SEEN = re.compile(  # model_args of timm's Eva that the weights show, or that change nothing
@@ -165,6 +189,7 @@ def timm_reader(
         if {"num_heads", "embed_dim"} & args.keys():  # the size that the name has is not this network's
             stated.pop("width", None)
         size = args.pop("img_size", None)
+        stated |= config["vitlab"]
         stated |= {ours: _plain(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
         unknown = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k)}
         wrong = {k: v for k, v in unknown.items() if v or k.startswith("rope_")}  # those are on by default

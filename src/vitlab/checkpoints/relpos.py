@@ -1,10 +1,12 @@
-"""timm's vit_relpos_* and vit_srelpos_*: state dicts and hub folders (read only; transformers has no such network)."""
+"""timm's vit_relpos_* and vit_srelpos_*: state dicts and hub folders, read and written. No other library has them."""
 
 from __future__ import annotations
 
-from vitlab.checkpoints import keymap, staged
-from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, layers
+from vitlab.checkpoints import keymap, staged, timm
+from vitlab.checkpoints.family import Writer, Written
+from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Rule, State, layers
 from vitlab.errors import CheckpointError
+from vitlab.models.base import Network
 from vitlab.models.relpos import CROP, RelPosConfig
 
 
@@ -20,7 +22,7 @@ def _options(config: Options) -> Options:
     norm = "branch" if "_rpn_" in name else "pre"
     unnormed = pooled != "token" and args.get("fc_norm") is False  # a mean of tokens that went through the final norm
     pooling = {"pooling": "class"} if pooled == "token" else {"pooling": "mean"} if unnormed else {}
-    return {"eps": 1e-6, "activation": "gelu", "norm": norm, **pooling}
+    return {"eps": 1e-6, "activation": "gelu", "norm": norm, **pooling, **config["vitlab"]}
 
 
 def _infer_options(renamed: Renamed, stated: Options) -> Options:
@@ -72,6 +74,40 @@ TIMM = Dialect(
     ignored={r".*rel_coords_log|.*relative_position_index": "computed from the grid"},
     read_stated=staged.timm_reader(_options),
 )
+
+
+def _write(model: Network, state: State) -> Written:
+    c: RelPosConfig = model.config
+    timm.check_expressible("timm's relpos", {f"activation={c.activation}": c.activation != "gelu"})
+    args: Options = {
+        "img_size": list(c.image_size),
+        "patch_size": c.patch_size,
+        "in_chans": c.channels,
+        "embed_dim": c.width,
+        "depth": c.depth,
+        "num_heads": c.heads,
+        "mlp_ratio": timm.ratio(c.width, c.mlp_ratio, c.mlp_hidden),
+        "qkv_bias": c.qkv_bias,
+        "init_values": c.layer_scale or None,
+        "class_token": c.class_token,
+        "global_pool": "token" if c.pooling == "class" else "avg",
+        "fc_norm": c.pooling == "mean_norm",
+        "rel_pos_dim": c.bias_hidden,
+        "shared_rel_pos": c.shared,
+    }
+    name = "vit_relpos_base_patch16_rpn_224" if c.norm == "branch" else "vit_relpos_small_patch16_224"
+    config = timm.hub_config(c, model.preprocess, name, args)
+    other = "blocks.{i}.attn.rel_pos." if c.shared else "shared_rel_pos."
+    rules = tuple(rule for rule in TIMM.rules if not rule.keys[0].startswith(other))
+    tensors = keymap.write("timm", rules, state, heads=c.heads)
+    return Written(tensors, {"config.json": config}, timm.eps_note("timm's relpos", c.eps))
+
+
 FAMILY = staged.family(
-    "relpos", RelPosConfig, (TIMM,), _infer_options, bare_options=("eps", "activation", "image_size")
+    "relpos",
+    RelPosConfig,
+    (TIMM,),
+    _infer_options,
+    bare_options=("eps", "activation", "image_size"),
+    writers={"timm": Writer(_write, any_size=lambda config: True)},
 )

@@ -174,7 +174,7 @@ CARD: Kinds = {  # model.json, beside its config
     **dict.fromkeys(("config", "preprocess"), TABLE | NULL),
     "labels": TEXTS | NULL,
     **dict.fromkeys(("name", "source", "licence"), TEXT | NULL),
-    "metrics": TABLE | NULL,
+    **dict.fromkeys(("metrics", "task"), TABLE | NULL),
     "lora_scale": ABOVE_ZERO | NULL,
 }
 

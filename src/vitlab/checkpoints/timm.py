@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from vitlab.checkpoints import keymap, schema
@@ -11,11 +12,12 @@ from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.keymap import Dialect, Options, Rule, Source, State, Stated, layers
 from vitlab.checkpoints.timm_names import facts_of, other_network
 from vitlab.checkpoints.writable import check_vit
-from vitlab.errors import CheckpointError
+from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.pooling import NORM_AFTER
 from vitlab.models.base import Network
 from vitlab.models.entry import CLIP_CROP
+from vitlab.models.plain import PlainConfig
 from vitlab.models.vit_config import SIZES, ViTConfig
 
 ATTENTION_POOL = (  # global_pool="map", as in SigLIP
@@ -178,7 +180,7 @@ DIALECT = replace(_BASE, bare_variants=(CLIP_TRUNK,))
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _check_writable(c: ViTConfig) -> None:
+def check_writable(c: ViTConfig) -> None:
     """timm's VisionTransformer must be able to be this network."""
     others = {
         f"positions={c.positions.kind}": c.positions.kind not in ("learned", "none"),
@@ -220,13 +222,18 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
         args["final_norm"] = False
     size = next((s for s, v in (("tiny", 192), ("small", 384), ("base", 768), ("large", 1024)) if v == c.width), "base")
     name = f"deit_{size}_distilled_patch16_224" if c.tokens.distill_token else f"vit_{size}_patch16_224"
+    return hub_config(c, preprocess, name, args)
+
+
+def hub_config(c: PlainConfig, preprocess: Preprocess | None, architecture: str, args: Options) -> Options:
+    """config.json of a network that timm makes by the name of an architecture and model_args."""
     config: Options = {
-        "architecture": name,
+        "architecture": architecture,
         "num_classes": c.classes,
         "num_features": c.width,
         "global_pool": args["global_pool"],
         "model_args": args,
-        "vitlab": {"eps": c.norm.eps},  # timm's own ViT always has 1e-6; this lets the file come back exactly
+        "vitlab": {"eps": c.option("eps")},  # no argument of timm's; this lets the file come back exactly
     }
     if preprocess is not None:
         config["pretrained_cfg"] = {
@@ -235,6 +242,7 @@ def config_for(c: ViTConfig, preprocess: Preprocess | None) -> Options:
             "mean": list(preprocess.mean),
             "std": list(preprocess.std),
             "crop_pct": min(preprocess.size) / preprocess.resize if isinstance(preprocess.resize, int) else 1.0,
+            **({"crop_mode": "squash"} if preprocess.how == "stretch" else {}),
             "num_classes": c.classes,
         }
     return config
@@ -245,20 +253,26 @@ def ratio(width: int, ours: float, hidden: int) -> float:
     return ours if int(width * ours) == hidden else (hidden + 0.5) / width
 
 
-def eps_note(library: str, c: ViTConfig) -> list[str]:
-    if c.norm.eps == 1e-6:
+def eps_note(library: str, eps: float, usual: float = 1e-6) -> list[str]:
+    if eps == usual:
         return []
-    return [f"{library} uses LayerNorm eps 1e-6, this network {c.norm.eps:g}: its numbers will differ a little there."]
+    return [f"{library} uses LayerNorm eps {usual:g}, this network {eps:g}: its numbers will differ a little there."]
+
+
+def check_expressible(library: str, reasons: Mapping[str, bool]) -> None:
+    """Refuse what the other library's network has no option for."""
+    if wrong := [reason for reason, has_it in reasons.items() if has_it]:
+        raise UsageError(f"{library} cannot express {', '.join(wrong)}. Use --to native.")
 
 
 def _write(model: Network, state: State) -> Written:
     c: ViTConfig = model.config
-    _check_writable(c)
+    check_writable(c)
     bare = (
         [] if HEADS.get(c.width) == c.heads else [f"a bare file does not say its heads: load it with heads={c.heads}."]
     )
     files = {"config.json": config_for(c, model.preprocess)}
-    return Written(keymap.write("timm", RULES, state, heads=c.heads), files, eps_note("timm's ViT", c), bare)
+    return Written(keymap.write("timm", RULES, state, heads=c.heads), files, eps_note("timm's ViT", c.norm.eps), bare)
 
 
 WRITER = Writer(_write)

@@ -1,9 +1,9 @@
-"""What the files of CLIP, SigLIP and TIPSv2 share: two towers in config.json, open_clip's config, the tokenizer."""
+"""What the files of CLIP, SigLIP and others share: two towers in config.json, open_clip's config, the tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from vitlab.checkpoints.vit import infer_options
 from vitlab.errors import CheckpointError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
-from vitlab.models.two_towers import TwoTowersConfig
+from vitlab.models.config import option_paths
+from vitlab.models.plain import PlainConfig
+from vitlab.models.two_towers import BOTH, TwoTowersConfig
 from vitlab.models.vit_config import ViTConfig
 from vitlab.parsing import is_object, is_sequence
 from vitlab.text.tokenizer import Tokenizer
@@ -155,12 +157,54 @@ def infer_towers(
     return vit, infer_text(tensors, facts, network, context) | {"activation": activation["text"], "eps": eps["text"]}
 
 
-def infer_text(state: State, facts: Options, network: str, context: int | None = None) -> Options:
+ImageConfig = TypeVar("ImageConfig", bound=PlainConfig)
+
+
+def infer_around(
+    renamed: Renamed,
+    clues: Clues,
+    image: type[ImageConfig],
+    infer_image: Callable[[Renamed, Options], Options],  # as for the image tower alone
+    text_heads: Mapping[int, int] = TEXT_HEADS,
+) -> tuple[ImageConfig, Options, Options]:
+    """Of a CLIP around another encoder than a ViT: the image tower, options of the text tower, and those that neither
+    file nor caller states. What its dialect assumes is by path (image.eps).
+    """
+    dialect, stated = clues.dialect, clues.stated.options
+    given = {name: value for name, value in clues.given.items() if name.startswith(("image.", "text."))}
+    given |= {f"image.{name}": clues.given[name] for name in ("image_size", "grid") if name in clues.given}
+    given |= {f"{tower}.{name}": clues.given[name] for name in BOTH if name in clues.given for tower in TOWERS}
+    facts = {**dialect.assumed, **given, **dialect.options, **clues.hints, **stated}
+    of_image, of_text = (_of_tower(facts, tower) for tower in TOWERS)
+    network = f"CLIP around {image.__name__.removesuffix('Config')}"
+    inferred = infer_image(renamed.part("image."), {**of_image, "size_is_stored": "image.image_size" in stated})
+    check_agreement(_of_tower(stated, "image"), inferred)
+    options = {name: value for name, value in of_image.items() if name in option_paths(image)}
+    text = {name: value for name, value in of_text.items() if name in ("activation", "eps", "end_id", "pad_id")}
+    text |= infer_text(renamed.tensors, facts, network, heads_by_width=text_heads)
+    check_agreement(_of_tower(stated, "text"), text)
+    heads = {} if stated else {"image.heads": inferred["heads"], "text.heads": text["heads"]}
+    unstated = {name: value for name, value in {**dialect.assumed, **heads}.items() if name not in {**given, **stated}}
+    values: Options = {**options, **inferred, "classes": 0}
+    return image(**values), text, unstated
+
+
+def _of_tower(options: Options, tower: str) -> Options:
+    return {name.removeprefix(f"{tower}."): v for name, v in options.items() if name.startswith(f"{tower}.")}
+
+
+def infer_text(
+    state: State,
+    facts: Options,
+    network: str,
+    context: int | None = None,
+    heads_by_width: Mapping[int, int] = TEXT_HEADS,
+) -> Options:
     vocab, width = shape_of(state, "text.embed.weight", 2, network)
     if context is None:
         context, _ = shape_of(state, "text.positions", 2, network)
-    hidden, _ = shape_of(state, "text.blocks.0.mlp.fc1.weight", 2, network)
-    heads = facts.get("text.heads", TEXT_HEADS.get(width))
+    _, hidden = shape_of(state, "text.blocks.0.mlp.fc2.weight", 2, network)
+    heads = facts.get("text.heads", heads_by_width.get(width))
     if heads is None:
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
         raise CheckpointError(

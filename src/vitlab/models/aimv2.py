@@ -2,15 +2,17 @@
 
     model = vitlab.create("aimv2_large_patch14", classes=10)
     model.features(images)                     # (B, D): a learned query looks at every patch
+    model = vitlab.load("hf-hub:apple/aimv2-large-patch14-224-lit")         # with a text tower, for zero-shot
 
 There is no class token. The "native" networks compute sin-cos positions for the grid of each image; the others have
-learned ones.
+learned ones. The text tower learned beside a finished image tower (LiT, arXiv:2111.07991): a CLIP of AIMv2's blocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +20,15 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
-from vitlab.layers.block import Block, SwiGLU
+from vitlab.layers.block import Activation, Block, SwiGLU
 from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.positions import LearnedPositions, SinCosPositions, sincos_2d
+from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import TokenLayout, Trace, mark
+from vitlab.models.clip import CLIP, MAX_SCALE, ProjectedConfig, TextTransformer
 from vitlab.models.entry import OPENAI, Entry, Paper, half
 from vitlab.models.plain import PlainConfig, PlainTransformer, new_token
+from vitlab.models.two_towers import TextConfig
 from vitlab.models.vit import init_weights
 
 
@@ -141,6 +146,69 @@ def _block(c: AIMv2Config, layer: int) -> Block:
     return Block(attention, mlp, c.width, rms=True, eps=c.eps, stochastic_depth=rate)
 
 
+# ---- with a text tower
+
+
+@dataclass(frozen=True)
+class AIMv2TextConfig(TextConfig):
+    width: int = 768
+    heads: int = 6
+    mlp_ratio: float = 8 / 3  # hidden channels / width
+    activation: Activation = "silu"
+    qkv_bias: bool = False  # on the output projection too
+    mlp_bias: bool = False
+
+    @property
+    def mlp_name(self) -> str:
+        return "SwiGLU"
+
+
+class AIMv2Text(TextTransformer):
+    """CLIP's text tower of AIMv2's blocks: causal, read where the text ends."""
+
+    config: AIMv2TextConfig
+
+    def new_block(self) -> Block:
+        c = self.config
+        attention = Attention(c.width, c.heads, qkv_bias=c.qkv_bias, proj_bias=c.qkv_bias)
+        mlp = SwiGLU(c.width, c.mlp_hidden, activation=c.activation, bias=c.mlp_bias)
+        return Block(attention, mlp, c.width, rms=True, eps=c.eps)
+
+    def new_norm(self) -> nn.Module:
+        return nn.RMSNorm(self.config.width, eps=self.config.eps)
+
+    def init_text(self) -> None:
+        self.blocks.apply(init_weights)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.01)
+
+
+@dataclass(frozen=True)
+class AIMv2LiTConfig(ProjectedConfig):
+    image: AIMv2Config = field(default_factory=lambda: AIMv2Config(classes=0, patch_size=14))
+    text: AIMv2TextConfig = field(default_factory=AIMv2TextConfig)
+    embed_dim: int = 768
+
+    fixed = (*ProjectedConfig.fixed, "text.qkv_bias", "text.mlp_bias")
+
+
+class AIMv2LiT(CLIP):
+    """logits = scale * cos(image, text), with a scale between 1 and 100."""
+
+    family = "aimv2_lit"
+    image_tower, text_tower = AIMv2, AIMv2Text
+
+    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """Patches after the last norm, which all of them go through."""
+        return self.image.forward_features(images, trace=trace, reducer=reducer)
+
+    @property
+    def scale(self) -> Tensor:
+        return self.log_scale.clamp(0.0, math.log(MAX_SCALE)).exp() if self.bias is None else super().scale
+
+
+# ---- names
+
 SIZES = {  # D, L, h, hidden: Table 1 and the released configs
     "large": (1024, 24, 8, 2816),
     "huge": (1536, 24, 12, 4096),
@@ -148,7 +216,9 @@ SIZES = {  # D, L, h, hidden: Table 1 and the released configs
     "3b": (3072, 24, 24, 8192),
 }
 CROP = {**OPENAI, "interpolation": "bicubic", "how": "crop"}
-DIGITS = AIMv2Config((8, 8), patch_size=2, channels=1, classes=10, width=64, depth=4, heads=4, hidden=128)
+SMALL: dict[str, Any] = dict(patch_size=2, channels=1, width=64, depth=4, heads=4, hidden=128)
+DIGITS = AIMv2Config((8, 8), classes=10, **SMALL)
+DIGITS_TEXT = AIMv2TextConfig(16, 1024, 64, 2, 4, mlp_ratio=2.0, end_id=1023, pad_id=1023)
 
 
 def _entry(size: str) -> Entry:
@@ -159,3 +229,21 @@ def _entry(size: str) -> Entry:
 
 
 PAPER = Paper("aimv2", AIMv2Config, AIMv2, [*map(_entry, SIZES), Entry("aimv2_digits", "aimv2", DIGITS, half(1))])
+LIT_PAPER = Paper(
+    "aimv2_lit",
+    AIMv2LiTConfig,
+    AIMv2LiT,
+    [
+        Entry(
+            *("aimv2_lit_large_patch14", "aimv2_lit"),
+            AIMv2LiTConfig(AIMv2Config(classes=0, patch_size=14, width=1024, depth=24, heads=8)),
+            CROP,
+            ("aimv2-large-patch14-224-lit",),
+        ),
+        Entry(
+            *("aimv2_lit_digits", "aimv2_lit"),
+            AIMv2LiTConfig(AIMv2Config((8, 8), classes=0, **SMALL), DIGITS_TEXT, 64),
+            half(1),
+        ),
+    ],
+)

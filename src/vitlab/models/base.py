@@ -22,6 +22,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.config import Config
+from vitlab.models.task import CLASSES, ModelTask
 
 if TYPE_CHECKING:
     from vitlab.images.preprocess import Preprocess
@@ -58,6 +59,7 @@ class Network(nn.Module):
     config: Any  # the family's Config
     meanings: Mapping[str, str] = MappingProxyType({})  # what its steps do, in words, for `vitlab inspect`
     labels: list[str] | None = None  # class names, where they are known
+    task: ModelTask = CLASSES  # what the outputs of the classifier mean
     _preprocess: Preprocess | None = None
     _card: Card | None = None
     _tokenizer: Tokenizer | None = None
@@ -107,9 +109,10 @@ class Network(nn.Module):
         """`tokenizer`, for callers that read text; an error where the model has none."""
         if self.tokenizer is None:
             raise UsageError(
-                "the CLIP came without its tokenizer, so it cannot read text. Add it: vitlab convert CHECKPOINT "
-                "FOLDER --tokenizer FILE (tokenizer.json, vocab.json, or OpenAI's bpe_simple_vocab_16e6.txt.gz); or in "
-                "Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH)."
+                f"this model ({self.family}) came without its tokenizer, so it cannot read text. Add it: vitlab "
+                "convert CHECKPOINT FOLDER --tokenizer FILE (tokenizer.json, vocab.json, spiece.model, or OpenAI's "
+                "bpe_simple_vocab_16e6.txt.gz); or in Python: model.tokenizer = "
+                "vitlab.text.tokenizer.Tokenizer.read(PATH)."
             )
         return self.tokenizer
 
@@ -163,6 +166,12 @@ class Network(nn.Module):
         """What `forward_features` gives -> logits (B, classes); `pre_logits=True` or classes=0: features (B, E)."""
         raise NotImplementedError(f"{type(self).__name__} must have a head.")
 
+    @property
+    def linear_head(self) -> nn.Linear | None:
+        """The layer that makes logits of `features`, where it is a single linear one."""
+        head = dict(self.named_children()).get("head")
+        return head if isinstance(head, nn.Linear) else None
+
     def reset_classifier(self, classes: int) -> None:
         """A new, untrained head for another number of classes (0: none); everything else stays."""
         raise NotImplementedError(f"{type(self).__name__} must say how its classifier is replaced.")
@@ -180,6 +189,7 @@ class WrapsEncoder(Network):
     """Base class of models that wrap an encoder (MAE, DINO, CLIP): image features are the encoder's."""
 
     untrained: tuple[str, ...] = ()  # parts that are new where a run starts from an encoder alone
+    encoder_loaded = False  # alone: all else is untrained
 
     def __init__(self, config: Config):
         super().__init__()
@@ -188,7 +198,7 @@ class WrapsEncoder(Network):
     def load_encoder(self, encoder: Network) -> None:
         """Take the weights of an encoder that the config was made `around`, how it reads images, and its origin."""
         self._load_into(self.encoder, encoder)
-        self.preprocess, self.card = encoder.preprocess, encoder.card
+        self.preprocess, self.card, self.encoder_loaded = encoder.preprocess, encoder.card, True
 
     def _load_into(self, network: Network, encoder: Network) -> None:
         own = network.state_dict().keys()  # without what an encoder may have for its classifier

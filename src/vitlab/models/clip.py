@@ -22,6 +22,7 @@ from vitlab.layers.block import Block
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace, mark
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
+from vitlab.models.plain import PlainTransformer
 from vitlab.models.two_towers import TextConfig, TextTower, TwoTowers, TwoTowersConfig
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.vit_config import VARIANTS, ViTConfig
@@ -36,8 +37,9 @@ def clip_vit(**options: Any) -> ViTConfig:
 
 
 @dataclass(frozen=True)
-class CLIPConfig(TwoTowersConfig):
-    image: ViTConfig = field(default_factory=clip_vit)
+class ProjectedConfig(TwoTowersConfig):
+    """Two towers, each with a projection: CLIP's, around any image tower."""
+
     embed_dim: int = 512  # E, of the space both end in
     loss: Literal["softmax", "sigmoid"] = "softmax"  # SigLIP's loss can train this network too
 
@@ -45,6 +47,16 @@ class CLIPConfig(TwoTowersConfig):
         super().__post_init__()
         if self.embed_dim < 1:
             raise UsageError(f"embed_dim={self.embed_dim} must be at least 1.")
+
+    @property
+    def projects_with_bias(self) -> bool:
+        """Whether the image tower's projection has a bias."""
+        return False
+
+
+@dataclass(frozen=True)
+class CLIPConfig(ProjectedConfig):
+    image: ViTConfig = field(default_factory=clip_vit)
 
 
 def _variant(size: str, patch_size: int, text: tuple[int, int, int], embed_dim: int, **options: Any) -> CLIPConfig:
@@ -80,7 +92,20 @@ class TextTransformer(TextTower):
 
     def __init__(self, config: TextConfig):
         super().__init__(config)
-        _init_text(self)
+        self.init_text()
+
+    def init_text(self) -> None:
+        """As the paper's code starts: what ends a residual branch is smaller in a deeper network."""
+        c = self.config
+        nn.init.normal_(self.embed.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.01)
+        for block in cast("list[Block]", self.blocks):
+            nn.init.normal_(block.attention.qkv.weight, std=c.width**-0.5)
+            nn.init.normal_(block.attention.proj.weight, std=(2 * c.width * c.depth) ** -0.5)
+            nn.init.normal_(block.mlp.fc1.weight, std=(2 * c.width) ** -0.5)
+            nn.init.normal_(block.mlp.fc2.weight, std=(2 * c.width * c.depth) ** -0.5)
+            for layer in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
+                nn.init.zeros_(layer.bias)
 
     def mask(self, z: Tensor, ids: Tensor) -> Tensor:
         N = z.shape[1]
@@ -160,19 +185,28 @@ class CLIP(TwoTowers):
     """Two towers, a projection for each, and a learned scale: logits = scale * cos(image, text) (figure 3)."""
 
     family = "clip"
+    image_tower: type[PlainTransformer] = VisionTransformer
+    text_tower: type[TextTransformer] = TextTransformer
 
-    def __init__(self, config: CLIPConfig):
+    def __init__(self, config: ProjectedConfig):
         super().__init__(config)
         c = config
-        self.image = VisionTransformer(c.image)
-        self.image_projection = nn.Linear(self.image.feature_width, c.embed_dim, bias=False)
-        self.text = TextTransformer(c.text)
+        self.image = self.image_tower(c.image)
+        self.image_projection = nn.Linear(self.image.feature_width, c.embed_dim, bias=c.projects_with_bias)
+        self.text = self.text_tower(c.text)
         self.text_projection = nn.Linear(c.text.width, c.embed_dim, bias=False)
         start, bias = (math.log(1 / 0.07), None) if c.loss == "softmax" else (math.log(10.0), -10.0)
         self.log_scale = nn.Parameter(torch.tensor(start))
         self.bias = None if bias is None else nn.Parameter(torch.tensor(bias))
         for projection in (self.image_projection, self.text_projection):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
+
+    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+        """Tokens before the last norm, which CLIP applies to the class token alone: transformers' last_hidden_state.
+
+        `model.encoder.forward_features` gives them after it.
+        """
+        return self.image.run_blocks(images, trace=trace, reducer=reducer)[0]  # (B, N, D)
 
     @property
     def scale(self) -> Tensor:
@@ -185,20 +219,6 @@ class CLIP(TwoTowers):
         """After the optimiser's step: the learned value itself stays below the limit."""
         if self.bias is None:
             self.log_scale.clamp_(max=math.log(MAX_SCALE))
-
-
-def _init_text(tower: TextTransformer) -> None:
-    """As the paper's code starts: what ends a residual branch is smaller in a deeper network."""
-    c = tower.config
-    nn.init.normal_(tower.embed.weight, std=0.02)
-    nn.init.normal_(tower.positions, std=0.01)
-    for block in cast("list[Block]", tower.blocks):
-        nn.init.normal_(block.attention.qkv.weight, std=c.width**-0.5)
-        nn.init.normal_(block.attention.proj.weight, std=(2 * c.width * c.depth) ** -0.5)
-        nn.init.normal_(block.mlp.fc1.weight, std=(2 * c.width) ** -0.5)
-        nn.init.normal_(block.mlp.fc2.weight, std=(2 * c.width * c.depth) ** -0.5)
-        for layer in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
-            nn.init.zeros_(layer.bias)
 
 
 # ---- names

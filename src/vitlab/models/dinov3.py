@@ -65,10 +65,12 @@ class DINOv3Config(PlainConfig):
                 f"rotary positions turn pairs of channels by row and by column, so width / heads must be a multiple of "
                 f"4, not {self.head_width}: use width={self.heads * -(-self.head_width // 4) * 4}."
             )
-        if self.registers < 0 or self.position_shift < 0:
-            raise UsageError("registers and position_shift must be 0 or more.")
-        if min(self.position_jitter, self.position_rescale) < 1:
-            raise UsageError("position_jitter and position_rescale are factors of at least 1, which changes nothing.")
+        for name in ("registers", "position_shift"):
+            if (value := self.option(name)) < 0:
+                raise UsageError(f"{name}={value:g} must be 0 or more.")
+        for name in ("position_jitter", "position_rescale"):
+            if (factor := self.option(name)) < 1:
+                raise UsageError(f"{name}={factor:g} must be a factor of 1 (no change) or more.")
         if min(self.rotary_base, self.layer_scale) <= 0:
             raise UsageError("rotary_base and layer_scale must be greater than 0.")
 

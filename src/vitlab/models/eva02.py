@@ -4,11 +4,12 @@
 
 Rotary positions are stretched to the grid of the pre-training, so larger images turn by the same angles in finer steps.
 B and L have a norm inside the MLP; the image towers of EVA-02-CLIP also one between the heads and their projection.
+EVA-02-CLIP (arXiv:2303.15389) is a CLIP around such a tower, whose projection has a bias.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -19,8 +20,10 @@ from vitlab.layers.block import Block, SwiGLU
 from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.positions import LearnedPositions, Rotary, rotary_scaled, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
+from vitlab.models.clip import CLIP, ProjectedConfig
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
 from vitlab.models.plain import AttentionBias, PlainConfig, PlainTransformer, new_token, with_prefix
+from vitlab.models.two_towers import TextConfig
 from vitlab.models.vit import init_weights
 
 
@@ -129,18 +132,40 @@ def check_rotary(c: PlainConfig, grid: tuple[int, int], base: float) -> None:
         raise UsageError("rotary_grid and rotary_base must be greater than 0.")
 
 
+# ---- with a text tower
+
+
+@dataclass(frozen=True)
+class EVA02CLIPConfig(ProjectedConfig):
+    image: EVA02Config = field(default_factory=lambda: EVA02Config(classes=0, pooling="class"))
+    text: TextConfig = field(default_factory=lambda: TextConfig(activation="gelu"))
+
+    @property
+    def projects_with_bias(self) -> bool:
+        return True
+
+
+class EVA02CLIP(CLIP):
+    """logits = scale * cos(image, text): CLIP's text tower beside EVA-02's image tower."""
+
+    family = "eva02_clip"
+    image_tower = EVA02
+
+
+# ---- names
+
 LARGE: dict[str, Any] = dict(mlp_norm=True)  # B and L
 SIZES: dict[str, dict[str, Any]] = {  # as timm names them; Ti to L of the paper
     "tiny": dict(width=192, depth=12, heads=3),
     "small": dict(width=384, depth=12, heads=6),
     "base": dict(width=768, depth=12, heads=12, **LARGE),
-    "large": dict(width=1024, depth=24, heads=16, **LARGE),
+    "large": dict(width=1024, depth=24, heads=16, mlp_ratio=2730 / 1024, **LARGE),  # the released one rounds down
 }
-CLIP: dict[str, Any] = dict(pooling="class", attention_norm=True)  # the image towers of EVA-02-CLIP (arXiv:2303.15389)
+IN_CLIP: dict[str, Any] = dict(pooling="class", attention_norm=True)  # the image towers of EVA-02-CLIP
 MODELS: dict[str, EVA02Config] = {
     **{f"eva02_{size}_patch14": EVA02Config(**options) for size, options in SIZES.items()},
-    "eva02_base_patch16_clip": EVA02Config(**SIZES["base"], **CLIP, patch_size=16, classes=512),
-    "eva02_large_patch14_clip": EVA02Config(**SIZES["large"], **CLIP, classes=768),
+    "eva02_base_patch16_clip": EVA02Config(**SIZES["base"], **IN_CLIP, patch_size=16, classes=512),
+    "eva02_large_patch14_clip": EVA02Config(**SIZES["large"], **IN_CLIP, classes=768),
 }
 DIGITS: dict[str, Any] = dict(image_size=8, patch_size=2, channels=1, classes=10, width=64, depth=4, heads=4)
 
@@ -151,5 +176,29 @@ PAPER = Paper(
     [
         *(Entry(name, "eva02", config, CLIP_CROP) for name, config in MODELS.items()),
         Entry("eva02_digits", "eva02", EVA02Config(**DIGITS, rotary_grid=(4, 4), mlp_norm=True), half(1)),
+    ],
+)
+
+
+def _with_text(size: str, text: tuple[int, int, int]) -> EVA02CLIPConfig:
+    """The image tower of this name, and a text tower of this width, depth and heads."""
+    image, (width, depth, heads) = MODELS[f"eva02_{size}_clip"], text
+    tower = TextConfig(width=width, depth=depth, heads=heads, activation="gelu")
+    return EVA02CLIPConfig(replace(image, classes=0), tower, embed_dim=image.classes)
+
+
+CLIPS = {
+    "eva02_clip_base_patch16": _with_text("base_patch16", (512, 12, 8)),
+    "eva02_clip_large_patch14": _with_text("large_patch14", (768, 12, 12)),
+}
+DIGITS_IMAGE = replace(EVA02Config(**DIGITS, **IN_CLIP, rotary_grid=(4, 4)), classes=0)
+DIGITS_TEXT = TextConfig(16, 1024, 64, 2, 4, mlp_ratio=2.0, activation="gelu", end_id=1023, pad_id=1023)
+CLIP_PAPER = Paper(
+    "eva02_clip",
+    EVA02CLIPConfig,
+    EVA02CLIP,
+    [
+        *(Entry(name, "eva02_clip", config, CLIP_CROP) for name, config in CLIPS.items()),
+        Entry("eva02_clip_digits", "eva02_clip", EVA02CLIPConfig(DIGITS_IMAGE, DIGITS_TEXT, 64), half(1)),
     ],
 )

@@ -49,8 +49,11 @@ INDEX = (
     (beit.PAPER, "beit.FAMILY"),
     (relpos.PAPER, "relpos.FAMILY"),
     (aimv2.PAPER, "aimv2.FAMILY"),
+    (aimv2.LIT_PAPER, "aimv2.LIT"),  # after clip: transformers names them nearly alike
     (dinov3.PAPER, "dinov3.FAMILY"),
     (eva02.PAPER, "eva02.FAMILY"),  # after beit: its Ti and S look like one with absolute positions
+    (eva02.CLIP_PAPER, "eva02.CLIP"),
     (pe.PAPER, "pe.FAMILY"),
+    (pe.CLIP_PAPER, "pe.CLIP"),
 )
 PAPERS = tuple(paper for paper, _ in INDEX)

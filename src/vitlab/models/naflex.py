@@ -101,7 +101,9 @@ class NaFlexViT(VisionTransformer):
 
     def pack(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Eq. 1 of ViT for images of different sizes -> (B, N, D), and (B, N): where there is a patch."""
-        if not len(images):
+        if not isinstance(images, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may pass anything
+            raise UsageError(f"images must be a list of tensors, each (C, H, W), not a {type(images).__name__}.")
+        if not images:
             raise UsageError("there are no images to encode: expected a list of at least one, each (C, H, W).")
         P, proj = self.config.patch_size, self.patch_embed.proj
         patches: list[Tensor] = []

@@ -4,11 +4,13 @@
 
 A norm before the blocks, a learned table, and rotary positions stretched to the grid of the pre-training. PE-Core ends
 in a norm, pooling by attention, which reads the class token too, and a projection; the others end in their tokens.
+PE-Core was trained beside CLIP's text tower, and Meta's own files hold both (family pe_clip). At other image sizes than
+the pre-training's, Meta's code counts patches as they are and resizes the table bilinearly; timm does not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,9 +22,11 @@ from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.pooling import AttentionPool
 from vitlab.layers.positions import LearnedPositions, Rotary, rotary_scaled, rotary_speeds
 from vitlab.layers.trace import TokenLayout, Trace, mark
+from vitlab.models.clip import CLIP, ProjectedConfig
 from vitlab.models.entry import HALF, Entry, Paper, half
 from vitlab.models.eva02 import check_rotary
 from vitlab.models.plain import AttentionBias, PlainConfig, PlainTransformer, new_token, with_prefix
+from vitlab.models.two_towers import TextConfig
 from vitlab.models.vit import init_weights
 
 
@@ -39,7 +43,9 @@ class PEConfig(PlainConfig):
     qkv_bias: bool = True
     layer_scale: float = 0.0  # start value; 0 = none
     rotary_grid: tuple[int, int] = (14, 14)  # of the pre-training
+    rotary_stretch: bool = True  # every grid spans that one; False: patches are counted as they are
     rotary_base: float = 10000.0
+    resize_rule: Literal["bicubic_antialias", "bilinear"] = "bicubic_antialias"  # of the learned table
     eps: float = 1e-5
     attention: Path = "auto"
     attention_dropout: float = 0.0
@@ -52,7 +58,7 @@ class PEConfig(PlainConfig):
     def check(self) -> None:
         super().check()
         check_rotary(self, self.rotary_grid, self.rotary_base)
-        if round(self.width * self.pool_ratio) < 1:
+        if self.pool_hidden < 1:
             raise UsageError(f"pool_ratio={self.pool_ratio} leaves the pooling's MLP no hidden channel: use 4.")
         if self.pool_heads < 1 or self.layer_scale < 0:
             raise UsageError("pool_heads must be at least 1, and layer_scale 0 or more.")
@@ -60,8 +66,13 @@ class PEConfig(PlainConfig):
             raise UsageError('pooling="class" needs class_token=True; without one use pooling="mean".')
 
     @property
+    def pool_hidden(self) -> int:
+        """Hidden channels of the MLP after pooling by attention."""
+        return round(self.width * self.pool_ratio)
+
+    @property
     def table_rule(self) -> str:
-        return "bicubic_antialias"
+        return self.resize_rule
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -88,7 +99,7 @@ class PE(PlainTransformer):
         if c.final_norm:
             self.norm = nn.LayerNorm(c.width, eps=c.eps)
         if c.pooling == "attention":
-            self.pool = AttentionPool(c.width, c.pool_heads, round(c.width * c.pool_ratio), eps=c.eps)
+            self.pool = AttentionPool(c.width, c.pool_heads, c.pool_hidden, eps=c.eps)
         self.apply(init_weights)
         self.add_head()
 
@@ -109,7 +120,8 @@ class PE(PlainTransformer):
         c: PEConfig = self.config
         speeds = rotary_speeds(c.head_width, c.rotary_base, z.device)
         prefix = len(layout.prefix)  # patches are counted from 1 beside a class token
-        rope = rotary_scaled(layout.grid, c.rotary_grid, speeds, prefix, first=prefix, columns_first=True)
+        span = c.rotary_grid if c.rotary_stretch else layout.grid
+        rope = rotary_scaled(layout.grid, span, speeds, prefix, first=prefix, columns_first=True)
         return (rope if kept is None else rope.of_tokens(kept)), lambda layer: None
 
     def pooled(self, tokens: Tensor, sizes: Tensor | None = None) -> Tensor:
@@ -124,6 +136,29 @@ def build_block(c: PEConfig, layer: int) -> Block:
     rate = c.stochastic_depth * layer / max(c.depth - 1, 1)
     return Block(attention, mlp, c.width, eps=c.eps, layer_scale=c.layer_scale, stochastic_depth=rate)
 
+
+# ---- with a text tower
+
+
+@dataclass(frozen=True)
+class PECLIPConfig(ProjectedConfig):
+    image: PEConfig = field(default_factory=PEConfig)
+    text: TextConfig = field(default_factory=lambda: TextConfig(activation="gelu"))
+    projection_bias: bool = False  # timm's head, which open_clip uses, has one
+
+    @property
+    def projects_with_bias(self) -> bool:
+        return self.projection_bias
+
+
+class PECLIP(CLIP):
+    """logits = scale * cos(image, text): CLIP's text tower beside a PE."""
+
+    family = "pe_clip"
+    image_tower = PE
+
+
+# ---- names
 
 SIZES: dict[str, dict[str, Any]] = {  # as Meta's repository and timm have them
     "tiny": dict(width=192, depth=12, heads=3),
@@ -171,5 +206,32 @@ PAPER = Paper(
     [
         *(Entry(name, "pe", config, PREPROCESS, (f"vit_{name}",)) for name, config in MODELS.items()),
         Entry("pe_digits", "pe", PEConfig(**DIGITS, rotary_grid=(4, 4), pool_heads=4), half(1)),
+    ],
+)
+
+TEXT = {  # size -> context, width, depth, heads of PE-Core's text tower
+    **dict.fromkeys(("tiny", "small"), (32, 512, 12, 8)),
+    **dict.fromkeys(("base", "large"), (32, 1024, 24, 16)),
+    "gigantic": (72, 1280, 24, 20),
+}
+
+
+def _with_text(size: str) -> PECLIPConfig:
+    image, (context, width, depth, heads) = MODELS[f"pe_core_{size}_patch{CORE[size][0]}"], TEXT[size]
+    tower = TextConfig(context=context, width=width, depth=depth, heads=heads, activation="gelu", pad_id=0)
+    own = replace(image, classes=0, rotary_stretch=False, resize_rule="bilinear")
+    return PECLIPConfig(own, tower, embed_dim=image.classes)
+
+
+SQUASH: dict[str, Any] = {**HALF, "interpolation": "bilinear", "how": "stretch"}  # as Meta's code reads images
+DIGITS_IMAGE = replace(PEConfig(**DIGITS, rotary_grid=(4, 4), pool_heads=4), classes=0)
+DIGITS_TEXT = TextConfig(16, 1024, 64, 2, 4, mlp_ratio=2.0, activation="gelu", end_id=1023, pad_id=1023)
+CLIP_PAPER = Paper(
+    "pe_clip",
+    PECLIPConfig,
+    PECLIP,
+    [
+        *(Entry(f"pe_clip_{size}_patch{CORE[size][0]}", "pe_clip", _with_text(size), SQUASH) for size in CORE),
+        Entry("pe_clip_digits", "pe_clip", PECLIPConfig(DIGITS_IMAGE, DIGITS_TEXT, 64), half(1)),
     ],
 )

@@ -237,6 +237,18 @@ class PlainTransformer(Network):
 
         `keep` (B, n): of each image only the patches of these numbers go through the blocks (MAE).
         """
+        z, sizes = self.run_blocks(images, trace=trace, reducer=reducer, keep=keep)
+        return (z if self.norm is None else mark(trace, "norm", self.norm(z))), sizes  # eq. 4, for every token
+
+    def run_blocks(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`encode` without the final norm."""
         check_images(images, self.config.channels, like=self.patch_embed.proj.weight)
         layout = self.layout(*images.shape[-2:])
         reducing = self.reducing(reducer) if reducer is not None else None
@@ -252,7 +264,6 @@ class PlainTransformer(Network):
                 z = reducing.run(block, z, layer, at, recompute)  # (B, M, D), M <= N
             else:
                 z = run(block, z, rope, bias_at(layer), at, recompute=recompute)  # (B, N, D), eqs. 2-3
-        z = z if self.norm is None else mark(trace, "norm", self.norm(z))  # eq. 4, for every token
         return z, reducing.sizes if reducing is not None else None
 
     def embed(
@@ -337,7 +348,7 @@ def with_prefix(z: Tensor, *tokens: Tensor | None) -> Tensor:
 
 
 def new_token(width: int, count: int = 1) -> nn.Parameter:
-    return nn.Parameter(torch.randn(1, count, width) * 0.02)
+    return nn.Parameter(torch.empty(1, count, width).normal_().mul_(0.02))
 
 
 def new_head(width: int, classes: int) -> nn.Module:

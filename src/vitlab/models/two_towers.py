@@ -1,10 +1,11 @@
-"""Two towers: images and texts in one space. What CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343) and TIPSv2 share.
+"""Two towers: images and texts in one space. What CLIP (arXiv:2103.00020), SigLIP (arXiv:2303.15343) and others share.
 
     out = model(images, tokenizer(texts))      # out.logits_per_image (B, T), out.logits_per_text (T, B)
     model.encode_image(images)                 # (B, E), of length 1; so is encode_text(ids): the product is the cosine
-    model.encoder                              # the image tower: a VisionTransformer like any other
+    model.encoder                              # the image tower: an encoder like any other
 
 models/clip.py, siglip.py and tips.py hold what is each paper's own: which tokens a text token sees, where it is read.
+models/aimv2.py, eva02.py and pe.py put their encoder into a CLIP.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
-from vitlab.models.config import Config, largest_divisor
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.config import Config, largest_divisor, option_paths
+from vitlab.models.plain import PlainConfig, PlainTransformer
 from vitlab.models.vit_config import ViTConfig
 
 if TYPE_CHECKING:
@@ -69,10 +70,15 @@ class TextConfig(Config):
     def mlp_hidden(self) -> int:
         return round(self.width * self.mlp_ratio)
 
+    @property
+    def mlp_name(self) -> str:
+        """The MLP in words."""
+        return f"MLP, {self.activation}"
+
 
 @dataclass(frozen=True)
 class TwoTowersConfig(Config):
-    image: ViTConfig = field(default_factory=lambda: ViTConfig(classes=0))  # any ViT without classes
+    image: PlainConfig = field(default_factory=lambda: ViTConfig(classes=0))  # any encoder without classes
     text: TextConfig = field(default_factory=TextConfig)
 
     fixed = ("text.heads",)  # the rest shows in the shapes
@@ -89,11 +95,13 @@ class TwoTowersConfig(Config):
         """As ever; activation and eps are set in both towers, width, depth and heads by path: image.width."""
         if options.get("stem") == "conv":  # it has norms of its own and always a bias
             options = {"patch_bias": True, **options}
-        both = {f"{tower}.{name}": options[name] for name in BOTH if name in options for tower in ("image", "text")}
+        paths = [(name, f"{tower}.{name}") for name in BOTH if name in options for tower in ("image", "text")]
+        known = option_paths(type(self))  # a gated MLP has no activation to choose
+        both = {path: options[name] for name, path in paths if path in known}
         return super().with_options(**both, **{name: value for name, value in options.items() if name not in BOTH})
 
     @property
-    def encoder(self) -> ViTConfig:
+    def encoder(self) -> PlainConfig:
         """What is kept when no text is read."""
         return self.image
 
@@ -129,8 +137,16 @@ class TextTower(nn.Module):
         self.embed = nn.Embedding(c.vocab, c.width)
         if self.learns_positions:
             self.positions = nn.Parameter(torch.empty(c.context, c.width))
-        self.blocks = nn.ModuleList(text_block(c) for _ in range(c.depth))
-        self.norm = nn.LayerNorm(c.width, eps=c.eps)
+        self.blocks = nn.ModuleList(self.new_block() for _ in range(c.depth))
+        self.norm = self.new_norm()
+
+    def new_block(self) -> Block:
+        c = self.config
+        attention = Attention(c.width, c.heads, eps=c.eps)
+        return Block(attention, MLP(c.width, c.mlp_hidden, activation=c.activation), c.width, eps=c.eps)
+
+    def new_norm(self) -> nn.Module:
+        return nn.LayerNorm(self.config.width, eps=self.config.eps)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
         """(B, N) -> (B, N, D)"""
@@ -193,11 +209,6 @@ class TextTower(nn.Module):
         return mark(trace, self.reads, self.read(z, ids))  # (B, D)
 
 
-def text_block(c: TextConfig) -> Block:
-    attention = Attention(c.width, c.heads, eps=c.eps)
-    return Block(attention, MLP(c.width, c.mlp_hidden, activation=c.activation), c.width, eps=c.eps)
-
-
 class ImageTextLogits(NamedTuple):
     logits_per_image: Tensor  # (B, T)
     logits_per_text: Tensor  # (T, B)
@@ -207,7 +218,7 @@ class TwoTowers(WrapsEncoder):
     """Base class: logits = scale * cos(image, text) + bias, with a learned scale, and a bias for the sigmoid loss."""
 
     config: Any  # of a subclass of TwoTowersConfig
-    image: VisionTransformer
+    image: PlainTransformer
     image_projection: nn.Linear | None  # None: the image tower ends in the common space
     text: TextTower
     text_projection: nn.Linear | None  # None: so does the text tower
@@ -219,9 +230,14 @@ class TwoTowers(WrapsEncoder):
         return super().capabilities | {Capability.TEXT}
 
     @property
-    def encoder(self) -> VisionTransformer:
+    def encoder(self) -> PlainTransformer:
         """The image tower, for everything that needs no words; it ends before the projection."""
         return self.image
+
+    @property
+    def feature_width(self) -> int:
+        """E of the common space, which need not be the image tower's width."""
+        return self.image.feature_width if self.image_projection is None else self.image_projection.out_features
 
     def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
         """Unit-length embeddings in one space with those of texts."""
@@ -235,7 +251,7 @@ class TwoTowers(WrapsEncoder):
             if ours != theirs:
                 raise UsageError(
                     f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for "
-                    f'it: vitlab.create("{self.family}_nano", **tokenizer.options).'
+                    f'it: vitlab.create("{self.family}_digits", **tokenizer.options), e.g.'
                 )
         if tokenizer.vocab > c.vocab:
             raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")

@@ -81,6 +81,10 @@ class VisionTransformer(PlainTransformer):
         return self.config.head.head_hidden or super().feature_width
 
     @property
+    def linear_head(self) -> nn.Linear | None:
+        return super().linear_head if self.head_distill is None else None
+
+    @property
     def traceable(self) -> tuple[str, ...]:
         steps = super().traceable
         if self.head_distill is not None:

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, processors
+from tokenizers import AddedToken, decoders, normalizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, Unigram
 
 from vitlab.errors import TokenizerError
+from vitlab.text.siglip import SPACE, cleaning, one_space
 
-SPACE = "▁"  # U+2581 stands for a space
-WHITESPACE = r"[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"  # Python's \s
-PUNCTUATION = r"[!-/:-@\[-`{-~]"  # Python's string.punctuation
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of pieces
 UNIGRAM, PAIRS = 1, 2  # kinds of models
 
@@ -43,15 +41,19 @@ class SentencePieceModel:
     characters: bytes = b""  # a compiled table: what a character becomes
     one_space: bool = True  # several spaces become one
     escaped: bool = True  # spaces become U+2581
+    space_first: bool = True  # every text begins with a space
 
 
-def read_sentencepiece(path: Path, *, lower: bool = True, end: str = "</s>", unknown: str = "<unk>") -> Backend:
-    """SigLIP's tokenizer of a sentencepiece model."""
+def read_sentencepiece(
+    path: Path, *, lower: bool = True, end: str = "</s>", unknown: str = "<unk>", padding: str = "</s>"
+) -> Backend:
+    """SigLIP's tokenizer of a sentencepiece model. PieceEncoder in siglip.py gives its numbers."""
     model = parse(path.read_bytes())
     wrong = {
         "treat_whitespace_as_suffix": model.space_is_suffix,
         "escape_whitespaces=false": not model.escaped,
         "unused pieces": any(piece.kind == UNUSED for piece in model.pieces),
+        "pieces that a user defined": any(piece.kind == USER_DEFINED for piece in model.pieces),
         f"model_type {model.kind}": model.kind not in (UNIGRAM, PAIRS),
     }
     if any(wrong.values()):
@@ -60,19 +62,21 @@ def read_sentencepiece(path: Path, *, lower: bool = True, end: str = "</s>", unk
     end_id = backend.token_to_id(end)
     if end_id is None:
         raise TokenizerError(f"has no {end}, which ends a text.")
-    one_space = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(left=False, right=True)]
     backend.normalizer = normalizers.Sequence(  # type: ignore[assignment]
         [
             *cleaning(lower),
             normalizers.Prepend(SPACE),  # before the table, which may make it a space like any other
             *([normalizers.Precompiled(model.characters)] if model.characters else []),
-            *(one_space if model.one_space else []),
+            *(one_space() if model.one_space else []),
             normalizers.Replace(" ", SPACE),
         ]
     )
-    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")  # type: ignore[assignment]
+    scheme = "always" if model.space_first else "never"
+    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)  # type: ignore[assignment]
+    has_padding = padding not in (end, unknown) and backend.token_to_id(padding) is not None
+    special = [end, unknown, padding] if has_padding else [end, unknown]
     backend.add_special_tokens(
-        [AddedToken(token, lstrip=True, rstrip=True, normalized=False, special=True) for token in (end, unknown)]
+        [AddedToken(token, lstrip=True, rstrip=True, normalized=False, special=True) for token in special]
     )
     backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
         single=f"$A {end}", special_tokens=[(end, end_id)]
@@ -80,32 +84,18 @@ def read_sentencepiece(path: Path, *, lower: bool = True, end: str = "</s>", unk
     return backend
 
 
-def cleaning(lower: bool = True) -> list[Any]:
-    """Lower case, no punctuation, one kind of space, none at the end."""
-    return [
-        normalizers.Replace(SPACE, " "),
-        *([normalizers.Lowercase()] if lower else []),
-        normalizers.Replace(Regex(PUNCTUATION), ""),
-        normalizers.Replace(Regex(WHITESPACE), " "),
-        normalizers.Strip(left=False, right=True),
-    ]
-
-
 def _unigram(model: SentencePieceModel) -> Unigram:
-    """The most probable pieces (arXiv:1804.10959); those that a user defined are always taken."""
-    most = max((piece.score for piece in model.pieces if piece.kind == NORMAL), default=0.0)
-    vocab = [
-        (piece.text, len(piece.text) * most - 0.1 if piece.kind == USER_DEFINED else piece.score)
-        for piece in model.pieces
-    ]
+    """The most probable pieces (arXiv:1804.10959)."""
     unknown = next((n for n, piece in enumerate(model.pieces) if piece.kind == UNKNOWN), None)
-    return Unigram(vocab, unk_id=unknown, byte_fallback=model.byte_fallback)
+    return Unigram(
+        [(piece.text, piece.score) for piece in model.pieces], unk_id=unknown, byte_fallback=model.byte_fallback
+    )
 
 
 def _pairs(model: SentencePieceModel, unknown: str) -> BPE:
     """Byte pairs: two pieces are merged where the result is a piece; the highest score comes first."""
     ids = {piece.text: number for number, piece in enumerate(model.pieces)}
-    normal = [piece for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED) and len(piece.text) > 1]
+    normal = [piece for piece in model.pieces if piece.kind == NORMAL and len(piece.text) > 1]
     merges = [
         (piece.text[:cut], piece.text[cut:])
         for piece in sorted(normal, key=lambda piece: -piece.score)
@@ -139,6 +129,7 @@ def parse(data: bytes) -> SentencePieceModel:
         characters=normalizer.get(2, b""),
         one_space=bool(normalizer.get(4, True)),
         escaped=bool(normalizer.get(5, True)),
+        space_first=bool(normalizer.get(3, True)),
     )
 
 

@@ -39,6 +39,7 @@ from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
 from vitlab.text.bpe import learn_merges
 from vitlab.text.sentencepiece import read_sentencepiece
+from vitlab.text.siglip import PieceEncoder
 
 START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
 PIECES_START, PIECES_END = "<s>", "</s>"  # of a sentencepiece model
@@ -81,7 +82,7 @@ class Tokenizer:
         self.start_id: int | None = start  # None: a text begins with its first word
         self.end_id: int = end_id  # where nothing ends a text but padding, its number
         self.padding_side: Side = padding_side
-        self.lowers = end == PIECES_END and _lowers(backend)  # by Python first: the backend has no final sigma
+        self.pieces = PieceEncoder.of(backend, PIECES_END) if end == PIECES_END else None
         has_padding = end == GEMMA_END or (end == PIECES_END and start is not None)
         padding = backend.token_to_id(PADDING) if has_padding else None
         self.pad_id: int = pad_id if pad_id is not None else self.end_id if padding is None else padding
@@ -114,16 +115,23 @@ class Tokenizer:
                 raise TokenizerError(f"expected texts, found {text!r:.60}, a {type(text).__name__}.")
             if not text.isascii() and re.search("[\ud800-\udfff]", text):  # of bytes that are not UTF-8
                 raise TokenizerError(f"{text!r:.60} is not valid Unicode: write it as UTF-8.")
-        if self.lowers:
-            texts = [text.lower() for text in texts]
-        encodings = self.backend.encode_batch(texts)
-        for text, one in zip(texts, encodings, strict=True):
-            if len(one.ids) > self.context:  # where truncate is set the backend has cut it
+        rows = self._encode(texts)
+        for text, row in zip(texts, rows, strict=True):
+            if len(row) > self.context:  # where truncate is not set
                 raise TokenizerError(
-                    f"{text!r:.60} is {len(one.ids)} tokens long, start and end included, and at most {self.context} "
+                    f"{text!r:.60} is {len(row)} tokens long, start and end included, and at most {self.context} "
                     "fit: shorten it, or use truncate=True."
                 )
-        return torch.tensor([one.ids for one in encodings], dtype=torch.long).reshape(len(texts), self.context)
+        return torch.tensor(rows, dtype=torch.long).reshape(len(texts), self.context)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        """Truncated where it is to be, and padded."""
+        if self.pieces is None:
+            return [encoding.ids for encoding in self.backend.encode_batch(texts)]
+        rows = [self.pieces.encode(text, self.context if self.truncate else None) for text in texts]
+        padding = [[self.pad_id] * (self.context - len(row)) for row in rows]
+        right = self.padding_side == "right"
+        return [row + more if right else more + row for row, more in zip(rows, padding, strict=True)]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str | list[str]:
         """The text between start and the first end-of-text; of a batch (B, N), a list."""
@@ -233,7 +241,7 @@ class Tokenizer:
         if end != PIECES_END:
             raise TokenizerError(f"ends a text by {end!r}; expected {PIECES_END!r}.")
         lower = config.get("do_lower_case", True) is not False
-        backend = read_sentencepiece(path, lower=lower, unknown=unknown)
+        backend = read_sentencepiece(path, lower=lower, unknown=unknown, padding=padding)
         pad_id = backend.token_to_id(padding)
         stated = _given({"pad_id": pad_id, "padding_side": config.get("padding_side")})
         return cls(backend, **{**_config_options(path.parent), **stated, **options})

@@ -2,7 +2,8 @@
 
     python tests/data/peft/make.py
 
-A small ViT (base/) gets adapters by peft, is trained by it for a few steps and saved by it (adapter/).
+A small ViT (base/) gets adapters by peft, is trained by it for a few steps, in float64 so that no machine's rounding
+matters, and saved by it (adapter/).
 golden.safetensors holds the images and labels, the adapters' initial values, the losses, and the logits and merged
 matrices at the end.
 """
@@ -28,7 +29,7 @@ def main() -> None:
     images, labels = torch.randn(16, 1, 8, 12), torch.arange(16) % 5
     names = ["attention.qkv", "attention.proj"]
     options = peft.LoraConfig(r=3, lora_alpha=5, target_modules=names, modules_to_save=["head"])
-    model = peft.get_peft_model(base, options).train()
+    model = peft.get_peft_model(base, options).train().double()
     golden = {"images": images, "labels": labels}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     golden |= {f"initial.{name}": p.detach().clone() for name, p in trained.items()}
@@ -36,12 +37,13 @@ def main() -> None:
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(images.double()), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     model.eval()
     golden |= {f"final.{name}": p.detach().clone() for name, p in trained.items()}
+    model.float()
     golden |= {"losses": torch.stack(losses), "logits": model(images).detach()}
     model.save_pretrained(FOLDER / "adapter")
     (FOLDER / "adapter" / "README.md").unlink(missing_ok=True)
