@@ -14,9 +14,9 @@ from PIL import Image
 from vitlab.checkpoints.load import load
 from vitlab.errors import DataError, ImageError
 from vitlab.images.datasets import open_data
+from vitlab.images.digest import file_digest
 from vitlab.images.listing import open_items
 from vitlab.images.read import read_image
-from vitlab.search.files import digest
 from vitlab.special_files import special_kind
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.recipe import read_recipe
@@ -185,7 +185,7 @@ def test_a_fifo_among_pictures_fails_by_its_name(tmp_path, fifo, command):
     with pytest.raises(ImageError, match=r"9\.png: is a FIFO"):
         dataset.read(at)
     with pytest.raises(OSError, match="it is a FIFO"):
-        digest(pipe)
+        file_digest(pipe)
     assert "9.png: is a FIFO" in command("predict", "bundled:digits", pipe, code=1).stderr
 
 

@@ -792,7 +792,7 @@ def test_csv_classes_file_fixes_names_and_order(tmp_path):
     [
         ("", "the file is empty"),
         ("path,label\n", "no lines below it"),
-        ("1.png,cat\n2.png,dog\n", "no column path or image or file or filename (found 1.png, cat)"),
+        ("0.png,cat\n2.png,dog\n", "no column path or image or file or filename (found 0.png, cat)"),
         ("path,colour\n1.png,cat\n", "no column label or class"),
         ("path,label\n1.png,cat\n2.png,\n", "line 3: the label is empty"),
         ("path,label\n1.png,cat\n2.png\n", "line 3: the label is empty"),

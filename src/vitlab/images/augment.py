@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.images import randaugment as ra
+from vitlab.images.bands import PHOTO
 from vitlab.images.preprocess import normalise
 from vitlab.images.randomness import uniform
 
@@ -94,7 +95,10 @@ def check_ranges(options: object, **highest: float) -> None:
 
 
 class Augment:
-    """size is (H, W) of the model's input; mean, std and scale are those of its Preprocess."""
+    """size is (H, W) of the model's input; mean, std, scale and pixels are those of its Preprocess.
+
+    What is not a photo has no colours: it is cropped, flipped and erased.
+    """
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class Augment:
         std: Sequence[float],
         interpolation: str = "bilinear",  # of the resized crop; RandAugment's geometry is always bilinear
         scale: float = 1 / 255,
+        pixels: str = PHOTO,
     ) -> None:
         H, W = self.size = (int(size[0]), int(size[1]))
         if options.crop == "padded" and options.border == "reflect" and options.padding >= min(H, W):
@@ -113,8 +118,12 @@ class Augment:
             )
         if interpolation not in MODES:
             raise UsageError(f"interpolation={interpolation!r} must be one of {', '.join(MODES)}.")
-        if len(mean) not in (1, 3) or len(mean) != len(std):
+        if (pixels == PHOTO and len(mean) not in (1, 3)) or len(mean) != len(std):
             raise UsageError(f"mean={tuple(mean)} and std={tuple(std)} must hold 1 or 3 numbers each.")
+        for name in ("randaugment", "jitter"):
+            if pixels != PHOTO and (value := getattr(options, name)):
+                raise UsageError(f"augment.{name}={value:g} is for the colours of photos: set augment.{name}=0.")
+        self.dtype = torch.uint8 if pixels == PHOTO else torch.float32
         self.options, self.interpolation, self.scale = options, interpolation, scale
         self.mean, self.std = tuple(mean), tuple(std)
         self.fill = (
@@ -131,7 +140,9 @@ class Augment:
         repeat: int | np.ndarray = 0,
         cropped: bool = False,
     ) -> Tensor:
-        """(B, C, H, W) uint8 -> (B, C, *size) float32, normalised. cropped: the crop was made already, see `boxes`."""
+        """(B, C, H, W) uint8 (stored values: float32) -> (B, C, *size) float32, normalised. cropped: the crop was made
+        already, see `boxes`.
+        """
         o = self.options
         self._check(images, indices, resizes=o.crop == "resized" and not cropped)
         fill = self.fill.to(images.device)
@@ -176,11 +187,11 @@ class Augment:
         return normalise(images, self.mean, self.std, self.scale)
 
     def _check(self, images: Tensor, indices: np.ndarray, *, resizes: bool) -> None:
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != len(self.mean):
+        if images.dtype != self.dtype or images.ndim != 4 or images.shape[1] != len(self.mean):
             actual = f"{tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}"
             raise UsageError(
-                f"found images {actual}, expected (B, {len(self.mean)}, H, W) uint8: "
-                "augmentation works on 8-bit pixels and normalises last."
+                f"found images {actual}, expected (B, {len(self.mean)}, H, W) "
+                f"{str(self.dtype).removeprefix('torch.')}: augmentation works on pixels and normalises last."
             )
         if np.shape(indices) != (len(images),):
             raise UsageError(f"{len(images)} images need one dataset index each; found shape {np.shape(indices)}.")

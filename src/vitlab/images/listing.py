@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitlab.errors import DataError
-from vitlab.images.datasets import open_splits
+from vitlab.images.datasets import SourceReading, open_splits
 from vitlab.images.sources.dataset import SPLIT_NAMES, Allow, Dataset, FileDataset, Strings
 from vitlab.images.sources.folder import images_under
 
@@ -80,8 +80,8 @@ def open_items(source: str, *, path: str | None = None, allow_cut: bool = False,
     if path is None and folder.is_dir():
         folder = folder.resolve()
         if files := Strings(sorted(images_under(folder))):
-            return Items(str(folder), [(None, FileDataset(files, np.zeros(len(files)), []))], folder)
-    name, splits = open_splits(source, path=path, allow=Allow(cut=allow_cut, outside=allow_outside))
+            return Items(str(folder), [(None, FileDataset(files, np.zeros(len(files), dtype=np.int64), []))], folder)
+    name, splits = open_splits(source, SourceReading(allow=Allow(cut=allow_cut, outside=allow_outside)), path=path)
     parts: list[tuple[str | None, Dataset]] = [
         (split, dataset)
         for split, dataset in (("train", splits.train), ("val", splits.val), ("test", splits.test))

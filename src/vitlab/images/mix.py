@@ -74,6 +74,14 @@ class Mix:
     ) -> tuple[Tensor, Tensor]:
         """(B, C, H, W) floats, (B,) -> (B, C, H, W), (B, K); the given images are not changed."""
         targets = smooth_targets(labels, classes, smoothing)
+        return self.mixed(images, targets, seed=seed, step=step, rank=rank, micro=micro)
+
+    def mixed(
+        self, images: Tensor, targets: Tensor, *, seed: int, step: int, rank: int = 0, micro: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Images, and targets (B, K) of any kind, mixed alike."""
+        if not (self.mixup_alpha or self.cutmix_alpha):
+            return images, targets
         H, W = images.shape[2:]
         drawn = self.draw(len(images), (H, W), seed=seed, step=step, rank=rank, micro=micro)
         if drawn is None:

@@ -1,7 +1,8 @@
 """Preprocess: how an image becomes a model's input, and how a place in that input maps back to the image.
 
 It travels inside the checkpoint as JSON. Resizing is Pillow's, on 8-bit pixels, so it agrees with the image processors
-that released weights were evaluated with.
+that released weights were evaluated with. Images that are no photos (images/bands.py) keep the values and channels of
+their files, and are resized as floats.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.errors import UsageError
-from vitlab.images.read import MAX_PIXELS, Source, TooLargeError, called, read_image
+from vitlab.errors import ImageError, UsageError
+from vitlab.images.bands import PHOTO, SCALES, SHOWN, StoredPixels, cut_bands, read_bands, resize_bands
+from vitlab.images.read import FORMATS, MAX_PIXELS, Source, TooLargeError, called, read_image
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -48,11 +50,11 @@ class Geometry:
 
 
 def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float], scale: float) -> Tensor:
-    """uint8 (..., C, H, W) -> float32: (pixels * scale - mean) / std. Prediction, evaluation, training and the server
-    all come here, so that a model reads the same bits everywhere.
+    """uint8 or stored values (..., C, H, W) -> float32: (pixels * scale - mean) / std. Prediction, evaluation, training
+    and the server all come here, so that a model reads the same bits everywhere.
     """
     mean_std = torch.tensor([[*mean], [*std]], dtype=torch.float32, device=pixels.device)[..., None, None]
-    x = pixels.to(torch.float32).div_(1 / scale)  # 255 is exact in float32, 1 / 255 is not
+    x = pixels.to(torch.float32, copy=True).div_(1 / scale)  # 255 is exact in float32, 1 / 255 is not
     return x.sub_(mean_std[0]).div_(mean_std[1])
 
 
@@ -88,6 +90,7 @@ class Preprocess:
     scale: float = 1 / 255
     patch: int = 0  # for aspect, as is max_patches
     max_patches: int = 0
+    pixels: str = PHOTO  # 8-bit colours, as a viewer shows them; or the type of stored values: uint8, uint16, ...
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std", "resize"):
@@ -111,12 +114,32 @@ class Preprocess:
         if not _numbers((self.scale,)) or self.scale <= 0:
             raise UsageError(f"scale={self.scale!r} must be a number above 0.")
         valid = _numbers(self.mean) and _numbers(self.std) and len(self.mean) == len(self.std)
-        if not valid or len(self.mean) not in (1, 3) or min(self.std) <= 0:
-            raise UsageError(f"mean={self.mean!r} and std={self.std!r} must hold 1 or 3 numbers each, std above 0.")
+        if self.pixels != PHOTO and self.pixels not in SCALES:
+            raise UsageError(f"pixels={self.pixels!r} must be one of {', '.join([PHOTO, *SCALES])}.")
+        number = "1 or 3 numbers" if self.pixels == PHOTO else "a number for each channel"
+        if not valid or not self.mean or (self.pixels == PHOTO and len(self.mean) not in (1, 3)) or min(self.std) <= 0:
+            raise UsageError(f"mean={self.mean!r} and std={self.std!r} must hold {number} each, std above 0.")
+
+    @property
+    def stored(self) -> StoredPixels | None:
+        """What files must hold; None: photos, of any kind."""
+        return None if self.pixels == PHOTO else StoredPixels(self.pixels, len(self.mean))
 
     def __call__(self, source: Source, *, name: str | None = None) -> Tensor:
         """One image (path, bytes, array or PIL image) -> (C, H, W), normalised."""
-        return self.normalize(self.view(read_image(source, name=name), name=name or called(source)))
+        return self.prepare(source, name=name)[0]
+
+    def prepare(
+        self, source: Source, *, name: str | None = None, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
+    ) -> tuple[Tensor, Image.Image]:
+        """The model's input (C, H, W), and the upright image as it can be drawn; limits as in `read_image`."""
+        name = name or called(source)
+        if self.pixels == PHOTO:
+            image = read_image(source, name=name, max_pixels=max_pixels, formats=formats)
+            return self.normalize(self.view(image, name=name)), image
+        stored = read_bands(source, channels=len(self.mean), name=name, max_pixels=max_pixels)
+        values = torch.from_numpy(self.view_stored(stored, name=name)).permute(2, 0, 1).contiguous()  # (C, h, w)
+        return normalise(values, self.mean, self.std, self.scale), self._drawn(stored)
 
     def batch(self, sources: Iterable[Source]) -> Tensor:
         """Several images -> (B, C, H, W)."""
@@ -126,12 +149,7 @@ class Preprocess:
         """What the model sees, as an image of `size` (or of its own aspect), before normalising."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         g = self.geometry((image.height, image.width))
-        if g.resized[0] * g.resized[1] > MAX_PIXELS:
-            raise TooLargeError(
-                f"{name}: {image.width} x {image.height} pixels are too long and thin: resized for the crop they would "
-                f"be {g.resized[1]} x {g.resized[0]}.",
-                "Crop the image first.",
-            )
+        self._check_resized(g, name)
         if (image.height, image.width) != g.resized:
             image = image.resize((g.resized[1], g.resized[0]), RESAMPLING[self.interpolation])
         H, W = self.size
@@ -142,6 +160,40 @@ class Preprocess:
         canvas.paste(image, (-g.left, -g.top))
         return canvas
 
+    def view_stored(self, array: np.ndarray, box: Sequence[int] | None = None, name: str = "the image") -> np.ndarray:
+        """What the model sees of stored values (H, W, C), in float32, before normalising. `box`: of this part,
+        stretched to `size`; left, top, right, bottom.
+        """
+        stored = StoredPixels(str(array.dtype), array.shape[2])
+        if stored != self.stored:
+            raise ImageError(
+                f"{name}: holds {stored}, and the model reads {self.stored}. Convert it as the training images were, "
+                "or train on such images."
+            )
+        g = self.geometry((array.shape[0], array.shape[1]))
+        if box is not None:
+            left, top, right, bottom = box
+            array, g = array[top:bottom, left:right], Geometry((bottom - top, right - left), self.size, 0, 0)
+        self._check_resized(g, name)
+        values = resize_bands(array, g.resized, RESAMPLING[self.interpolation])
+        if self.how == "aspect" or box is not None:
+            return values
+        border = np.array(self.mean) / self.scale if self.how == "fit" else np.zeros(len(self.mean))
+        return cut_bands(values, (g.top, g.left), self.size, border)
+
+    def _drawn(self, array: np.ndarray) -> Image.Image:
+        """Stored values (H, W, C) as an image for people: see `to_image`."""
+        values = torch.from_numpy(array.astype(np.float32)).permute(2, 0, 1)
+        return self.to_image(normalise(values, self.mean, self.std, self.scale))
+
+    def _check_resized(self, g: Geometry, name: str) -> None:
+        if g.resized[0] * g.resized[1] > MAX_PIXELS:
+            raise TooLargeError(
+                f"{name}: {g.original[1]} x {g.original[0]} pixels are too long and thin: resized for the crop they "
+                f"would be {g.resized[1]} x {g.resized[0]}.",
+                "Crop the image first.",
+            )
+
     def normalize(self, image: Image.Image) -> Tensor:
         """An image of `size` -> (C, H, W)."""
         pixels = torch.from_numpy(np.array(image))  # (H, W) or (H, W, C)
@@ -149,7 +201,13 @@ class Preprocess:
         return normalise(pixels, self.mean, self.std, self.scale)
 
     def to_image(self, tensor: Tensor) -> Image.Image:
-        """The inverse of `normalize`: (C, H, W) -> an image."""
+        """The inverse of `normalize`: (C, H, W) -> an image. Of stored values the first three channels are drawn, or
+        the first alone: grey is their mean, black and white lie SHOWN standard deviations from it.
+        """
+        if self.pixels != PHOTO:
+            shown = tensor.detach().cpu().float()[: _drawn_channels(len(self.mean))] / (2 * SHOWN) + 0.5
+            array = (255 * shown).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+            return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).convert("RGB")
         mean, std = (torch.tensor(v)[:, None, None] for v in (self.mean, self.std))
         pixels = ((tensor.detach().cpu().float() * std + mean) / self.scale).round().clamp(0, 255).to(torch.uint8)
         array = pixels.permute(1, 2, 0).numpy()
@@ -198,8 +256,9 @@ class Preprocess:
         return replace(self, how="stretch", patch=0, max_patches=0) if self.how == "aspect" else self
 
     def to_dict(self) -> dict[str, Any]:
-        own = () if self.how == "aspect" else ("patch", "max_patches")
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        others = () if self.how == "aspect" else ("patch", "max_patches")
+        others += ("pixels",) if self.pixels == PHOTO else ()
+        return {name: value for name, value in asdict(self).items() if name not in others}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocess:
@@ -209,6 +268,10 @@ class Preprocess:
         if unknown := set(values) - names:
             raise UsageError(f"preprocess has no option {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}.")
         return cls(**values)
+
+
+def _drawn_channels(channels: int) -> int:
+    return 3 if channels >= 3 else 1
 
 
 def aspect_size(original: tuple[int, int], patch: int, max_patches: int) -> tuple[int, int]:
@@ -241,11 +304,11 @@ def fit_preprocess(
 ) -> Preprocess | None:
     """Values that were made for one image size, for a network of this image size and number of channels.
 
-    `keep_size`: images are read at the size that the values state. None: no image file has so many channels.
+    `keep_size`: images are read at the size that the values state. None: no photo has so many channels.
     """
-    if channels not in (1, 3):
-        return None
     values = {"size": made_for, **values}
+    if channels not in (1, 3) and values.get("pixels", PHOTO) == PHOTO:
+        return None
     for key in ("mean", "std"):
         given = set(values.get(key, ()))
         if len(values.get(key, ())) in {0, 1, 3} - {channels}:  # colours for a grey network, or the other way round

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -21,6 +21,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from vitlab.errors import ImageError
 from vitlab.special_files import special_kind
 
+T = TypeVar("T")
 Source = str | PathLike[str] | bytes | np.ndarray | Image.Image
 MAX_PIXELS = 100_000_000  # a 100-megapixel photo passes, a decompression bomb does not
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -59,9 +60,8 @@ def read_image(
     try:
         if isinstance(source, np.ndarray):
             return to_rgb(_from_array(source))
-        with _open(source) as stream:
-            _silence()
-            return _decode(stream, max_pixels, tuple(formats))
+        with open_file(source) as stream:
+            return decode(stream, max_pixels, formats, to_rgb)
     except ImageError as error:
         raise type(error)(f"{name or called(source)}: {error.why}", error.remedy) from None
 
@@ -119,7 +119,7 @@ def called(source: Source) -> str:
     return "the array" if isinstance(source, np.ndarray) else fspath(source) or "''"
 
 
-def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
+def open_file(source: str | PathLike[str] | bytes | Image.Image) -> Any:
     """Context manager of a binary stream; an open image is passed through."""
     if isinstance(source, Image.Image):
         return nullcontext(source)
@@ -144,18 +144,23 @@ def _open(source: str | PathLike[str] | bytes | Image.Image) -> Any:
         raise ImageError("no such file: its name holds a NUL character.") from None
 
 
-def _decode(stream: Any, max_pixels: int, formats: tuple[str, ...]) -> Image.Image:
+def decode(
+    stream: BinaryIO | Image.Image, max_pixels: int, formats: Sequence[str], convert: Callable[[Image.Image], T]
+) -> T:
+    """The upright image of a stream or an open image, converted; an error in whatever the bytes are wrong."""
+    _silence()
     try:
-        image = stream
-        if not isinstance(stream, Image.Image):
-            image = Image.open(stream, formats=_readable(formats))
+        if isinstance(stream, Image.Image):
+            image = stream
+        else:
+            image = Image.open(stream, formats=_readable(tuple(formats)))
             if image.width * image.height > max_pixels:
                 raise TooLargeError(
                     f"{image.width} x {image.height} pixels are more than the limit of {max_pixels:,}.",
                     "Shrink the image first, or pass a larger max_pixels.",
                 )
         image.load()
-        return to_rgb(upright(image))
+        return convert(upright(image))
     except ImageError:
         raise
     except UnidentifiedImageError:

@@ -20,7 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import DataError, UsageError
-from vitlab.images.datasets import Captioned, Data, first_few, open_data, subset
+from vitlab.images.bands import StoredPixels, read_bands
+from vitlab.images.datasets import Data, Dataset, first_few, label_text, open_data, subset
+from vitlab.images.digest import pixel_digest
 from vitlab.images.read import Source, read_image
 from vitlab.images.sources.dataset import Strings
 
@@ -28,7 +30,7 @@ from vitlab.images.sources.dataset import Strings
 @dataclass(frozen=True)
 class Sample:
     image: Image.Image
-    label: str  # the first caption, where there are no classes
+    label: str  # in words: see label_text
     name: str
 
 
@@ -40,22 +42,30 @@ def replace_sample(source: Source) -> Source:
     """The image of a sample by its name, "digits#3"; any other source unchanged."""
     if not isinstance(source, str | PathLike) or not is_sample(fspath(source)):
         return source
-    image = open_sample(fspath(source)).image
+    name = fspath(source)
+    split, index = _place(name)
+    if split.stored is not None:
+        return split.read(index)  # no image of Pillow's can hold it
+    image = open_sample(name).image
     image.filename = fspath(source)  # type: ignore[attr-defined]  # used in messages
     return image
 
 
 def open_sample(text: str) -> Sample:
+    split, number = _place(text)
+    pixels = split.read(number)  # (H, W, C)
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return Sample(image, label_text(split, number), text)
+
+
+def _place(text: str) -> tuple[Dataset, int]:
+    """The split that a sample is in, and its number there."""
     source, _, number = text.rpartition("#")
     data = _opened(source)
     split = data.val if data.test is None else data.test
     if int(number) >= len(split):
         raise DataError(f"{text}: {data.name} has {len(split)} images to choose from, {source}#0 to #{len(split) - 1}.")
-    pixels = split.read(int(number))  # (H, W, C)
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    captioned = isinstance(split, Captioned)
-    label = split.captions[int(number)][0] if captioned else data.classes[int(split.labels[int(number)])]
-    return Sample(image, label, text)
+    return split, int(number)
 
 
 @lru_cache(maxsize=2)
@@ -98,27 +108,42 @@ class Samples(Protocol):
 
 
 class SampleDataset:
-    """Pairs as one split; always RGB."""
+    """Pairs as one split: RGB, or what the images hold, `stored`."""
 
-    channels = 3
     images = None
+    groups: np.ndarray | None = None
 
-    def __init__(self, samples: Samples, names: Iterable[str], labels: list[int], classes: list[str]) -> None:
-        self.samples, self.names = samples, Strings(names)
+    def __init__(
+        self,
+        samples: Samples,
+        names: Iterable[str],
+        labels: list[int],
+        classes: list[str],
+        stored: StoredPixels | None = None,
+    ) -> None:
+        self.samples, self.names, self.stored = samples, Strings(names), stored
+        self.channels = 3 if stored is None else stored.channels
         self.labels, self.classes = np.array(labels, dtype=np.int64), classes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> np.ndarray:
-        return np.array(read_image(contents(self.samples[index][0]), name=self.name_of(index)))  # (H, W, 3)
+        image, name = contents(self.samples[index][0]), self.name_of(index)
+        if self.stored is not None:
+            return read_bands(image, channels=self.channels, name=name)  # (H, W, C)
+        return np.array(read_image(image, name=name))  # (H, W, 3)
 
     def name_of(self, index: int) -> str:
         return self.names[index]
 
+    def digest(self, index: int) -> bytes:
+        return pixel_digest(self.read(index))
 
-def data_of_samples(samples: Samples, classes: list[str]) -> Data:
+
+def data_of_samples(samples: Samples, classes: list[str], stored: StoredPixels | None = None) -> Data:
     """Pairs as the test split of a dataset without others. `classes`: those of the model, which numbers stand for.
+    `stored`: what the images hold; None: photos.
 
     A torch Dataset is read twice, first for its labels.
     """
@@ -135,7 +160,7 @@ def data_of_samples(samples: Samples, classes: list[str]) -> Data:
     numbers = [classes.index(label) if isinstance(label, str) else label for label in labels]
     if wrong := [number for number in numbers if not 0 <= number < len(classes)]:
         raise DataError(f"label {wrong[0]}: there are {len(classes)} classes, {first_few(classes)}, from number 0 on.")
-    split = SampleDataset(samples, names, numbers, classes)
+    split = SampleDataset(samples, names, numbers, classes, stored)
     return Data("samples", classes, none := subset(split, []), none, split)
 
 

@@ -34,6 +34,7 @@ from vitlab.images.sources.dataset import (
 from vitlab.images.sources.folder import is_image_name, split_folders
 from vitlab.images.sources.shards import ShardDataset, ShardIndex, cut_off, whole_members
 from vitlab.images.sources.table import check_inside, csv_rows, decode_text, read_bytes, shown_lines, split_name
+from vitlab.images.sources.targets import LABEL, LABELS, is_target_table
 from vitlab.parsing import parse_json
 
 TABLES = ("captions.csv", "captions.tsv", "captions.jsonl")
@@ -77,9 +78,9 @@ def holds_captions(path: Path) -> bool:
 
 
 def is_table(path: Path, preferred: bool = False) -> bool:
-    """A .jsonl, or a CSV with a column of captions and, unless captions are `preferred`, none of classes."""
+    """A .jsonl or CSV with captions and, unless captions are `preferred`, without classes or labels."""
     if path.suffix.lower() == ".jsonl":
-        return True
+        return preferred or not is_target_table(path)
     if not path.is_file():
         return False
     try:
@@ -87,7 +88,7 @@ def is_table(path: Path, preferred: bool = False) -> bool:
             columns = {word.strip(' "\n').lower() for word in re.split(r"[,;\t]", file.readline())}
     except OSError:
         return False  # whoever opens it next says what is wrong
-    return not columns.isdisjoint(COLUMNS["caption"]) and (preferred or columns.isdisjoint(("label", "class")))
+    return not columns.isdisjoint(COLUMNS["caption"]) and (preferred or columns.isdisjoint((*LABEL, *LABELS)))
 
 
 def open_table(path: Path, allow: Allow) -> Splits:

@@ -6,14 +6,16 @@ would make every forked worker copy them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from vitlab.errors import DataError
+from vitlab.errors import DataError, ImageError
+from vitlab.images.bands import SCALES, StoredPixels, read_bands
+from vitlab.images.digest import file_digest, pixel_digest
 from vitlab.images.randomness import uniform
 from vitlab.images.read import read_image
 from vitlab.special_files import special_kind
@@ -30,20 +32,38 @@ SPLIT_NAMES = {  # what people call the splits
 }
 
 
+TargetKind = Literal["class", "labels", "number"]  # what is learned of an image
+KIND_NAMES: dict[TargetKind, str] = {
+    "class": "one class an image",
+    "labels": "several labels an image",
+    "number": "a number for each image",
+}
+
+
 class Dataset(Protocol):
     """One split. `read` raises ImageError, naming the file, where an image cannot be read."""
+
+    groups: np.ndarray | None  # (N,) int64: images of one group belong on one side of every split
 
     @property
     def classes(self) -> list[str]: ...
     @property
-    def labels(self) -> np.ndarray: ...  # (N,) int64
+    def labels(self) -> np.ndarray: ...  # (N,) int64; (N, K) bool where images have several; (N,) float64: numbers
     @property
-    def channels(self) -> int: ...  # 1 or 3
+    def channels(self) -> int: ...  # of photos 1 or 3
     @property
-    def images(self) -> np.ndarray | None: ...  # (N, H, W, C) uint8 where the whole split lives in memory
+    def stored(self) -> StoredPixels | None: ...  # what its images hold; None: photos
+    @property
+    def images(self) -> np.ndarray | None: ...  # (N, H, W, C) where the whole split lives in memory
     def __len__(self) -> int: ...
-    def read(self, index: int) -> np.ndarray: ...  # (H, W, C) uint8
+    def read(self, index: int) -> np.ndarray: ...  # (H, W, C) uint8, or as stored
     def name_of(self, index: int) -> str: ...  # a path, or "cifar10/train/123"
+    def digest(self, index: int) -> bytes: ...  # of the image's contents; raises as `read` does
+
+
+def target_kind(labels: np.ndarray) -> TargetKind:
+    """What the labels of a dataset are."""
+    return "labels" if labels.ndim == 2 else "number" if labels.dtype.kind == "f" else "class"
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,11 @@ class Splits:
     val: Dataset | None = None
     test: Dataset | None = None
     notes: list[str] = field(default_factory=list)  # what a user should know, but need not change
+    groups: Mapping[str, Sequence[str]] | None = None  # by split, the group of every image, where a table says it
+
+    @property
+    def parts(self) -> dict[str, Dataset | None]:
+        return {"train": self.train, "val": self.val, "test": self.test}
 
 
 class Strings(Sequence[str]):
@@ -108,11 +133,14 @@ class ArrayDataset:
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, classes: list[str], name: str, ids: np.ndarray | None = None
     ) -> None:
-        assert images.dtype == np.uint8 and images.ndim == 4 and len(images) == len(labels)
+        assert images.dtype.name in SCALES and images.ndim == 4 and len(images) == len(labels)
         self.images: np.ndarray | None = images  # (N, H, W, C)
         self.labels = np.asarray(labels, dtype=np.int64)
         self.classes = classes
         self.channels = images.shape[3]
+        photos = images.dtype == np.uint8 and self.channels in (1, 3)
+        self.stored = None if photos else StoredPixels(images.dtype.name, self.channels)
+        self.groups: np.ndarray | None = None
         self.name = name
         self.ids = np.arange(len(images)) if ids is None else ids  # where each image stands in the original files
 
@@ -126,27 +154,45 @@ class ArrayDataset:
     def name_of(self, index: int) -> str:
         return f"{self.name}/{self.ids[index]}"
 
+    def digest(self, index: int) -> bytes:
+        return pixel_digest(self.read(index))
+
 
 class FileDataset:
-    """A split of image files, read on access; always RGB."""
+    """A split of image files, read on access: as RGB, unless `stored` says that they are no photos."""
 
-    channels = 3
     images = None
+    stored: StoredPixels | None = None
+    groups: np.ndarray | None = None
 
     def __init__(self, paths: Iterable[str | Path], labels: np.ndarray, classes: list[str]) -> None:
         self.paths = Strings(map(str, paths))
-        self.labels = np.asarray(labels, dtype=np.int64)
+        self.labels = labels if target_kind(labels) != "class" else np.asarray(labels, dtype=np.int64)
         self.classes = classes
         assert len(self.paths) == len(self.labels)
+
+    @property
+    def channels(self) -> int:
+        return 3 if self.stored is None else self.stored.channels
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> np.ndarray:
-        return np.array(read_image(self.name_of(index)))  # (H, W, 3)
+        path = self.name_of(index)
+        if self.stored is None:
+            return np.array(read_image(path))  # (H, W, 3)
+        return read_bands(path, channels=self.stored.channels)  # (H, W, C)
 
     def name_of(self, index: int) -> str:
         return self.paths[index]
+
+    def digest(self, index: int) -> bytes:
+        path = self.name_of(index)
+        try:
+            return file_digest(Path(path))
+        except OSError as error:
+            raise ImageError(f"{path}: cannot be opened ({error.strerror}).") from None
 
 
 class Captions:
@@ -187,6 +233,8 @@ class Captioned:
         self.dataset, self.captions = dataset, captions
         self.labels, self.classes = np.zeros(len(dataset), dtype=np.int64), []
         self.channels, self.images = dataset.channels, dataset.images
+        self.stored = dataset.stored
+        self.groups: np.ndarray | None = dataset.groups
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -197,16 +245,20 @@ class Captioned:
     def name_of(self, index: int) -> str:
         return self.dataset.name_of(index)
 
+    def digest(self, index: int) -> bytes:
+        return self.dataset.digest(index)
+
 
 class Subset:
-    """Some samples of a dataset that is read one by one."""
+    """Some samples of a dataset that is read one by one; with labels of their own, if given."""
 
     images = None
 
-    def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
+    def __init__(self, dataset: Dataset, indices: np.ndarray, labels: np.ndarray | None = None) -> None:
         self.dataset, self.indices = dataset, indices
-        self.labels = dataset.labels[indices]
-        self.classes, self.channels = dataset.classes, dataset.channels
+        self.labels = dataset.labels[indices] if labels is None else labels
+        self.classes, self.channels, self.stored = dataset.classes, dataset.channels, dataset.stored
+        self.groups: np.ndarray | None = None if dataset.groups is None else dataset.groups[indices]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -216,6 +268,9 @@ class Subset:
 
     def name_of(self, index: int) -> str:
         return self.dataset.name_of(int(self.indices[index]))
+
+    def digest(self, index: int) -> bytes:
+        return self.dataset.digest(int(self.indices[index]))
 
 
 def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
@@ -230,9 +285,19 @@ def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
         raise IndexError(f"indices {indices.min()}..{indices.max()} are outside the {len(dataset)} samples.")
     if isinstance(dataset, ArrayDataset) and dataset.images is not None:
         images, labels = dataset.images[indices], dataset.labels[indices]
-        return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
+        part = ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
+        part.groups = None if dataset.groups is None else dataset.groups[indices]
+        return part
     if isinstance(dataset, Captioned):
         return Captioned(subset(dataset.dataset, indices), Captions(dataset.captions[i] for i in indices))
     if isinstance(dataset, Subset):
-        return Subset(dataset.dataset, dataset.indices[indices])
+        return Subset(dataset.dataset, dataset.indices[indices], dataset.labels[indices])
     return Subset(dataset, indices)
+
+
+def relabelled(dataset: Dataset, labels: np.ndarray) -> Dataset:
+    """The same samples with other labels (N,); in memory if the dataset is."""
+    assert labels.shape == (len(dataset),)
+    if isinstance(dataset, ArrayDataset) and dataset.images is not None:
+        return ArrayDataset(dataset.images, labels, dataset.classes, dataset.name, dataset.ids)
+    return Subset(dataset, np.arange(len(dataset)), labels)

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.errors import DataError
+from vitlab.images.bands import ARRAY_EXTENSION
 from vitlab.images.read import EXTENSIONS
 from vitlab.images.sources.dataset import SPLIT_NAMES, FileDataset, Splits
 
+READ = (*EXTENSIONS, ARRAY_EXTENSION)
 LAYOUT = "Put the images of each class into a folder of its own, named after the class: {0}/cat/1.jpg, {0}/dog/2.jpg."
 
 
@@ -46,13 +48,28 @@ def open_folder(path: Path) -> Splits:
     return Splits(classes, splits["train"], splits.get("val"), splits.get("test"), notes)
 
 
+def open_unlabelled(path: Path) -> Splits | None:
+    """A folder of images without classes, or with one: nothing to train a classifier on. None where it is another."""
+    folders = split_folders(path)
+    by_class = {name: paths for name, paths in _images_by_class(folders["train"]).items() if paths}
+    classes = list(by_class) if len(by_class) == 1 and not _loose(folders["train"]) else []
+    if len(by_class) > 1 or not images_under(folders["train"]):
+        return None
+    parts: dict[str, FileDataset | None] = {"train": None, "val": None, "test": None}
+    for split, folder in folders.items():
+        files = images_under(folder)
+        parts[split] = FileDataset(files, np.zeros(len(files), dtype=np.int64), classes) if files else None
+    assert parts["train"] is not None
+    return Splits(classes, parts["train"], parts["val"], parts["test"])
+
+
 def subfolders(path: Path) -> dict[str, Path]:
     """Visible folders by name, sorted; __MACOSX and the like are what archives leave behind."""
     return {entry.name: Path(entry.path) for entry in _scan(path) if entry.is_dir() and not entry.name.startswith("__")}
 
 
 def is_image_name(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
+    return name.lower().endswith(READ)
 
 
 def _scan(path: Path) -> list[os.DirEntry[str]]:
@@ -149,4 +166,4 @@ def _other_endings(folder: Path) -> str:
     endings.pop("", None)
     if not endings:
         return ""
-    return f" (files there end in {', '.join(e for e, _ in endings.most_common(3))}; read are {', '.join(EXTENSIONS)})"
+    return f" (files there end in {', '.join(e for e, _ in endings.most_common(3))}; read are {', '.join(READ)})"

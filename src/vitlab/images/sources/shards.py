@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import DataError, ImageError
+from vitlab.images.digest import bytes_digest
 from vitlab.images.read import EXTENSIONS, read_image
 from vitlab.images.sources.dataset import (
     SPLIT_NAMES,
@@ -74,7 +75,8 @@ class ShardDataset:
     """A split of tar shards; always RGB."""
 
     channels = 3
-    images = None
+    images = stored = None
+    groups: np.ndarray | None = None
 
     def __init__(
         self, shards: Sequence[Path], indexes: Sequence[ShardIndex], labels: np.ndarray, classes: list[str]
@@ -92,6 +94,15 @@ class ShardDataset:
         return len(self.labels)
 
     def read(self, index: int) -> np.ndarray:
+        return np.array(read_image(self._bytes(index), name=self.name_of(index)))  # (H, W, 3)
+
+    def name_of(self, index: int) -> str:
+        return f"{self._shard(index)}/{self.names[index]}"
+
+    def digest(self, index: int) -> bytes:
+        return bytes_digest(self._bytes(index))
+
+    def _bytes(self, index: int) -> bytes:
         shard, name, size = self._shard(index), self.name_of(index), int(self.sizes[index])
         try:
             with open(shard, "rb") as file:  # noqa: PTH123
@@ -101,10 +112,7 @@ class ShardDataset:
             raise ImageError(f"{name}: the shard cannot be read ({error.strerror}).") from None
         if len(data) < size:
             raise ImageError(f"{name}: the shard ends after {len(data)} of its {size} bytes. Fetch the shard again.")
-        return np.array(read_image(data, name=name))  # (H, W, 3)
-
-    def name_of(self, index: int) -> str:
-        return f"{self._shard(index)}/{self.names[index]}"
+        return data
 
     def _shard(self, index: int) -> str:
         return self.shards[int(np.searchsorted(self.firsts, range(len(self))[index], side="right")) - 1]
