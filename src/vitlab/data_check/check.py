@@ -1,0 +1,232 @@
+"""vitlab.check: the state of a dataset, before and after training. The command `vitlab check` calls it.
+
+result = vitlab.check("photos/", out="checks/photos")      # writes check.html and cleaned.csv there
+result.leaks, result.suspects, result.corrections()
+vitlab.train("photos/", {"data.apply": "checks/photos/cleaned.csv"})
+
+Images are compared by the features of a trained encoder, which are kept: training on the same images uses them again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import numpy as np
+from torch import nn
+
+from vitlab.checkpoints.load import ModelOrName
+from vitlab.data_check.duplicates import Copies, find_copies
+from vitlab.data_check.outliers import find_outliers
+from vitlab.data_check.page import write_check
+from vitlab.data_check.reading import ImageContents, Joined, read_contents
+from vitlab.data_check.result import CheckMethod, CheckResult, odd_sizes
+from vitlab.errors import DataError, UsageError
+from vitlab.export.loader import is_export
+from vitlab.images.datasets import SourceReading, first_few, open_splits
+from vitlab.images.listing import ImageInfo
+from vitlab.images.sources.corrections import apply_corrections, path_in, source_folder
+from vitlab.images.sources.dataset import KIND_NAMES, Allow, Splits, subset, target_kind
+from vitlab.images.sources.folder import open_unlabelled
+from vitlab.inference import open_model
+from vitlab.models.base import Network
+from vitlab.training.batches import ImageSet
+from vitlab.training.features import Count, FeatureSet, adding, dataset_features
+from vitlab.training.label_issues import FEWEST, find_label_issues
+from vitlab.training.probe import fit_probe
+from vitlab.training.processes import pick_device
+from vitlab.training.starting_points import BUNDLED, Need, find_start
+from vitlab.training.train import run_name
+from vitlab.training.unreadable import none_readable
+
+AUTO = "auto"
+TABLE, PAGE = "cleaned.csv", "check.html"
+PLAUSIBLE = 0.2  # share of wrong labels; more says that the features are weak, not that the labels are bad
+BLANK = 2.0  # grey levels: an image that varies less shows nothing
+
+
+class SourceSettings(TypedDict, total=False):
+    """How a data source is opened, as in images.datasets.open_data."""
+
+    path: str | None
+    allow_cut: bool
+    allow_outside: bool
+
+
+def check(
+    data: str | PathLike[str],
+    *,
+    model: ModelOrName = AUTO,
+    out: str | PathLike[str] | None = None,
+    overwrite: bool = False,
+    apply: str | PathLike[str] | None = None,
+    device: str | None = None,
+    progress: Count | None = None,
+    **source: Unpack[SourceSettings],
+) -> CheckResult:
+    """Look for leaks between splits, copies, likely wrong labels, outliers, unreadable and odd images.
+
+    `data`: a folder of images, with or without class folders and splits, or any data source. `model`: whose features
+    are compared; auto: that which vitlab.train would start from. `out`: a folder for the page and the table of
+    corrections; one that it holds already is only replaced with `overwrite`. `apply`: check the data as corrected.
+    """
+    began, name = time.perf_counter(), fspath(data)
+    place = None if out is None else _check_place(Path(out), overwrite)
+    splits = _open(name, source)
+    folder = source_folder(name)
+    if apply is not None:
+        splits = apply_corrections(splits, Path(apply).expanduser(), folder)
+    joined = Joined({split: part for split, part in splits.parts.items() if part is not None and len(part)})
+    contents = read_contents(joined, adding(progress, "images", len(joined)))
+    if not contents.readable.any():
+        raise none_readable({joined.name_of(i): error for i, error in contents.unreadable.items()})
+    network, chosen, why = _encoder(model, len(joined), device)
+    features = _features(network, joined, contents, progress)
+    infos = [_info(joined, i, folder) for i in range(len(joined))]
+    result = CheckResult(run_name(name), name, splits.classes, infos, CheckMethod(chosen, why), contents.unreadable)
+    result.notes = list(splits.notes)
+    _look_at_sizes(result, contents)
+    copies = _look_for_copies(result, contents, features, progress)
+    _look_at_classes(result, joined)
+    _look_at_labels(result, features, copies)
+    _look_for_outliers(result, features, copies)
+    result.method = CheckMethod(chosen, why, copies.threshold, time.perf_counter() - began)
+    if place is not None:
+        write_check(result, joined, place / PAGE, place / TABLE)
+    return result
+
+
+def new_folder(data: str) -> Path:
+    """checks/photos, or checks/photos-2, ... where that is taken."""
+    folder, number = Path("checks") / run_name(data), 1
+    free = folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _check_place(folder: Path, overwrite: bool) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is a file; name a folder for the page and the table.")
+    if (folder / TABLE).exists() and not overwrite:
+        raise UsageError(
+            f"{folder / TABLE}: is there already, and may hold what you wrote into it. Name another folder, or pass "
+            "--overwrite."
+        )
+    return folder
+
+
+def _open(name: str, source: SourceSettings) -> Splits:
+    """The splits; those of a folder without classes, or with one, are images without labels."""
+    allow = Allow(cut=source.get("allow_cut", False), outside=source.get("allow_outside", False))
+    try:
+        splits = open_splits(name, SourceReading(allow=allow), path=source.get("path"))[1]
+    except DataError:
+        folder = Path(name).expanduser()
+        splits = open_unlabelled(folder) if folder.is_dir() else None
+        if splits is None:
+            raise
+    if splits.classes and (kind := target_kind(splits.train.labels)) != "class":
+        raise UsageError(f"{name} has {KIND_NAMES[kind]}: vitlab check examines images of one class each, or a folder.")
+    if splits.train.stored is not None:
+        raise UsageError(f"{name} holds {splits.train.stored}: vitlab check looks at photos.")
+    return splits
+
+
+def _info(joined: Joined, index: int, folder: Path | None) -> ImageInfo:
+    label = joined.classes[int(joined.labels[index])] if joined.classes else None
+    return ImageInfo(path_in(joined.name_of(index), folder), joined.split_of(index), label)
+
+
+def _encoder(model: ModelOrName, images: int, device: str | None) -> tuple[Network, str, str]:
+    """The model, its name, and why it was chosen."""
+    why = "you named it"
+    if isinstance(model, str) and model == AUTO:
+        start = find_start(Need(images, None, pick_device(device or "auto").type))
+        model, why = start.name or BUNDLED, start.why
+    if isinstance(model, nn.Module):
+        network = open_model(model, device)
+        return network.encoder, (network.card.name if network.card is not None else None) or network.family, why
+    if is_export(model):
+        raise UsageError(f"{model}: an exported file gives no features: name the checkpoint that it is made of.")
+    return open_model(model, device, encoder=True).encoder, fspath(model), why
+
+
+def _features(network: Network, joined: Joined, contents: ImageContents, progress: Count | None) -> FeatureSet:
+    """Of the readable images, numbered as in `joined`."""
+    readable = np.flatnonzero(contents.readable)
+    image_set = ImageSet(subset(joined, readable), network.require_preprocess())
+    features = dataset_features(network, image_set, progress=adding(progress, "features", len(readable)))
+    features.indices = readable[features.indices]
+    return features
+
+
+def _look_at_sizes(result: CheckResult, contents: ImageContents) -> None:
+    tiny, extreme = odd_sizes(contents.sizes, contents.readable)
+    sizes = [(int(height), int(width)) for height, width in contents.sizes]
+    result.tiny, result.extreme = ({i: sizes[i] for i in images} for images in (tiny, extreme))
+    spread = contents.thumbnails.reshape(len(sizes), -1).std(axis=1)
+    result.blank = np.flatnonzero(contents.readable & (spread < BLANK)).tolist()
+
+
+def _look_for_copies(
+    result: CheckResult, contents: ImageContents, features: FeatureSet, progress: Count | None
+) -> Copies:
+    def count(done: int, total: int) -> None:
+        if progress is not None:  # in images, as the other steps are
+            progress("copies", len(result.images) * done // total, len(result.images))
+
+    copies = find_copies(contents, features.vectors, features.indices, count)
+    splits = [info.split or "train" for info in result.images]
+    result.leaks, result.duplicates = copies.leaks(splits), copies.within(splits)
+    if result.classes:
+        result.conflicts = copies.conflicts([info.label for info in result.images])
+    if copies.threshold > 1:
+        result.notes.append("the images are too alike to tell near copies apart: only exact copies are listed.")
+    if "val" not in splits and result.duplicates:
+        result.notes.append("there is no val split: training draws one from train, and copies would be on both sides.")
+    return copies
+
+
+def _look_at_classes(result: CheckResult, joined: Joined) -> None:
+    if not result.classes:
+        return
+    for split, dataset in zip(joined.names, joined.datasets, strict=True):
+        result.counts[split] = np.bincount(dataset.labels, minlength=len(result.classes)).tolist()
+
+
+def _look_at_labels(result: CheckResult, features: FeatureSet, copies: Copies) -> None:
+    """Over all splits together: wrong labels in val and test make every result wrong."""
+    labels = features.labels.numpy()
+    counts = np.bincount(labels, minlength=max(len(result.classes), 1))
+    judged = counts >= FEWEST
+    if not result.classes:
+        result.notes.append("there are no labels, so labels and classes are not checked.")
+        return
+    if judged.sum() < 2:
+        result.notes.append(f"fewer than two classes have {FEWEST} images or more, so labels are not checked.")
+        return
+    if few := [result.classes[i] for i in np.flatnonzero((counts > 0) & ~judged)]:
+        result.notes.append(f"labels of classes with fewer than {FEWEST} images are not checked: {first_few(few)}.")
+    probe = fit_probe(features.vectors, features.labels, len(result.classes), groups=copies.groups[features.indices])
+    issues = find_label_issues(probe.held_out.exp().numpy(), labels, judged)
+    result.suspects = [replace(suspect, image=int(features.indices[suspect.image])) for suspect in issues.suspects]
+    if issues.estimated <= PLAUSIBLE:
+        result.wrong_labels = issues.estimated
+    else:
+        result.notes.append(
+            f"by the features of {result.method.model}, {issues.estimated:.0%} of the labels look wrong: they tell "
+            "these classes apart poorly, and many of the suspects are right. Name a stronger --model."
+        )
+
+
+def _look_for_outliers(result: CheckResult, features: FeatureSet, copies: Copies) -> None:
+    """Among images of which there is one: a copy is no evidence that an image is usual."""
+    first = np.flatnonzero(copies.groups[features.indices] == features.indices)
+    labels = features.labels.numpy()[first]
+    outliers = find_outliers(features.vectors[first], labels)
+    result.outliers = [replace(o, image=int(features.indices[first[o.image]])) for o in outliers]

@@ -1,0 +1,308 @@
+"""A check -> check.html, one file with the images in it, and cleaned.csv, the table of corrections to act on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.checkpoints.native import write_together
+from vitlab.data_check.duplicates import Copy
+from vitlab.data_check.result import IMBALANCE, CheckResult, shown_kind
+from vitlab.errors import ImageError
+from vitlab.images.sources.corrections import corrections_text
+from vitlab.images.sources.dataset import Dataset
+from vitlab.training.report.html import data_url, duration, escaped, name_html, percent
+from vitlab.training.report.page import html_document
+
+PAIRS, SINGLES = 30, 48  # images of a section; the table lists all
+THUMBNAIL = 176  # pixels
+
+
+def write_check(result: CheckResult, data: Dataset, page: Path, table: Path) -> None:
+    """Both files, or none."""
+    result.page, result.table = page, table
+    html = html_document(f"{result.name}: check", _Page(result, data).body(), _css())
+    text = corrections_text(result.corrections())
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_together(
+        {
+            page: lambda temporary: temporary.write_text(html, encoding="utf-8"),
+            table: lambda temporary: temporary.write_text(text, encoding="utf-8"),
+        }
+    )
+
+
+def _css() -> str:
+    return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+
+
+def both(english: str, chinese: str) -> str:
+    return f'{english} <span lang="zh-CN">{chinese}</span>'
+
+
+class _Page:
+    def __init__(self, result: CheckResult, data: Dataset):
+        self.result, self.data = result, data
+        self.urls: dict[int, str] = {}
+
+    def body(self) -> str:
+        parts = (
+            self.header,
+            self.steps,
+            self.leaks,
+            self.conflicts,
+            self.unreadable,
+            self.suspects,
+            self.duplicates,
+            self.outliers,
+            self.odd,
+            self.classes,
+            self.method,
+        )
+        return "\n".join(filter(None, (part() for part in parts)))
+
+    # ------------------------------------------------------------------------------------------------------- sections
+
+    def header(self) -> str:
+        r = self.result
+        about = [f"{split} {count:,}" for split, count in r.splits.items()]
+        about += [f"{len(r.classes)} classes" if r.classes else "no labels"]
+        tiles = [
+            _tile("In two splits", "跨划分重复", len(r.leaks), "bad"),
+            _tile("Copies, other label", "同图异标", len(r.conflicts), "bad"),
+            _tile("Unreadable", "无法读取", len(r.unreadable), "bad"),
+            _tile("Likely wrong labels", "可疑标签", len(r.suspects), "doubt"),
+            _tile("Copies in a split", "划分内重复", len(r.duplicates), "doubt"),
+            _tile("Unlike their class", "离群图片", len(r.outliers), "doubt"),
+            _tile("Odd images", "异常图片", len({*r.tiny, *r.extreme, *r.blank}), "doubt"),
+        ]
+        line = f"{len(r.images):,} images · {' · '.join(about)} · {name_html(r.source)}"
+        return (
+            f'<header>\n<h1>{name_html(r.name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
+        )
+
+    def steps(self) -> str:
+        r = self.result
+        rows = r.corrections()
+        if not rows:
+            text = both("Nothing to correct was found.", "没有发现需要更正的地方。")
+            return f"<section>\n<p>{text}</p>\n</section>"
+        drop = sum(row.action == "drop" for row in rows)
+        table, source = shlex.quote(str(r.table)), shlex.quote(r.source)
+        english = f"{escaped(r.table)} lists {len(rows):,} images with a problem; {drop:,} of them are marked drop."
+        train = f"vitlab train {source} --apply {table}"
+        again = f"vitlab check {source} --apply {table}"
+        steps = [
+            both(english, f"表格列出 {len(rows):,} 张有问题的图片，其中 {drop:,} 张已标为 drop。"),
+            both(
+                "Look at the images below, and edit the column <b>action</b>: keep, drop, or relabel (to "
+                "suggested_label).",
+                "看下面的图片，修改 <b>action</b> 一列：keep（保留）、drop（去掉）或 relabel（改成 suggested_label）。",
+            ),
+            f"{both('Train with the corrections:', '按更正后的数据训练：')} <code>{escaped(train)}</code>",
+            f"{both('Check what is left:', '再检查一遍：')} <code>{escaped(again)}</code>",
+        ]
+        items = "".join(f"<li>{step}</li>" for step in steps)
+        note = both("Your files are not changed.", "你的文件不会被改动。")
+        content = f'<ol class="steps">{items}</ol>\n<p class="more">{note}</p>'
+        return _section("What to do", "怎么做", "", content, None)
+
+    def leaks(self) -> str:
+        r = self.result
+        if not r.leaks:
+            return ""
+        leaked: dict[str, set[int]] = {}
+        for copy in r.leaks:
+            leaked.setdefault(r.images[copy.image].split or "train", set()).add(copy.image)
+        counts = ", ".join(f"{len(images):,} of {r.splits[split]:,} in {split}" for split, images in leaked.items())
+        caption = both(
+            f"Images that a split before theirs holds too ({counts}): scores on them measure memory. The copy in the "
+            "earlier split is marked drop.",
+            "这些验证集或测试集图片也出现在前面的划分中：在它们上面得分高只说明记住了。前一划分中的那份已标为 drop。",
+        )
+        return _section("In two splits", "跨划分重复（泄漏）", caption, self.pairs(r.leaks), len(r.leaks), bad=True)
+
+    def conflicts(self) -> str:
+        caption = both(
+            "The same image under two labels: at least one is wrong.", "同一张图片有两个标签：至少有一个是错的。"
+        )
+        pairs = self.result.conflicts
+        return _section("Copies with different labels", "同图异标", caption, self.pairs(pairs), len(pairs), bad=True)
+
+    def unreadable(self) -> str:
+        r = self.result
+        rows = [
+            f'<tr><td class="name">{escaped(r.images[image].path)}</td><td class="name">{escaped(error)}</td></tr>'
+            for image, error in list(r.unreadable.items())[:SINGLES]
+        ]
+        table = f'<div class="wide"><table class="files">{"".join(rows)}</table></div>' if rows else ""
+        caption = both("Marked drop.", "已标为 drop。")
+        return _section("Unreadable", "无法读取", caption, table + _more(r.unreadable, SINGLES), len(rows), bad=True)
+
+    def suspects(self) -> str:
+        r = self.result
+        figures = []
+        for s in r.suspects[:SINGLES]:
+            given, suggested = name_html(r.classes[s.given]), name_html(r.classes[s.suggested])
+            figures.append(self.figure(s.image, f"{given} → <b>{suggested}</b> · {percent(s.confidence)}"))
+        share = "" if r.wrong_labels is None else f" About {percent(r.wrong_labels)} of all labels may be wrong."
+        caption = both(
+            "Label → what a probe that has not seen the image takes it for, and how sure it is; the surest first."
+            f"{share}",
+            "标签 → 未见过该图的线性探测的判断及其把握，把握最大的在前。",
+        )
+        content = _gallery(figures) + _more(r.suspects, SINGLES)
+        return _section("Likely wrong labels", "可疑标签", caption, content, len(r.suspects))
+
+    def duplicates(self) -> str:
+        caption = both(
+            "Copies within one split. Of exact ones all but the first are marked drop; without val, of near ones too.",
+            "同一划分内的重复。完全相同的只留第一张，其余标为 drop；没有验证集时，近似重复也是如此。",
+        )
+        pairs = self.result.duplicates
+        return _section("Copies in a split", "划分内重复", caption, self.pairs(pairs), len(pairs))
+
+    def outliers(self) -> str:
+        r = self.result
+        figures = [
+            self.figure(o.image, f"{name_html(r.images[o.image].label or '')} · {o.deviation:.1f} σ")
+            for o in r.outliers[:SINGLES]
+        ]
+        caption = both(
+            "Far from the nearest others of their class, in robust standard deviations. Rare is not wrong: look.",
+            "与同类图片相距最远（以稳健标准差计）。少见不等于有错，请看一看。",
+        )
+        content = _gallery(figures) + _more(r.outliers, SINGLES)
+        return _section("Unlike their class", "离群图片", caption, content, len(r.outliers))
+
+    def odd(self) -> str:
+        r = self.result
+        kinds: dict[int, list[str]] = {}
+        for image, (height, width) in r.tiny.items():
+            kinds.setdefault(image, []).append(f"{both('tiny', '过小')} · {width} × {height}")
+        for image, (height, width) in r.extreme.items():
+            kinds.setdefault(image, []).append(f"{both('extreme shape', '长宽比极端')} · {width} × {height}")
+        for image in r.blank:
+            kinds.setdefault(image, []).append(both("blank", "空白"))
+        figures = [self.figure(image, "<br />".join(texts)) for image, texts in list(kinds.items())[:SINGLES]]
+        caption = both(
+            "Against what is usual in these data: very small, very long, or without content.",
+            "与其余图片相比：过小、过长或没有内容。",
+        )
+        return _section("Odd images", "异常图片", caption, _gallery(figures) + _more(kinds, SINGLES), len(kinds))
+
+    def classes(self) -> str:
+        r = self.result
+        if not r.counts:
+            return ""
+        wrong: dict[str, int] = {}
+        for suspect in r.suspects:
+            wrong[r.classes[suspect.given]] = wrong.get(r.classes[suspect.given], 0) + 1
+        most = max((max(counts) for counts in r.counts.values()), default=1)
+        head = "".join(f'<th class="n">{split}</th>' for split in r.counts)
+        rows = []
+        first = next(iter(r.counts))
+        for k in np.argsort(-np.array(r.counts[first]), kind="stable"):
+            cells = "".join(f'<td class="n">{counts[k]:,}</td>' for counts in r.counts.values())
+            bar = f'<span class="bar" style="--share:{r.counts[first][k] / max(most, 1):.4f}"></span>'
+            name = r.classes[k]
+            rows.append(f'<tr><td>{name_html(name)}{bar}</td>{cells}<td class="n">{wrong.get(name, 0):,}</td></tr>')
+        ratio = r.imbalance
+        verdict = ""
+        if ratio is not None:
+            english = f"The largest class of train has {ratio:.1f} times the images of the smallest."
+            if ratio >= IMBALANCE:
+                english += " Accuracy will hide how the small ones do: read it class by class."
+            verdict = both(english, f"训练集中最大的类是最小的 {ratio:.1f} 倍。")
+        table = (
+            f'<table class="classes"><thead><tr><th>class</th>{head}<th class="n">likely wrong</th></tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table>"
+        )
+        return _section("Classes", "各类图片数", verdict, f'<div class="wide tall">{table}</div>', None)
+
+    def method(self) -> str:
+        r, m = self.result, self.result.method
+        near = "not looked for" if m.copy_threshold > 1 else f"details correlate at {m.copy_threshold:.2f} or more"
+        rows = {
+            "features": f"{m.model}: {m.why}",
+            "exact copies": "equal decoded pixels",
+            "near copies": f"{near}; also crops of 79 % or more of the sides, and mirror images",
+            "likely wrong labels": "confident learning (arXiv:1911.00068) on a linear probe, in five folds",
+            "unlike their class": "mean cosine distance to the five nearest of the class",
+            "time": duration(m.seconds),
+        }
+        table = "".join(f'<tr><th>{key}</th><td class="name">{escaped(value)}</td></tr>' for key, value in rows.items())
+        notes = "".join(f'<tr><th>note</th><td class="name">{escaped(note)}</td></tr>' for note in r.notes)
+        content = f'<div class="wide"><table class="pairs">{table}{notes}</table></div>'
+        return _section("How this was done", "检查方法", "", content, None)
+
+    # --------------------------------------------------------------------------------------------------------- images
+
+    def pairs(self, copies: list[Copy]) -> str:
+        if not copies:
+            return ""
+        shown = []
+        for copy in copies[:PAIRS]:
+            two = "".join(self.half(image) for image in (copy.image, copy.of))
+            shown.append(f'<div><div class="two">{two}</div><p class="how">{escaped(shown_kind(copy))}</p></div>')
+        return f'<div class="pairs-of-images">{"".join(shown)}</div>{_more(copies, PAIRS)}'
+
+    def half(self, image: int) -> str:
+        info = self.result.images[image]
+        label = "" if info.label is None else f" · {name_html(info.label)}"
+        split = f'<span class="split">{escaped(info.split or "train")}</span>'
+        return f"<figure>{self.img(image)}<figcaption>{split}{label}{_path(info.path)}</figcaption></figure>"
+
+    def figure(self, image: int, caption: str) -> str:
+        info = self.result.images[image]
+        return f"<figure>{self.img(image)}<figcaption>{caption}{_path(info.path)}</figcaption></figure>"
+
+    def img(self, image: int) -> str:
+        if image not in self.urls:
+            try:
+                pixels = self.data.read(image)
+            except ImageError:  # it could be read a moment ago
+                pixels = np.zeros((1, 1, 3), dtype=np.uint8)
+            small = ' class="pixels"' if max(pixels.shape[:2]) <= 96 else ""
+            path = escaped(self.result.images[image].path)
+            self.urls[image] = f'<img{small} alt="{path}" src="{data_url(pixels, THUMBNAIL)}" />'
+        return self.urls[image]
+
+
+def _path(path: str) -> str:
+    return f'<small title="{escaped(path)}">{name_html(path)}</small>'
+
+
+def _gallery(figures: list[str]) -> str:
+    return f'<div class="gallery">{"".join(figures)}</div>' if figures else ""
+
+
+def _more(items: Iterable[object], most: int) -> str:
+    left = len(list(items)) - most
+    return (
+        f'<p class="more">{both(f"and {left:,} more, in the table", f"另有 {left:,} 张，见表格")}</p>'
+        if left > 0
+        else ""
+    )
+
+
+def _tile(title: str, chinese: str, count: int, kind: str) -> str:
+    return (
+        f'<div class="{kind if count else "good"}"><dt>{title} <span lang="zh-CN">{chinese}</span></dt>'
+        f'<dd><data value="{count}">{count:,}</data></dd></div>'
+    )
+
+
+def _section(title: str, chinese: str, caption: str, content: str, count: int | None, bad: bool = False) -> str:
+    """Nothing where there is nothing to show."""
+    if not content:
+        return ""
+    number = "" if count is None else f" <b>{count:,}</b>"
+    kind = ' class="bad"' if bad else ""
+    text = f"<p>{caption}</p>\n" if caption else ""
+    return (
+        f'<section{kind}>\n<h2>{title}{number} <span lang="zh-CN">· {chinese}</span></h2>\n{text}{content}\n</section>'
+    )
