@@ -276,7 +276,7 @@ def test_data_are_meant_where_a_name_is_also_a_recipe(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     for what in (None, "digits", "fashion-mnist", "folder", "shards/train-{0..9}.tar"):
         with pytest.raises(ValueError, match="picked"):
-            command(what)
+            command(what, "model.init_from=none")
     assert asked == ["digits", "digits", "fashion-mnist", "folder", "shards/train-{0..9}.tar"]
 
 
@@ -309,7 +309,7 @@ def clock(monkeypatch):
 def test_a_folder_in_eighteen_seconds(tmp_path, monkeypatch, capsys, clock):
     """The whole command but for the import of torch, which is done here and can take long on a busy machine."""
     source, run, clock.pace = pictures_folder(tmp_path / "photos"), tmp_path / "run", 3.0  # a slow machine
-    words = ["vitlab", "train", str(source), "--minutes", "0.3", f"run.dir={run}", "run.seed=3"]
+    words = ["vitlab", "train", str(source), "--minutes", "0.3", f"run.dir={run}", "run.seed=3", "model.init_from=none"]
     monkeypatch.setattr(sys, "argv", words)
     began = time.perf_counter()
     with pytest.raises(SystemExit) as ended:

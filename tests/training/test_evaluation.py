@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import normalize
 
 import vitlab
 from vitlab.errors import UsageError
 from vitlab.evaluation import evaluate
 from vitlab.images.datasets import open_data
+from vitlab.training.batches import ImageSet
+from vitlab.training.features import dataset_features
 
 
 def without_time(values: dict) -> dict:
@@ -35,8 +42,10 @@ def test_progress_counts_every_image_once():
     assert sizes.test is not None
     assert last == {
         "digits, test": (len(sizes.test), len(sizes.test)),
-        "features": (len(sizes.train) + len(sizes.test),) * 2,
+        "features": (len(sizes.train) + len(sizes.val) + len(sizes.test),) * 2,
     }
+    firsts = {what: done for what, done, _ in reversed(seen)}
+    assert firsts == {"digits, test": 0, "features": 0}  # shown before the first batch
 
 
 def test_a_clip_as_a_model_is_scored_by_its_encoder_or_by_text():
@@ -56,3 +65,31 @@ def test_wrong_arguments_are_refused():
         evaluate("bundled:digits", "digits", split="train", knn=True)
     with pytest.raises(UsageError, match="a CLIP or SigLIP, but bundled:digits is of the family vit"):
         evaluate("bundled:digits", "digits", templates="held_out")
+
+
+def test_on_test_the_features_learn_from_train_and_val_by_scikit_learn():
+    model, data = vitlab.load("bundled:digits"), open_data("digits")
+    result = evaluate("bundled:digits", "digits", knn=True, probe=True)
+    parts = [dataset_features(model, ImageSet(part, model.preprocess)) for part in (data.train, data.val, data.test)]
+    x, y = ([getattr(part, name) for part in parts] for name in ("vectors", "labels"))
+    unit = [normalize(part.numpy()) for part in x]
+    bank, labels = np.concatenate(unit[:2]), np.concatenate([part.numpy() for part in y[:2]])
+    votes = KNeighborsClassifier(20, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07))
+    assert result.knn == pytest.approx(votes.fit(bank, labels).score(unit[2], y[2].numpy()), abs=1e-6)
+    fitted = LogisticRegression(C=10.0, max_iter=1000).fit(bank, labels)
+    assert result.linear_probe == pytest.approx(fitted.score(unit[2], y[2].numpy()), abs=1e-6)
+    on_val = evaluate("bundled:digits", "digits", knn=True, split="val").knn  # val is not among its own neighbours
+    alone = votes.fit(unit[0], y[0].numpy()).score(unit[1], y[1].numpy())
+    assert on_val == pytest.approx(alone, abs=1e-6)
+
+
+def test_image_size_is_that_of_load():
+    larger = vitlab.load("bundled:digits", image_size=12)
+    expected = evaluate(larger, "digits").scores
+    found = evaluate("bundled:digits", "digits", image_size=12).scores
+    assert torch.equal(found.logits, expected.logits)
+    assert not torch.allclose(found.logits, evaluate("bundled:digits", "digits").scores.logits, atol=1e-3)
+    with pytest.raises(UsageError, match="the model is loaded already"):
+        evaluate(larger, "digits", image_size=16)
+    with pytest.raises(ValueError, match="13 is not a multiple of 2"):
+        evaluate("bundled:digits", "digits", image_size=13)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.training.optim import Muon, Optimisers, layers_of, lr_factor, newton_schulz, parameter_groups
+from vitlab.training.optim import Muon, Optimisers, layers_of, lr_factor, newton_schulz, parameter_groups, warmup_steps
 from vitlab.training.recipe import OptimRecipe
 
 
@@ -144,3 +144,13 @@ def test_schedule_rises_to_1_and_falls_as_a_cosine():
         assert factors[s] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * (s - 10) / 90)) / 2)
     assert [lr_factor(s, 4, warmup=0, schedule="linear", final=0) for s in range(4)] == [1, 0.75, 0.5, 0.25]
     assert lr_factor(7, 9, warmup=2, schedule="constant", final=0) == 1
+
+
+def test_a_short_run_is_not_all_warm_up():
+    """The rate reaches its full value after a quarter of the run at the latest; longer runs keep what was asked for."""
+    five_epochs = OptimRecipe(warmup_epochs=5)
+    assert warmup_steps(five_epochs, 10, 1000) == (50, 50)
+    assert warmup_steps(five_epochs, 10, 30) == (50, 7)
+    factors = [lr_factor(s, 30, warmup=7, schedule="cosine", final=0) for s in range(30)]
+    assert factors.index(1.0) == 6 and factors[-1] < 0.01
+    assert warmup_steps(OptimRecipe(warmup_steps=100), 10, 4) == (100, 1)

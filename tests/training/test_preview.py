@@ -230,7 +230,7 @@ def test_odd_labels_are_drawn_as_they_are(run, folder, tmp_path):
 
 def test_png_of_plausible_size(run, folder, tmp_path):
     out, _ = run(*settings(folder), "--preview", tmp_path / "a" / "x.png", "--images", 3, "--views", 5)
-    assert out == ""
+    assert "per class" in out and "sizes" in out  # the counts are printed too
     with Image.open(tmp_path / "a" / "x.png") as sheet:
         assert 6 * 200 < sheet.width < 6 * 224 + 500 and 5 * 149 < sheet.height < 5 * 224 + 400
     before = (tmp_path / "a" / "x.png").read_bytes()
@@ -299,3 +299,15 @@ def test_large_pictures_are_not_all_opened(monkeypatch, folder):
     data = data_of(folder_recipe(folder))
     found = describe(data)
     assert 2 <= found["looked_at"] <= 8 < sum(found["images"].values())
+
+
+def test_the_counts_are_printed_beside_the_preview(run, tmp_path):
+    from sklearn.datasets import load_digits
+
+    out, err = run("digits", "--preview", tmp_path / "x.png", "--images", 1, "--views", 1)
+    assert "x.png" in err
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:1].isdigit()}
+    truth = np.bincount(load_digits().target)
+    assert {name: sum(map(int, counts)) for name, counts in rows.items()} == dict(zip("0123456789", truth, strict=True))
+    assert all(len(counts) == 3 for counts in rows.values())  # train, val, test
+    assert "8 x 8" in out and run("digits")[0] == out

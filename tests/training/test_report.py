@@ -4,15 +4,25 @@ import base64
 import io
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from vitlab.training.report import GalleryItem, RunReport, duration, write_report
+import vitlab
+from vitlab.explain.draw.heatmap import overlay
+from vitlab.explain.views import views
+from vitlab.images.mix import smooth_targets
+from vitlab.training.heat_maps import heat_maps
+from vitlab.training.label_issues import sure_suspects
+from vitlab.training.report import Evidence, GalleryItem, RunReport, Smoothing, duration, write_report
+from vitlab.training.report.verdict import next_step, verdict
+from vitlab.training.run_report import typical_successes
 
 X = "{http://www.w3.org/1999/xhtml}"
 NASTY = [
@@ -69,8 +79,11 @@ def report(folder: Path, **changes):
     return text, ElementTree.fromstring(text)
 
 
-def all_text(element) -> str:
-    return "".join(element.itertext())
+def all_text(element, hidden="zh-CN") -> str:
+    """What the page shows in English, or with hidden="en" in Chinese."""
+    if element.get("lang") == hidden and element.tag == f"{X}span":
+        return ""
+    return (element.text or "") + "".join(all_text(child, hidden) + (child.tail or "") for child in element)
 
 
 def section(page, title: str):
@@ -130,7 +143,7 @@ def test_page_is_well_formed_self_contained_and_escaped(tmp_path):
     assert [all_text(cell) for cell in environment.iter(f"{X}td")] == ["3.11", '<fast> & "cheap"', "无"]
     assert all_text(section(page, "Recipe").find(f"{X}pre")) == RECIPE.strip()
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
-    titles = {all_text(heading).split(" · ")[1] for heading in page.iter(f"{X}h2")}
+    titles = {all_text(heading, hidden="en") for heading in page.iter(f"{X}h2")}
     assert {"曲线", "混淆矩阵", "各类准确率", "最严重的错误", "预测示例", "配方", "环境"} <= titles
 
 
@@ -163,7 +176,7 @@ def test_results_that_are_not_numbers(tmp_path):
 
 
 def charts(page) -> dict:
-    return {all_text(f.find(f"{X}h3")).split(" · ")[0]: f for f in section(page, "Curves").iter(f"{X}figure")}
+    return {all_text(f.find(f"{X}h3")): f for f in section(page, "Curves").iter(f"{X}figure")}
 
 
 def number(text: str) -> float:
@@ -402,3 +415,150 @@ def test_a_broken_write_leaves_the_old_report(tmp_path, monkeypatch):
         report(tmp_path, log=[])
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == before
+
+
+# ------------------------------------------------------------------------------------------- verdict and background
+
+MEASURED = dict(top1=0.9, interval=[0.82, 0.95], images=80, majority=0.55, split="test", judged_by="top-1")
+
+
+def test_the_verdict_opens_the_page_in_both_languages(tmp_path):
+    evidence = Evidence("runs/x <1>", NASTY[0], 100, 0)
+    text, page = report(tmp_path, result={**RESULT, **MEASURED}, evidence=evidence)
+    check_page(text)
+    first = next(page.iter(f"{X}section"))
+    assert all_text(first.find(f"{X}h2")) == "Verdict"
+    english, chinese = (all_text(first.find(f"{X}p"), hidden) for hidden in ("zh-CN", "en"))
+    assert english.startswith(
+        f"It is right on 90.00 % of 80 test images (95 % interval 82.0 % to 95.0 %); always answering {NASTY[0]} would "
+        "be right on 55.0 %."
+    )
+    assert english.count(". ") == 1  # two sentences
+    assert re.search("[一-鿿]", chinese) and not re.search("[一-鿿]", english)
+    for word in ("right", "images", "interval", "would"):
+        assert word not in chinese.replace(NASTY[0], "")
+    dot = next(i for i in first.iter(f"{X}i") if i.get("class") == "dot")
+    assert dot.get("style") == "left:90.00%"
+
+
+@pytest.mark.parametrize("language, shown", [("en", "en"), ("zh", "zh")])
+def test_the_page_opens_in_the_language_of_the_terminal(tmp_path, monkeypatch, language, shown):
+    monkeypatch.setenv("VITLAB_LANG", language)
+    _, page = report(tmp_path, result={**RESULT, **MEASURED})
+    checked = [i.get("id") for i in page.iter(f"{X}input") if i.get("checked")]
+    assert checked == [shown]
+    for span in page.iter(f"{X}span"):  # no text in one language has a part in the other
+        if span.get("lang") == "en":
+            assert not re.search("[一-鿿]", "".join(span.itertext()).replace("大熊猫", ""))
+
+
+GOOD = dict(accuracies=[0.7, 0.8, 0.9], forecast=0.95, low=0.92, high=0.97, forecast_labels=400)
+LITTLE = dict(accuracies=[0.89, 0.9, 0.9], forecast=0.902, low=0.9, high=0.91, forecast_labels=400)
+
+
+@pytest.mark.parametrize(
+    "changes, evidence, step",
+    [
+        (dict(majority=0.87), Evidence(), "start"),
+        ({}, Evidence(labels=100, suspects=2), "use"),  # two may be chance
+        ({}, Evidence(labels=100, suspects=3), "clean"),
+        ({}, Evidence(labels=1000, suspects=19), "use"),
+        (dict(stopped_early=True), Evidence(), "longer"),
+        (dict(left_out=[dict(name="lora", title="LoRA", why="no time", for_time=True)]), Evidence(), "longer"),
+        (dict(left_out=[dict(name="lora", title="LoRA", why="all are right", for_time=False)]), Evidence(), "use"),
+        ({}, Evidence(rising=True), "longer"),
+        (dict(learning_curve=GOOD), Evidence(), "label"),
+        (dict(learning_curve=LITTLE), Evidence(), "use"),
+        (dict(interval=[0.7, 0.95]), Evidence(), "measure"),
+        (dict(top1=1.0, interval=[0.95, 1.0], stopped_early=True), Evidence(), "use"),
+    ],
+)
+def test_the_next_step_follows_from_the_evidence(tmp_path, changes, evidence, step):
+    result = {**MEASURED, "interval": [0.86, 0.94], **changes}
+    assert next_step(result, evidence) == step
+    for part in verdict(result, evidence).split("</span>"):  # and can be said, in both languages
+        assert "None" not in part
+
+
+@pytest.mark.parametrize("eps, classes", [(0.1, 2), (0.1, 7), (0.3, 100), (0.0, 5)])
+def test_the_floor_of_a_smoothed_loss_is_the_least_that_cross_entropy_reaches(eps, classes):
+    smoothing = Smoothing(eps, classes)
+    targets = smooth_targets(torch.tensor([1]), classes, eps).double()
+    best = torch.nn.functional.cross_entropy(targets.clamp(min=1e-300).log(), targets)
+    assert smoothing.floor == pytest.approx(float(best), abs=1e-6)
+    assert smoothing.confidence == pytest.approx(float(targets[0, 1]), abs=1e-6)
+    other = torch.randn(50, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    losses = torch.nn.functional.cross_entropy(other, targets.expand(50, -1), reduction="none")
+    assert (losses > smoothing.floor).all()
+
+
+def test_rungs_start_and_smoothing_are_told(tmp_path):
+    rungs = [
+        dict(name="knn", title="k-NN", val_top1=0.6, interval=[0.5, 0.7], images=90, seconds=0.1, kept=False),
+        dict(name="probe", title="linear probe", val_top1=0.8, interval=[0.7, 0.9], images=90, seconds=2, kept=True),
+        dict(name="lora", title="LoRA", val_top1=0.81, interval=[0.7, 0.9], images=90, seconds=75, kept=False),
+    ]
+    start = dict(name="hf-hub:some/weights", why="they are <best>", licence="apache-2.0", expected=12.0)
+    result = {**RESULT, **MEASURED, "rungs": rungs, "start": start}
+    text, page = report(tmp_path, result=result, smoothing=Smoothing(0.1, 2), confidence=0.875)
+    check_page(text)
+    made = section(page, "How it was made")
+    rows = [[all_text(cell) for cell in row] for row in made.iter(f"{X}tr")][1:]
+    assert rows[1] == ["linear probe", "80.00 %", "70.0 % – 90.0 %", "2.0 s", "chosen"]
+    assert [row[4] for row in rows] == ["", "chosen", ""] and rows[2][3] == "1 min 15 s"
+    words = all_text(made)
+    for part in ("hf-hub:some/weights (licence apache-2.0)", "they are <best>", "95 % confidence", "below 0.1985"):
+        assert part in words, part
+    assert "87.5 % confident, and right on 90.0 %" in words
+
+
+def test_label_suspects_are_those_of_the_definition():
+    """Confident learning as its paper writes it down, in loops."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 4, 300)
+    logits = random.normal(0, 1, (300, 4)) + 3 * np.eye(4)[labels]
+    wrong = random.choice(300, 20, replace=False)
+    labels[wrong] = (labels[wrong] + 1) % 4
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    threshold = [np.mean([p[i, j] for i in range(300) if labels[i] == j]) for j in range(4)]
+    expected = set()
+    for i in range(300):
+        sure = [j for j in range(4) if p[i, j] >= threshold[j]]
+        if sure and (best := max(sure, key=lambda j: p[i, j])) != labels[i] and p[i, best] >= 4 * p[i, labels[i]]:
+            expected.add((i, int(labels[i]), best))
+    found = sure_suspects(p, labels)
+    assert {(s.image, s.given, s.suggested) for s in found} == expected
+    assert len({s.image for s in found} & set(wrong.tolist())) >= 12  # and they are mostly the wrong ones
+    margins = [p[s.image, s.given] - np.delete(p[s.image], s.given).max() for s in found]
+    assert margins == sorted(margins)
+    assert sure_suspects(np.full((3, 2), 0.5), np.array([0, 0, 0])) == []  # a class without images is no alternative
+    weak = np.array([[0.4, 0.6], [0.45, 0.55], [0.55, 0.45], [0.6, 0.4]])
+    assert sure_suspects(weak, np.array([0, 1, 0, 1])) == []  # a model that knows little accuses nobody
+
+
+def test_heat_maps_are_those_of_explain():
+    model = vitlab.load("bundled:digits")
+    images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    drawn = heat_maps(model, images, [3, 1, 7])
+    for image, answer, picture in zip(images, [3, 1, 7], drawn, strict=True):
+        heat = vitlab.explain.relevance(model, image[None], answer)[0].numpy()
+        view = views(model, image[None])[0]
+        np.testing.assert_array_equal(picture, overlay(heat, view, side=224))
+    assert heat_maps(vitlab.create("resnet18", classes=2, image_size=32), torch.randn(1, 3, 32, 32), [0]) == []
+
+
+def test_typical_successes_are_right_and_of_middling_confidence():
+    chances = torch.tensor([0.5, 0.9, 0.7, 0.99, 0.6, 0.8])
+    labels, right = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([True, True, True, False, True, True])
+    assert typical_successes(chances, right, labels, most=2) == [2, 4]  # torch's median of two is the lower
+    assert set(typical_successes(chances, right, labels)) == {0, 1, 2, 4, 5}
+
+
+def test_a_gallery_shows_the_map_beside_the_image(tmp_path):
+    with_heat = [replace(picture, heat=np.full((20, 30, 3), 7, np.uint8)) for picture in pictures(2)]
+    text, page = report(tmp_path, mistakes=with_heat, heat="Relevance", suspects=pictures(1))
+    check_page(text)
+    figures = list(section(page, "Worst mistakes").iter(f"{X}figure"))
+    assert [len(list(figure.iter(f"{X}img"))) for figure in figures] == [2, 2]
+    assert "Relevance" in all_text(section(page, "Worst mistakes"))
+    assert section(page, "Labels that may be wrong") is not None

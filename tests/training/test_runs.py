@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from vitlab.cli.runs import runs as command
 from vitlab.training.doctor import check_run
-from vitlab.training.recipe import Recipe, to_toml
+from vitlab.training.recipe import Recipe, to_toml, with_settings
 from vitlab.training.report import plot
 from vitlab.training.runlog import RunLog, to_json
-from vitlab.training.runs import COLUMNS, differences, list_runs, shown, table, to_csv, to_markdown
+from vitlab.training.runs import COLUMNS, differences, list_runs, read_run, shown, table, to_csv, to_markdown
 
 RESULT = dict(top1=0.9875, loss=0.051234, seconds=41.25, images_per_second=3012.4, epochs=3, params=213002, seed=0)
 
@@ -212,7 +213,7 @@ def test_plots_that_cannot_be(notebook, tmp_path, monkeypatch):
 
 def test_the_command(notebook, tmp_path, capsys):
     (notebook / "notes").mkdir()
-    command(notebook, "table", tmp_path / "x.png", "top1", False)
+    command(notebook, "table", tmp_path / "x.png", "top1", False, True)
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["name", "data", "model"] and len(lines) == 6
@@ -240,3 +241,37 @@ def test_doctor_reads_a_log_whose_events_lack_fields(tmp_path):
     events = [{"kind": kind, "step": 1} for kind in ("train", "skip", "doctor", "val")]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert any("1 images could not be read" in message for _, message in check_run(tmp_path))
+
+
+def test_a_terminal_of_80_columns_shows_the_main_numbers_and_what_differs(notebook, capsys, monkeypatch):
+    command(notebook, "table", None, None, False)
+    out = capsys.readouterr().out
+    head = out.splitlines()[0].split("  ")
+    assert 6 <= len([title for title in head if title.strip()]) <= 8
+    above, below = out.split("what differs")
+    varying = differences(list_runs(notebook).runs)
+    assert varying and not any(key in above for key in varying)
+    assert [line.split()[0] for line in below.splitlines()[1:] if line[:1].strip()] == varying
+    monkeypatch.setattr("vitlab.cli.runs.console", lambda: Console(width=80, highlight=False, markup=False))
+    command(notebook, "table", None, None, False)
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80 and "99.00 %" in narrow
+
+
+def test_a_run_on_the_ladder_shows_its_rung_and_its_weights(tmp_path, capsys):
+    recipe = with_settings(Recipe(), ["run.ladder=true", "model.init_from=/far/away/runs/first/best"])
+    for name, kept in (("finished", True), ("stopped", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(to_toml(recipe))
+        events = [dict(kind="start", step=0, steps=0, time=1.0), dict(kind="rung", step=1, name="knn", kept=False)]
+        events += [dict(kind="rung", step=2, name="probe", top1=0.75, kept=True)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        if kept:
+            (folder / "result.json").write_text(json.dumps(dict(top1=0.5, val_top1=0.625, rung="lora", seconds=3.0)))
+    finished, stopped = (read_run(tmp_path / name).main_row() for name in ("finished", "stopped"))
+    assert (finished["rung"], finished["val_top1"], finished["status"]) == ("lora", 0.625, "finished")
+    assert (stopped["rung"], stopped["status"]) == ("probe", "stopped after probe")
+    assert finished["model"] == "first/best"
+    command(tmp_path, "table", None, None, True)
+    assert list(json.loads(capsys.readouterr().out)[0])[: len(COLUMNS)] == list(COLUMNS)  # as before

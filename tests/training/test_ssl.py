@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +12,18 @@ from safetensors.torch import load_file
 from vitlab.checkpoints.load import load, load_with_report
 from vitlab.checkpoints.native import save
 from vitlab.errors import TrainingError
+from vitlab.factory import create
 from vitlab.images.datasets import open_data
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import features, knn_accuracy
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, fit
 from vitlab.training.presets import find_recipe
 from vitlab.training.recipe import read_recipe, with_settings
 from vitlab.training.runlog import RunLog, read_log
 
+DATA = Path(__file__).parent.parent / "data"
 QUICK = {
     "mae": ["model.depth=2", "run.epochs=8", "run.eval_every=8", "optim.warmup_epochs=2"],
     "dino": ["model.depth=2", "run.epochs=4", "run.eval_every=4", "optim.warmup_epochs=1"],
@@ -74,8 +78,13 @@ def test_the_encoder_can_be_fine_tuned_and_judged(method, learned, tmp_path, com
     prefix = {"mae": "encoder.", "dino": "teacher."}[method]
     for key, value in first.state_dict().items():
         assert key.startswith("head.") or torch.equal(value, source[prefix + key]), key
+    data = open_data("digits")
+    bank, queries = (features(first.eval(), ImageSet(part, first.preprocess)) for part in (data.train, data.test))
+    assert knn_accuracy(bank, queries) == pytest.approx(result["top1"], abs=0.003)  # the run's own figure
+    more = [torch.cat(pair) for pair in zip(bank, features(first, ImageSet(data.val, first.preprocess)), strict=True)]
     found = json.loads(command("eval", run / "best", "digits", "--knn", "--probe", "--json").stdout)
-    assert found["knn"] == pytest.approx(result["top1"], abs=0.003) and found["linear_probe"] > found["knn"] - 0.1
+    assert found["knn"] == pytest.approx(knn_accuracy((more[0], more[1]), queries), abs=0.003)  # train and val
+    assert found["linear_probe"] > found["knn"] - 0.1
 
 
 class FirstLosses(Silent):
@@ -120,6 +129,49 @@ def test_a_whole_checkpoint_continues_with_its_loss(learned, tmp_path):
         losses[name] = show.losses[0]
     last = [event["loss"] for event in read_log(run) if event["kind"] == "train"][-1]
     assert losses["continued"] < 1.3 * last and losses["scratch"] > 1.7 * last
+
+
+def test_a_new_decoder_learns_before_the_encoder_and_the_loss_falls_below_a_new_start(tmp_path):
+    """mae_encoder: the encoder alone of 60 epochs. At the same seed its run ends far below one from scratch."""
+    encoder, size = DATA / "mae_encoder", ["model.width=32", "model.heads=2", "model.depth=2"]
+    common = [*size, "run.epochs=5", "run.eval_every=5", "optim.warmup_epochs=1", "run.seed=3"]
+    waits = [f"model.init_from={encoder}", "objective.freeze_encoder_epochs=2"]
+    losses, notes = {}, {}
+    for name, settings in {"scratch": [], "encoder": waits}.items():
+        show = FirstLosses()
+        fit(with_settings(find_recipe("mae_digits")[1], [*common, *settings]), tmp_path / name, show=show)
+        losses[name], notes[name] = np.mean(show.losses[-16:]), show.notes
+    assert losses["encoder"] < 0.93 * losses["scratch"]
+    assert any("frozen for the first 32 steps (2 epochs)" in note for note in notes["encoder"])
+    assert not any("frozen" in note for note in notes["scratch"])
+
+
+@pytest.mark.parametrize(
+    ("method", "freeze", "waits"),
+    [("mae", "none", True), ("mae", "0", False), ("dino", "none", False), ("dino", "0", False), ("dino", "1", True)],
+)
+def test_the_encoder_waits_for_what_is_new_around_it(method, freeze, waits, tmp_path):
+    """MAE's by default for the warm-up, but half of the run at most; DINO's if it is told. The new part never waits."""
+    save(create(f"{method}_digits", **({"stem": "conv"} if method == "dino" else {})), tmp_path / "whole")
+    save(load(tmp_path / "whole", encoder=True), tmp_path / "encoder")
+    settings = ["data.per_class=32", "run.epochs=2", "run.save_every=1", f"objective.freeze_encoder_epochs={freeze}"]
+    recipe = with_settings(find_recipe(f"{method}_digits")[1], [*settings, f"model.init_from={tmp_path / 'encoder'}"])
+    job = prepare(recipe, tmp_path / "job")
+    assert job.objective.frozen_steps == (job.plan.total // 2 if waits else 0)
+    parts = {
+        "encoder": job.objective.trained_encoder(),
+        "new": job.model.decoder if method == "mae" else job.model.student_head,
+    }
+    for parameter in job.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    job.objective.before_update(0)
+    assert all((p.grad is None) == waits for p in parts["encoder"].parameters())
+    assert all(p.grad is not None for p in parts["new"].parameters())
+    whole = prepare(
+        with_settings(recipe, [f"model.init_from={tmp_path / 'whole'}", "objective.freeze_encoder_epochs=none"]),
+        tmp_path / "job",
+    )
+    assert whole.objective.frozen_steps == 0  # nothing around the encoder is new
 
 
 def test_training_continues_from_other_libraries_encoders(tmp_path):

@@ -22,7 +22,6 @@ from vitlab.images.datasets import Data, Dataset
 from vitlab.training import processes
 from vitlab.training.candidates import (
     LEVELS,
-    NAMING,
     AugmentationLevel,
     Facts,
     candidates,
@@ -31,6 +30,7 @@ from vitlab.training.candidates import (
     enough_passes,
     estimate,
     given_keys,
+    names_model,
     level_for,
     longest,
     plan_of,
@@ -110,6 +110,7 @@ def inspect_data(data: Data, source: str, who: processes.Processes) -> tuple[Fac
         alike=len(set(sizes)) == 1,
         in_memory=train.images is not None,
         characters=data.name in CHARACTERS or all(len(name) == 1 for name in data.classes),
+        photos=train.stored is None,
         device=who.device.type,
         cpus=max(1, (os.cpu_count() or 1) // who.world),
         world=who.world,
@@ -152,7 +153,7 @@ def choose(facts: Facts, minutes: float, settings: list[str], measure: Measure) 
     """The largest model that fits, with the strongest augmentation for its number of passes; and the reasons."""
     check(minutes, settings)
     models = candidates(facts, settings)
-    given = bool(given_keys(settings) & NAMING)
+    given = names_model(settings)
     enough = enough_passes(facts, tuned=models[0].init_from is not None)
     most = max(100, 4 * enough)
     speeds: dict[str, Speed] = {}
@@ -228,7 +229,7 @@ def reasons(
     """What was picked and why, a line each."""
     r, a, speed, plan, keys = recipe, recipe.augment, best.speed, plan_of(recipe, facts), given_keys(settings)
     test = f", {facts.test:,} to test" if facts.test else ""
-    colours = "grey" if facts.channels == 1 else "colour"
+    colours = "grey" if facts.channels == 1 else "colour" if facts.photos else f"{facts.channels}-channel"
     lines = [
         f"data: {facts.train:,} {colours} images to train on, {facts.val:,} to validate{test}; {facts.classes} "
         f"classes; {facts.side} px on the shorter side",
@@ -241,9 +242,11 @@ def reasons(
     epochs = "1 epoch" if r.run.epochs == 1 else f"{r.run.epochs} epochs"
     lines.append(f"picked {epochs} of {plan.steps_per_epoch} steps, because {because}")
     level = (
-        best.level.description
-        if not facts.characters
-        else "small shifts only, for more turns one character into another"
+        "small shifts only, for more turns one character into another"
+        if facts.characters
+        else best.level.description
+        if facts.photos
+        else f"{best.level.description} (without RandAugment, which is for colours)"
     )
     changed = " (except what you set)" if any(key.startswith("augment.") for key in keys) else ""
     lines.append(f"picked augmentation: {level}{changed}")

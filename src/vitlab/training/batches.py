@@ -18,14 +18,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlab.errors import ImageError, TrainingError
+from vitlab.errors import DataError, ImageError, TrainingError
 from vitlab.images.augment import Augment
 from vitlab.images.datasets import Dataset as ImageDataset
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import RESAMPLING, Preprocess, normalise
-from vitlab.images.randomness import permutation
+from vitlab.images.randomness import permutation, uniform
+from vitlab.images.sources.dataset import target_kind
 
-ORDER = 1  # coordinate of the draw that shuffles an epoch
+ORDER, BALANCE = 1, 5  # coordinates of the draws that shuffle an epoch, or balance it
 
 T = TypeVar("T")
 CropBox = Callable[[int, tuple[int, int]], np.ndarray]  # position in the batch, (H, W) -> left, top, right, bottom
@@ -44,6 +45,7 @@ class Plan:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
+    balanced: BalancedDraw | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -78,13 +80,47 @@ class Plan:
     def take(self, step: int, micro: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Epoch, sample numbers and repeat numbers of this process's part of a step."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = _order(self.n, self.seed, epoch)
-        repeat = np.zeros(self.n, dtype=np.int64)
+        if self.balanced is None:
+            order, repeat = _order(self.n, self.seed, epoch), np.zeros(self.n, dtype=np.int64)
+        else:
+            order, repeat = self.balanced.epoch(self.seed, epoch)
         if self.repeats > 1:  # each image stands `repeats` times in a row; the epoch stays as long
-            repeat = np.tile(np.arange(self.repeats), -(-self.n // self.repeats))[: self.n]
-            order = np.repeat(order, self.repeats)[: self.n]
+            views = np.tile(np.arange(self.repeats), -(-self.n // self.repeats))[: self.n]
+            order, repeat = (np.repeat(values, self.repeats)[: self.n] for values in (order, repeat))
+            repeat = repeat * self.repeats + views
         start = within * self.per_step + (micro * self.world + self.rank) * self.part
         return epoch, order[start : start + self.part].copy(), repeat[start : start + self.part]
+
+
+class BalancedDraw:
+    """Draws of images in which each group is as likely as any other (data.balance=sampling).
+
+    An epoch has as many draws as there are images: place p of it is an image of a group drawn by (seed, epoch, p).
+    """
+
+    def __init__(self, groups: np.ndarray):
+        """groups (N,): the group of each image, e.g. its class."""
+        _, sizes = np.unique(groups, return_counts=True)
+        self.members = np.argsort(groups, kind="stable")  # of the first group, then of the second, ...
+        self.sizes, self.starts = sizes, np.cumsum(sizes) - sizes
+        self._last: tuple[tuple[int, int], tuple[np.ndarray, np.ndarray]] | None = None
+
+    def epoch(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(n,): the images in order, and how often each was drawn in this epoch before: another view each time."""
+        if self._last is None or self._last[0] != (seed, epoch):
+            self._last = (seed, epoch), self._draw(seed, epoch)
+        return self._last[1]
+
+    def _draw(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        n = len(self.members)
+        draws = uniform(seed, BALANCE, epoch, np.arange(n), count=2)  # (n, 2)
+        group = (draws[:, 0] * len(self.sizes)).astype(np.int64)
+        order = self.members[self.starts[group] + (draws[:, 1] * self.sizes[group]).astype(np.int64)]
+        together = np.argsort(order, kind="stable")  # the draws of one image, in their order
+        _, first, counts = np.unique(order[together], return_index=True, return_counts=True)
+        repeat = np.empty(n, dtype=np.int64)
+        repeat[together] = np.arange(n) - np.repeat(first, counts)
+        return order, repeat
 
 
 @lru_cache(maxsize=2)  # drawn once an epoch: for ImageNet's 1.3 million that takes as long as many a step
@@ -101,12 +137,23 @@ class TrainingBatch:
     views: tuple[Tensor, ...] = ()  # of every image, where it is cut several times; `images` is the first
 
 
+def label_tensor(labels: np.ndarray) -> Tensor:
+    """Class numbers (N,) int64; several labels (N, K), 0 and 1 in float32; numbers (N,) float64."""
+    tensor = torch.from_numpy(np.asarray(labels))
+    return tensor.float() if target_kind(labels) == "labels" else tensor
+
+
 class ImageSet:
-    """A data set as uint8 (B, C, H, W) of the model's size; small sets are resized once and stay in memory."""
+    """A data set as (B, C, H, W) of the model's size, uint8 or stored values in float32; small sets are resized once
+    and stay in memory.
+    """
 
     def __init__(self, data: ImageDataset, preprocess: Preprocess):
         self.data, self.preprocess = data, preprocess.at_one_size()
-        self.labels = torch.from_numpy(np.asarray(data.labels, dtype=np.int64))
+        if data.stored != preprocess.stored:
+            ours, theirs = (kind or "photos" for kind in (data.stored, preprocess.stored))
+            raise DataError(f"the images are {ours}, and the model reads {theirs}. Use a model for such images.")
+        self.labels = label_tensor(data.labels)
         self.in_memory: Tensor | None = None
         if data.images is not None:
             self.in_memory = torch.stack([self._fit(image) for image in data.images])
@@ -116,6 +163,9 @@ class ImageSet:
 
     def _fit(self, image: np.ndarray, box: np.ndarray | None = None, name: str = "the image") -> Tensor:
         """(H, W, C) -> (C, h, w), by the model's own preprocess, or from a random crop."""
+        if self.preprocess.stored is not None:
+            values = self.preprocess.view_stored(image, None if box is None else [int(v) for v in box], name)
+            return torch.from_numpy(values.transpose(2, 0, 1).copy())
         same = image.shape[:2] == self.preprocess.size and image.shape[2] == len(self.preprocess.mean)
         if not same or box is not None:
             pil = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
@@ -135,7 +185,8 @@ class ImageSet:
         """Images, the positions of those that could be read, and the errors of the others by name."""
         if self.in_memory is not None and boxes is None:
             return self.in_memory[torch.from_numpy(indices)], np.arange(len(indices)), {}
-        none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=torch.uint8)
+        dtype = torch.uint8 if self.preprocess.stored is None else torch.float32
+        none = torch.zeros(0, len(self.preprocess.mean), *self.preprocess.size, dtype=dtype)
 
         def fit(position: int, image: np.ndarray, name: str) -> Tensor:
             return self._fit(
@@ -161,7 +212,7 @@ class ImageSet:
         return results, np.array(kept, dtype=np.int64), skipped
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 -> the model's input."""
+        """(B, C, H, W), as `take` gives them -> the model's input."""
         p = self.preprocess
         return normalise(pixels, p.mean, p.std, p.scale)
 
@@ -198,7 +249,7 @@ class BatchDataset(Dataset):
         pixels, kept, skipped = self.image_set.take(indices, boxes)
         indices, repeat = indices[kept], repeat[kept]
         if not len(kept):
-            blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros(1, dtype=torch.int64)
+            blank, unknown = torch.zeros(1, *pixels.shape[1:]), torch.zeros_like(self.image_set.labels[:1])
             return TrainingBatch(blank, unknown, torch.from_numpy(indices), skipped)
         images = self.augment(pixels, indices, seed=self.plan.seed, epoch=epoch, repeat=repeat, cropped=crops)
         numbers = torch.from_numpy(indices)
@@ -224,7 +275,7 @@ class BatchDataset(Dataset):
         numbers = torch.from_numpy(indices)
         if not len(kept):
             views = [torch.zeros(1, len(crops.plain.mean), *size) for size in crops.sizes]
-        labels = self.image_set.labels[numbers] if len(kept) else torch.zeros(1, dtype=torch.int64)
+        labels = self.image_set.labels[numbers] if len(kept) else torch.zeros_like(self.image_set.labels[:1])
         return TrainingBatch(views[0], labels, numbers, skipped, tuple(views))
 
 

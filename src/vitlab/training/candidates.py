@@ -1,12 +1,13 @@
 """What autopick chooses from: small models by size, levels of augmentation, and the longest schedule in a time.
 
-A rung is a grid of patches and a network. Its patch is the largest of 2, 4, 8, 16 whose grid fits into the images at
+A size is a grid of patches and a network. Its patch is the largest of 2, 4, 8, 16 whose grid fits into the images at
 their own size, so that small images get small patches and none is enlarged.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -41,12 +42,13 @@ class Facts:
     alike: bool  # all of one size
     in_memory: bool
     characters: bool  # digits or letters, which have no mirror image
+    photos: bool = True  # 8-bit colours
     device: str = "cpu"
     cpus: int = 2  # for each process
     world: int = 1
 
 
-class Rung(NamedTuple):
+class ModelSize(NamedTuple):
     name: str  # of the model that has this network
     grid: int
     width: int
@@ -55,17 +57,17 @@ class Rung(NamedTuple):
     patch: int  # the largest
 
 
-LADDER = (
-    Rung("vit_digits", grid=4, width=64, depth=4, heads=4, patch=8),
-    Rung("vit_digits", grid=8, width=64, depth=4, heads=4, patch=8),
-    Rung("vit_mnist", grid=4, width=128, depth=6, heads=4, patch=8),
-    Rung("vit_mnist", grid=8, width=128, depth=6, heads=4, patch=8),
-    Rung("vit_cifar", grid=8, width=192, depth=9, heads=6, patch=8),
-    Rung("vit_cifar", grid=12, width=192, depth=9, heads=6, patch=8),
-    Rung("vit_cifar", grid=16, width=192, depth=9, heads=6, patch=8),
-    Rung("vit_tiny", grid=14, width=192, depth=12, heads=3, patch=16),
-    Rung("vit_small", grid=14, width=384, depth=12, heads=6, patch=16),
-    Rung("vit_small", grid=16, width=384, depth=12, heads=6, patch=8),
+SIZES = (
+    ModelSize("vit_digits", grid=4, width=64, depth=4, heads=4, patch=8),
+    ModelSize("vit_digits", grid=8, width=64, depth=4, heads=4, patch=8),
+    ModelSize("vit_mnist", grid=4, width=128, depth=6, heads=4, patch=8),
+    ModelSize("vit_mnist", grid=8, width=128, depth=6, heads=4, patch=8),
+    ModelSize("vit_cifar", grid=8, width=192, depth=9, heads=6, patch=8),
+    ModelSize("vit_cifar", grid=12, width=192, depth=9, heads=6, patch=8),
+    ModelSize("vit_cifar", grid=16, width=192, depth=9, heads=6, patch=8),
+    ModelSize("vit_tiny", grid=14, width=192, depth=12, heads=3, patch=16),
+    ModelSize("vit_small", grid=14, width=384, depth=12, heads=6, patch=16),
+    ModelSize("vit_small", grid=16, width=384, depth=12, heads=6, patch=8),
 )
 
 
@@ -97,7 +99,7 @@ LEVELS = (
         decay=0.3,  # the best on digits
     ),
 )
-NAMING = {"model.name", "model.init_from"}  # settings that say which model
+COLOUR = ("randaugment", "magnitude")  # augmentation that is for photos
 PATCH_DROPOUT = dict(drop_patches=0.5, drop_patches_until=0.65)
 EVALUATION = 0.1  # share of the training time that may go into validation
 SAVE_EVERY = 30  # seconds, about: what a kill may cost
@@ -113,23 +115,29 @@ def level_for(passes: int) -> AugmentationLevel:
     return next(level for level in reversed(LEVELS) if level.passes <= passes)
 
 
-def given_keys(settings: list[str]) -> set[str]:
+def given_keys(settings: Sequence[str]) -> set[str]:
     return {setting.partition("=")[0].strip() for setting in settings}
+
+
+def names_model(settings: Sequence[str]) -> bool:
+    """Whether the settings say which model; model.init_from=none asks for a new one of any kind."""
+    naming = [text for text in settings if given_keys([text]) & {"model.name", "model.init_from"}]
+    return "model.name" in given_keys(naming) or with_settings(Recipe(), naming).model.init_from is not None
 
 
 def candidates(facts: Facts, settings: list[str]) -> list[ModelRecipe]:
     """The models that these images and settings allow, from little work to much; one where the settings name it."""
-    if given_keys(settings) & NAMING:
+    if names_model(settings):
         return [with_settings(Recipe(), settings).model]
     models, refused = [], None
-    for rung in LADDER:
-        model = _model(rung, facts.side)
+    for size in SIZES:
+        model = _model(size, facts.side)
         if model is None:
             continue
         model = with_settings(Recipe(model=model), settings).model
         try:
             models.append((work(model), registry.build_config(model.name, **model.options)[1].image_size, model))
-        except VitlabError as error:  # the settings do not go with this rung
+        except VitlabError as error:  # the settings do not go with this size
             refused = error
     if not models:
         assert refused is not None
@@ -144,14 +152,14 @@ def candidates(facts: Facts, settings: list[str]) -> list[ModelRecipe]:
     return picked
 
 
-def _model(rung: Rung, side: int) -> ModelRecipe | None:
-    fitting = [patch for patch in (16, 8, 4, 2) if patch <= rung.patch and side // patch >= 0.75 * rung.grid]
-    if not fitting and rung is not LADDER[0]:
+def _model(size: ModelSize, side: int) -> ModelRecipe | None:
+    fitting = [patch for patch in (16, 8, 4, 2) if patch <= size.patch and side // patch >= 0.75 * size.grid]
+    if not fitting and size is not SIZES[0]:
         return None
     patch = fitting[0] if fitting else 2  # images below 6 px are enlarged to 8
-    grid = min(rung.grid, side // patch) if fitting else rung.grid
-    options = dict(image_size=grid * patch, patch_size=patch, width=rung.width, depth=rung.depth, heads=rung.heads)
-    return ModelRecipe(rung.name, options={**options, "stem": "conv", "class_token": False, "pooling": "mean"})
+    grid = min(size.grid, side // patch) if fitting else size.grid
+    options = dict(image_size=grid * patch, patch_size=patch, width=size.width, depth=size.depth, heads=size.heads)
+    return ModelRecipe(size.name, options={**options, "stem": "conv", "class_token": False, "pooling": "mean"})
 
 
 def config_of(model: ModelRecipe) -> ViTConfig | None:
@@ -163,7 +171,7 @@ def config_of(model: ModelRecipe) -> ViTConfig | None:
 def work(model: ModelRecipe) -> float:
     """Approximate multiplications of the blocks for one image."""
     c = config_of(model)
-    assert c is not None  # a rung of the ladder
+    assert c is not None  # one of SIZES
     tokens = c.grid[0] * c.grid[1]
     return c.depth * tokens * (2 * c.width * (2 * c.width + c.mlp_hidden) + 2 * tokens * c.width)
 
@@ -202,7 +210,7 @@ def _augment(facts: Facts, config: ViTConfig | None, level: AugmentationLevel) -
     else:
         values |= dict(crop="resized", scale=(0.35, 1.0))
     if not facts.characters:  # RandAugment and mixing turn one character into another
-        values |= level.augment
+        values |= {name: value for name, value in level.augment.items() if facts.photos or name not in COLOUR}
     if config is not None and level.passes == 0 and config.grid[0] * config.grid[1] >= 36:
         values |= PATCH_DROPOUT if config.positions.kind != "relative" else {}
     return values

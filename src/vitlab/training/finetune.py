@@ -5,23 +5,110 @@ A checkpoint that learned without labels (MAE, DINO, CLIP) gives its encoder, un
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
 
 from vitlab.checkpoints.load import load_with_report
 from vitlab.checkpoints.report import Report
-from vitlab.errors import TrainingError, UsageError
+from vitlab.errors import ImageError, TrainingError, UsageError
 from vitlab.factory import create
+from vitlab.images.bands import MEASURED, SCALES, StoredPixels, measure_pixels
+from vitlab.images.datasets import Data, Dataset
+from vitlab.images.preprocess import Preprocess
+from vitlab.images.sources.dataset import TargetKind
 from vitlab.models import registry
 from vitlab.models.base import Network, WrapsEncoder
 from vitlab.models.config import option_paths
 from vitlab.models.entry import Entry
+from vitlab.models.task import CLASSES
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.base import HEAD, check_own_settings
 from vitlab.training.recipe import ModelRecipe, Recipe
 
 N = TypeVar("N", bound=Network)
+OUTPUTS: dict[TargetKind, str] = {"class": "{} classes", "labels": "{} labels", "number": "the number {1}"}
+COLOUR = ("randaugment", "jitter")  # augmentation that is for photos
 SAME_WEIGHTS = ("image_size", "dropout", "attention_dropout", "stochastic_depth", "gradient_checkpointing")
+
+
+def build_for_data(recipe: Recipe, data: Data, tokenizer: Tokenizer | None = None) -> tuple[Network, list[str]]:
+    """The model of a recipe as it reads these images, and notes on how it was made."""
+    fitting = for_pixels(recipe, data)
+    model, notes = build_model(fitting, data.classes, data.train.channels, tokenizer)
+    notes += [
+        f"augment.{name}={value:g} is left out: it is for the colours of photos."
+        for name in COLOUR
+        if (value := getattr(recipe.augment, name)) != getattr(fitting.augment, name)
+    ]
+    return model, [*notes, *fit_pixels(model, data, recipe.model)]
+
+
+def for_pixels(recipe: Recipe, data: Data) -> Recipe:
+    """The recipe for images that are no photos: the model reads their channels, unless the recipe states others, and
+    nothing changes colours.
+    """
+    if data.train.stored is None:
+        return recipe
+    options = {"channels": data.train.channels, **recipe.model.options}
+    augment = replace(recipe.augment, randaugment=0, jitter=0.0)
+    return replace(recipe, model=replace(recipe.model, options=options), augment=augment)
+
+
+def fit_pixels(model: Network, data: Data, recipe: ModelRecipe) -> list[str]:
+    """Let a model read images that are no photos: by mean and std of the training images, unless it knows such images
+    already. Sizes and crops stay as the weights were trained. Returns notes.
+    """
+    stored, before = data.train.stored, model.preprocess
+    if stored is None:
+        if before is None or before.stored is not None:
+            reads = before.stored if before is not None else f"{model.config.channels} channels"
+            raise TrainingError(
+                f"the images are photos, and the model reads {reads}: use model.channels=1 or 3, and other weights if "
+                "it starts from some."
+            )
+        return []
+    if model.config.channels != stored.channels:
+        raise TrainingError(
+            f"the images have {stored.channels} channels and the model reads {model.config.channels}: leave "
+            "model.channels out."
+        )
+    if before is not None and before.stored == stored:
+        return []
+    if before is not None and before.stored is not None:
+        raise TrainingError(
+            f"the images hold {stored}, and the weights were trained on {before.stored}. Convert the images, or start "
+            "from other weights."
+        )
+    scale = SCALES[stored.kind]
+    mean, std = measure_pixels(_readable(data.train), stored.channels, scale)
+    notes = [f"channel {c + 1} has one value in all images, so it tells nothing." for c in np.flatnonzero(std == 0)]
+    values = {
+        "mean": tuple(mean.tolist()),
+        "std": tuple(np.where(std > 0, std, 1.0).tolist()),
+        "scale": scale,
+        "pixels": stored.kind,
+    }
+    if before is None and recipe.init_from is not None:  # no photo has so many channels, but the photos' size stays
+        before = load_with_report(recipe.init_from, encoder=True)[0].preprocess
+        before = None if before is None else before.with_size(model.config.image_size)
+    size = model.config.image_size
+    model.preprocess = Preprocess(size, **values) if before is None else replace(before, **values)
+    shown = "; ".join(f"{m / scale:.4g} ± {s / scale:.4g}" for m, s in zip(mean, std, strict=True))
+    return [*notes, f"mean and std of each channel, measured on the training images: {shown}"]
+
+
+def _readable(train: Dataset) -> Iterator[np.ndarray]:
+    """Up to MEASURED images, spread evenly, of those that can be read."""
+    for index in np.unique(np.linspace(0, len(train) - 1, min(len(train), MEASURED)).astype(int)):
+        with suppress(ImageError):  # counted when the images are read to learn from
+            array = train.read(int(index))
+            if StoredPixels(str(array.dtype), array.shape[2]) == train.stored:
+                yield array
 
 
 def build_model(
@@ -38,8 +125,10 @@ def build_model(
     return model, [*notes, *(method.add_adapters(m, model) if m.lora else [])]
 
 
-def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> tuple[Network, list[str]]:
-    """A model with a head for these classes."""
+def build_classifier(
+    recipe: ModelRecipe, classes: list[str], channels: int, kind: TargetKind = "class"
+) -> tuple[Network, list[str]]:
+    """A model with a head for these classes, labels, or this number."""
     notes: list[str] = []
     if recipe.init_from is None:
         family = registry.find(recipe.name)[0].family
@@ -49,21 +138,23 @@ def build_classifier(recipe: ModelRecipe, classes: list[str], channels: int) -> 
     else:
         model, report = load_with_report(recipe.init_from, encoder=True, **recipe.options)
         notes += report.notes
-        same_count = model.config.classes == len(classes)
-        if model.labels == classes or (model.labels is None and same_count):
-            notes.append(f"started from {recipe.init_from}, with its head for the same {len(classes)} classes.")
+        same_count, what = model.config.classes == len(classes), OUTPUTS[kind].format(len(classes), classes[0])
+        unnamed = model.labels is None and same_count and kind == "class"
+        if model.task.kind == kind and (model.labels == classes or unnamed):
+            notes.append(f"started from {recipe.init_from}, with its head for the same {what.removeprefix('the ')}.")
         else:
             options = {**recipe.options, "classes": len(classes)}
             model, report = load_with_report(recipe.init_from, encoder=True, **options)
             if same_count:
                 model.reset_classifier(len(classes))  # as many classes, but others
-            notes.append(f"started from {recipe.init_from}, with a new head for {len(classes)} classes.")
+            model.task = CLASSES  # the objective says what the new head's outputs mean
+            notes.append(f"started from {recipe.init_from}, with a new head for {what}.")
         notes += resized_notes(report)
     if model.config.classes != len(classes):
         raise TrainingError(
             f"the model has {model.config.classes} classes but the data have {len(classes)}: leave model.classes out."
         )
-    check_channels(model)
+    check_channels(model, channels)
     model.labels = list(classes)
     if recipe.freeze == "encoder":
         for name, parameter in model.named_parameters():
@@ -89,7 +180,7 @@ def build_pretraining_model(
             f"objective.name={family} teaches a model of the family {family}, but {recipe.init_from or recipe.name} is "
             f"of {model.family}: model.name={example}, for instance."
         )
-    check_channels(model)
+    check_channels(model, channels)
     return model, notes
 
 
@@ -142,8 +233,9 @@ def resized_notes(report: Report) -> list[str]:
     return [f"{row.ours} resized {row.note}." for row in report.rows if row.status == "resized"]
 
 
-def check_channels(model: Network) -> None:
-    if model.preprocess is None:
+def check_channels(model: Network, channels: int) -> None:
+    """`channels`: of the images. A model without a preprocess is fitted to images of as many channels, if at all."""
+    if model.preprocess is None and (model.config.channels != channels or channels in (1, 3)):
         raise TrainingError(
             f"a model of {model.config.channels} channels cannot read images: use model.channels=1 or 3."
         )

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
-import platform
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from safetensors.torch import save_file
 
 from vitlab.checkpoints import native
 from vitlab.checkpoints.load import load
-from vitlab.images.datasets import Captioned
-from vitlab.models.base import Card
+from vitlab.images.datasets import Dataset
+from vitlab.models.base import Card, Network
+from vitlab.training import targets
 from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import Scores
 from vitlab.training.job import TrainingJob
-from vitlab.training.recipe import to_toml
-from vitlab.training.report import GalleryItem, RunReport, write_report
+from vitlab.training.objectives.base import AnyScores
 from vitlab.training.retrieval import Retrieval
-from vitlab.training.runlog import RunLog, read_log, to_json
+from vitlab.training.run_report import FinishedRun, write_run_report
+from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.state import Progress, explain_failed_save, save_best
+from vitlab.training.target_scores import TargetScores
+from vitlab.training.uncertainty import accuracy, majority
 from vitlab.training.unreadable import note_skipped
-from vitlab.version import __version__
+
+ANSWERS = "answers.safetensors"
 
 
 def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
     """Evaluate the best model on the test split, once; write result.json and the report."""
+    split = "test" if job.data.test is not None else "val"
+    best, scores, result = _evaluate_best(job, progress, log, split)
+    if job.who.first:
+        fewer = job.recipe.model.reducer
+        started = "" if job.recipe.model.init_from is None else f", from {job.recipe.model.init_from}"
+        source = f"vitlab train, {job.data.name}{started}{'' if fewer is None else f', with {fewer}'}"
+        best.card = trained_card(best, source, card_metrics(split, result, scores))
+        save_best(job.run, best)
+        write_result(job.run, result, log, progress.step)
+        image_set = ImageSet(_split(job, split), best.require_preprocess())
+        taught = job.recipe if job.recipe.objective.name == "supervised" else None
+        parts = (job.run, job.recipe, job.data, best, scores, image_set, result)
+        write_run_report(FinishedRun(*parts, trained_by=taught))
+    progress.finished = True
+    job.save(progress)
+    return result
+
+
+def finish_rung(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str, Any]:
+    """The end of a run that is part of a larger one: its answers to the validation split; test stays unseen."""
+    _, scores, result = _evaluate_best(job, progress, log, "val")
+    assert not isinstance(scores, Retrieval)
+    if job.who.first:
+        save_answers(job.run, scores)
+        write_result(job.run, result, log, progress.step)
+    progress.finished = True
+    job.save(progress)
+    return result
+
+
+def _evaluate_best(
+    job: TrainingJob, progress: Progress, log: RunLog | None, split: str
+) -> tuple[Network, AnyScores, dict[str, Any]]:
     job.who.wait()
     best = load(job.run / "best").to(job.who.device)
-    split = "test" if job.data.test is not None else "val"
-    image_set = ImageSet(job.data.test or job.data.val, best.preprocess)
-    scores = job.objective.evaluate(best, image_set, final=True)
+    scores = job.objective.evaluate(best, ImageSet(_split(job, split), best.preprocess), final=True)
     note_skipped(scores.skipped, progress, log, progress.step)
     result = {
         "split": split,
         "objective": job.recipe.objective.name,
         "judged_by": job.objective.metric,
         **job.objective.results(scores),
-        "val_top1": progress.best_top1,
+        **certainty(scores, _split(job, split), job.data.train),
+        f"val_{scores.metric.lower() if isinstance(scores, TargetScores) else 'top1'}": progress.best_top1,
         "best_epoch": progress.best_epoch + 1,
         "epochs": job.recipe.run.epochs,
         "steps": progress.step,
@@ -48,67 +83,53 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         "seed": job.recipe.run.seed,
         "unreadable": len(progress.skipped),
     }
-    if job.who.first:
-        measured = f"{split}_{job.objective.metric.lower().replace('-', '').replace(' ', '_')}"  # test_knn_top1
-        fewer = job.recipe.model.reducer
-        source = f"vitlab train, {job.data.name}{'' if fewer is None else f', with {fewer}'}"
-        best.card = Card(job.recipe.model.name, source, None, {measured: result["top1"]})
-        save_best(job.run, best)
-        with explain_failed_save(job.run):
-            native.write_text(job.run / "result.json", to_json(result))
-        if log is not None:
-            log.write("result", progress.step, **result)
-        write_run_report(job, scores, image_set, result)
-    progress.finished = True
-    job.save(progress)
-    return result
+    return best, scores, result
 
 
-def write_run_report(job: TrainingJob, scores: Scores | Retrieval, image_set: ImageSet, result: dict[str, Any]) -> None:
-    """report.html, with the mistakes the model was surest of and the first images as samples."""
+def certainty(scores: AnyScores, evaluated: Dataset, train: Dataset) -> dict[str, Any]:
+    """For result.json: the 95 % interval of the score, the images behind it, and of classes the majority baseline."""
     if isinstance(scores, Retrieval):
-        assert isinstance(image_set.data, Captioned)
-        captions = image_set.data.captions
-        chances, answers = scores.nearest()
-        names, own = captions.everything(), lambda index: captions[index][0]
-        right = scores.owner[answers] == torch.arange(len(answers))
-    else:
-        chances, answers = scores.logits.softmax(dim=1).max(dim=1)
-        names, own = job.data.classes, lambda index: job.data.classes[int(scores.labels[index])]
-        right = answers == scores.labels
-    wrong = (~right & scores.read).nonzero()[:, 0]
-    worst = wrong[chances[wrong].argsort(descending=True)][:24].tolist()
-
-    def shown(index: int) -> GalleryItem:
-        pixels, _, _ = image_set.take(np.array([index]))
-        taken_for = names[int(answers[index])]
-        return GalleryItem(
-            image=pixels[0].permute(1, 2, 0).numpy(),
-            truth=taken_for if right[index] else own(index),  # of an image's captions any is right
-            predicted=taken_for,
-            confidence=float(chances[index]),
-            name=image_set.data.name_of(index),
-        )
-
-    samples = scores.read.nonzero()[:24, 0].tolist()
-    report = RunReport(
-        log=read_log(job.run),
-        recipe_text=to_toml(job.recipe),
-        result=result,
-        classes=job.data.classes,
-        confusion=None if isinstance(scores, Retrieval) else scores.confusion(),
-        mistakes=[shown(i) for i in worst],
-        samples=[shown(i) for i in samples],
-        environment=environment(),
-    )
-    write_report(job.run, report)
+        return {}
+    if isinstance(scores, TargetScores):
+        return {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
+    read = scores.read.numpy()
+    groups = None if evaluated.groups is None else evaluated.groups[read]
+    measured = accuracy((scores.predicted == scores.labels)[scores.read], groups)
+    known = {"majority": majority(train.labels, scores.labels[scores.read].numpy())} if len(train) else {}
+    return {"interval": [measured.low, measured.high], "images": measured.images, **known}
 
 
-def environment() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "vitlab": __version__,
-        "system": platform.platform(),
-        "threads": str(torch.get_num_threads()),
-    }
+def _split(job: TrainingJob, split: str) -> Dataset:
+    return job.data.val if split == "val" or job.data.test is None else job.data.test
+
+
+def metric_name(split: str, metric: str) -> str:
+    """The key of a metric in a model's card: test_knn_top1"""
+    return f"{split}_{metric.lower().replace('-', '').replace(' ', '_')}"
+
+
+def trained_card(model: Network, source: str, metrics: dict[str, float]) -> Card:
+    """The card of a trained model; its name and licence are those of the weights that it started from."""
+    started = model.card or Card()
+    return Card(started.name or model.family, source, started.licence, metrics)
+
+
+def card_metrics(split: str, result: dict[str, Any], scores: AnyScores) -> dict[str, float]:
+    """The metrics of a model's card."""
+    if isinstance(scores, TargetScores):
+        return {metric_name(split, name): value for name, value in scores.numbers().items() if name != "loss"}
+    return {metric_name(split, result["judged_by"]): result["top1"]}
+
+
+def save_answers(run: Path, scores: Scores | TargetScores) -> None:
+    """The outputs for the validation images, beside the model that gave them."""
+    logits = scores.outputs if isinstance(scores, TargetScores) else scores.logits
+    with explain_failed_save(run):
+        native.write_whole(run / ANSWERS, lambda path: save_file({"logits": logits, "read": scores.read}, path))
+
+
+def write_result(run: Path, result: dict[str, Any], log: RunLog | None, step: int) -> None:
+    with explain_failed_save(run):
+        native.write_text(run / "result.json", to_json(result))
+    if log is not None:
+        log.write("result", step, **result)

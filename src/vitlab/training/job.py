@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vitlab.errors import TrainingError
-from vitlab.images.datasets import Data, open_data
+from vitlab.images.datasets import Data, FileOptions, TargetColumns, kind_of, open_data
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import torch_seed
+from vitlab.images.sources.dataset import KIND_NAMES, TargetKind
+from vitlab.images.sources.splits import strata
 from vitlab.models.base import Network
 from vitlab.training import processes
-from vitlab.training.batches import BatchDataset, ImageSet, Plan
+from vitlab.training.batches import BalancedDraw, BatchDataset, ImageSet, Plan
 from vitlab.training.doctor import check_half
-from vitlab.training.finetune import build_model
+from vitlab.training.features import Count
+from vitlab.training.finetune import build_for_data, for_pixels
 from vitlab.training.labels import differing
-from vitlab.training.objectives import objective_class
+from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.objectives.base import Objective
-from vitlab.training.optim import Optimisers
+from vitlab.training.optim import LONGEST_WARMUP, Optimisers, warmup_steps
 from vitlab.training.recipe import Recipe
 from vitlab.training.sharding import full_model, gather, load, shard
 from vitlab.training.state import Progress, Saved, save_best, save_best_adapter, save_last
 
+OBJECTIVE_FOR: dict[TargetKind, str] = {"class": DEFAULT, "labels": "multilabel", "number": "regression"}
 MODEL = 2  # coordinate of the random numbers of a model: initial weights, dropout, stochastic depth
 
 
@@ -122,15 +126,45 @@ def data_of(recipe: Recipe) -> Data:
         per_class=d.per_class,
         fraction=d.fraction,
         captions=captions,
+        columns=columns_of(recipe),
         allow_cut=d.allow_cut,
         allow_outside=d.allow_outside,
+        apply=d.apply,
+        files=FileOptions(d.pixels, d.channels, d.group),
     )
     if data.captioned and not captions:
         raise TrainingError(
             f"{d.source} has captions and no classes, which objective.name={recipe.objective.name} needs. To learn "
             f"from captions: vitlab train clip_folder data.source={d.source}"
         )
+    check_kind(recipe, data)
     return data
+
+
+def columns_of(recipe: Recipe) -> TargetColumns:
+    d = recipe.data
+    return TargetColumns(d.label, d.labels, d.target)
+
+
+def check_kind(recipe: Recipe, data: Data) -> None:
+    """Refuse data of which the objective cannot learn."""
+    method = objective_class(recipe.objective.name)
+    if data.captioned or method.learns == data.kind:
+        return
+    raise TrainingError(
+        f"{recipe.data.source} has {KIND_NAMES[data.kind]}, which objective.name={recipe.objective.name} does not "
+        f"learn: objective.name={OBJECTIVE_FOR[data.kind]}"
+    )
+
+
+def suited_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with the objective for the labels of its data, where it names none: a table may have several labels an
+    image, or a number.
+    """
+    if recipe.objective.name != DEFAULT:
+        return recipe
+    name = OBJECTIVE_FOR[kind_of(recipe.data.source, columns_of(recipe))]
+    return replace(recipe, objective=replace(recipe.objective, name=name))
 
 
 def open_once(recipe: Recipe, who: processes.Processes) -> Data:
@@ -150,15 +184,20 @@ def steps_of(recipe: Recipe, data: Data, pre: Preprocess, rank: int = 0, world: 
         rank=rank,
         world=world,
     )
+    if recipe.data.balance == "sampling":
+        plan = replace(plan, balanced=BalancedDraw(strata(data.train.labels)))
     return BatchDataset(
         ImageSet(data.train, pre), plan, objective_class(recipe.objective.name).augmentation(recipe, pre)
     )
 
 
-def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None) -> TrainingJob:
+def prepare(
+    recipe: Recipe, run: Path, data: Data | None = None, saved: Path | None = None, count: Count | None = None
+) -> TrainingJob:
     """Build a job; `data` are those of the recipe, where they are open already.
 
-    `saved`: the save that the run continues from, which holds its tokenizer.
+    `saved`: the save that the run continues from, which holds its tokenizer. `count` shows progress of what is computed
+    of the images beforehand.
     """
     who = processes.start(recipe.run.device)
     check_half(recipe.run.amp, who.device)
@@ -166,10 +205,11 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
     torch.manual_seed(torch_seed(recipe.run.seed, MODEL))  # initial weights
     method = objective_class(recipe.objective.name)
     tokenizer = method.tokenizer(recipe, data, run, who, saved)
-    model, notes = build_model(recipe, data.classes, data.train.channels, tokenizer)
+    model, notes = build_for_data(recipe, data, tokenizer)
+    method.set_task(model, data)
     model.to(who.device).train()
     assert model.preprocess is not None  # check_channels
-    steps = steps_of(recipe, data, model.preprocess, who.rank, who.world)
+    steps = steps_of(for_pixels(recipe, data), data, model.preprocess, who.rank, who.world)
     decay, sharding = recipe.optim.ema, recipe.run.sharding
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
     if sharding == "fsdp" and who.world > 1:
@@ -185,6 +225,13 @@ def prepare(recipe: Recipe, run: Path, data: Data | None = None, saved: Path | N
     forward = torch.compile(forward) if recipe.run.compile else forward
     if who.world > 1 and sharding == "none":
         forward = DistributedDataParallel(forward, device_ids=[who.device.index] if who.device.type == "cuda" else None)
+    wanted, given = warmup_steps(recipe.optim, steps.plan.steps_per_epoch, steps.plan.total)
+    if given < wanted:
+        notes.append(
+            f"the warm-up takes {given} of the {steps.plan.total} steps of this run, not the {wanted} of the recipe: "
+            f"{LONGEST_WARMUP:.0%} at most, so that there is time to learn."
+        )
+    steps = objective.batches(steps, count)
     objective.begin_run(saved)
     return TrainingJob(
         recipe=recipe,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from vitlab.training.batchnorm import share_statistics, update_average
 from vitlab.training.finish import finish
 from vitlab.training.job import MODEL, TrainingJob, prepare
 from vitlab.training.objectives.base import MicroStep
-from vitlab.training.optim import lr_factor
+from vitlab.training.optim import has_gradients, lr_factor, warmup_steps
 from vitlab.training.recipe import Recipe, difference, read_recipe, to_tables, to_toml
 from vitlab.training.runlog import RunLog, read_log
 from vitlab.training.runs import read_result
@@ -48,8 +48,11 @@ from vitlab.training.state import (
     read_save,
     recover,
 )
+from vitlab.training.target_scores import TargetScores, headline
 from vitlab.training.timelimit import TimeLimit
 from vitlab.training.unreadable import check_skipped, none_readable, note_skipped
+
+Finishing = Callable[[TrainingJob, Progress, RunLog | None], dict[str, Any]]
 
 
 class Show(Protocol):
@@ -57,6 +60,7 @@ class Show(Protocol):
 
     def start(self, done: int, total: int) -> None: ...
     def step(self, done: int, numbers: dict[str, float]) -> None: ...
+    def count(self, what: str, done: int, total: int) -> None: ...  # images, outside of training steps
     def note(self, text: str) -> None: ...
 
 
@@ -66,6 +70,7 @@ class Silent:
 
     def start(self, done: int, total: int) -> None: ...
     def step(self, done: int, numbers: dict[str, float]) -> None: ...
+    def count(self, what: str, done: int, total: int) -> None: ...
     def note(self, text: str) -> None:
         self.notes.append(text)
 
@@ -95,6 +100,17 @@ class TrainingSession:
         check_skipped(self.progress.skipped, self.job.recipe.data.max_unreadable, "data.max_unreadable", more)
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """How a run begins: the arguments of `fit`."""
+
+    resume: bool = False
+    changed: bool = False
+    data: Data | None = None
+    notes: Sequence[str] = ()
+    since: float = field(default_factory=time.perf_counter)
+
+
 class Stopped(Exception):  # noqa: N818  (nothing went wrong)
     """SIGTERM or Ctrl-C: the run was saved and can be resumed."""
 
@@ -115,17 +131,27 @@ def fit(
     `changed`: even if the recipe differs from the saved one. `data` are those of the recipe, where they are open
     already; `notes` go into the log; run.minutes count from `since` (time.perf_counter(); default: now).
     """
-    show, since = show or Silent(), time.perf_counter() if since is None else since
-    if resume:
+    try:
+        begin = Beginning(resume, changed, data, notes, time.perf_counter() if since is None else since)
+        return fit_part(recipe, run, begin, show=show or Silent(), finishing=finish)
+    finally:
+        processes.stop()
+
+
+def fit_part(recipe: Recipe, run: Path, begin: Beginning, *, show: Show, finishing: Finishing) -> dict[str, Any]:
+    """`fit` as a part of something larger: `finishing` says what is done with the best model, and the processes of
+    torchrun stay together.
+    """
+    if begin.resume:
         check_is_run(run)
     else:
         check_place(run)
     try:
         with run_lock.hold(run, show.note):
             saved = None
-            if resume:
-                recipe = check_resume(recipe, run, changed)
-                saved = choose_save(recipe, run, changed, show)
+            if begin.resume:
+                recipe = check_resume(recipe, run, begin.changed)
+                saved = choose_save(recipe, run, begin.changed, show)
                 if saved is not None and saved.progress.finished:
                     show.note(f"{run} is finished: nothing to resume.")
                     return read_result(run)
@@ -133,31 +159,21 @@ def fit(
                 raise TrainingError(
                     f"{run} holds a run already: --resume {run} continues it, run.dir=... makes another."
                 )
-            return _fit(recipe, run, saved, changed=changed, show=show, data=data, notes=notes, since=since)
+            return _fit(recipe, run, saved, begin, show, finishing)
     except torch.OutOfMemoryError as error:
         less = "data.batch_size, with optim.accumulate to make up for it; run.amp=bf16; or a smaller model"
         raise TrainingError(f"the device's memory is too small ({error}). Use less of it: a smaller {less}.") from None
-    finally:
-        processes.stop()
 
 
 def _fit(
-    recipe: Recipe,
-    run: Path,
-    saved: Saved | None,
-    *,
-    changed: bool,
-    show: Show,
-    data: Data | None,
-    notes: Sequence[str],
-    since: float,
+    recipe: Recipe, run: Path, saved: Saved | None, begin: Beginning, show: Show, finishing: Finishing
 ) -> dict[str, Any]:
     """A function of its own, so that the job is gone before its processes leave their group: see `processes.stop`."""
-    job = prepare(recipe, run, data, None if saved is None else saved.folder)
-    progress = job.restore(saved, changed) if saved is not None else Progress()
+    job = prepare(recipe, run, begin.data, None if saved is None else saved.folder, show.count)
+    progress = job.restore(saved, begin.changed) if saved is not None else Progress()
     session = TrainingSession(job, progress, show)
     if job.who.first:
-        if changed or not (run / "recipe.toml").exists():
+        if begin.changed or not (run / "recipe.toml").exists():
             native.write_text(run / "recipe.toml", to_toml(recipe))
         job.recipe_digest = file_digest(run / "recipe.toml")
         session.log = RunLog(
@@ -169,16 +185,17 @@ def _fit(
             start_step=progress.step,
         )
         session.log.write("start", progress.step, steps=job.plan.total)
-        for note in notes:
+        opened = job.data.notes if begin.data is None and saved is None else []  # else who opened the data has said it
+        for note in (*opened, *begin.notes):
             session.log.write("note", progress.step, text=note)
     for note in job.notes:
         show.note(note)
     try:
-        if saved is not None and changed:
+        if saved is not None and begin.changed:
             job.save(progress)  # with the new recipe: a kill before the next save does not lose it
-        train(session, since)
-        result = finish(job, progress, session.log)
-        score = f"{result['split']} {result['judged_by']} {result['top1']:.2%}"
+        train(session, begin.since)
+        result = finishing(job, progress, session.log)
+        score = f"{result['split']} {headline(result, result['judged_by'])}"
         show.note(f"{score}, by the model of epoch {result['best_epoch']}")
         if result["unreadable"]:
             show.note(f"{result['unreadable']} images could not be read: {run / 'log.jsonl'} names them.")
@@ -241,7 +258,7 @@ def train(session: TrainingSession, since: float) -> None:
     """To the last step, or until run.minutes after `since` leave no time for another."""
     job, progress, log, show = session.job, session.progress, session.log, session.show
     recipe, plan, o = job.recipe, job.plan, job.recipe.optim
-    warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
+    _, warmup = warmup_steps(o, plan.steps_per_epoch, plan.total)
     save_every = recipe.run.save_every or plan.steps_per_epoch
     limit = TimeLimit(job, since, progress.seconds) if recipe.run.minutes else None
     clock = time.perf_counter() - progress.seconds
@@ -321,11 +338,12 @@ def update(session: TrainingSession, step: int) -> float:
     """One step of the optimisers and of the running average; returns the gradient's norm before clipping."""
     job, scaler = session.job, session.scaler
     job.objective.before_update(step)
-    for part in job.optimisers.parts:
+    parts = [part for part in job.optimisers.parts if has_gradients(part)]
+    for part in parts:
         scaler.unscale_(part)
     trained = [p for p in job.model.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(trained, job.recipe.optim.clip or float("inf"))
-    for part in job.optimisers.parts:
+    for part in parts:
         scaler.step(part)
     scaler.update()
     share_statistics(job.model, job.who)
@@ -340,18 +358,22 @@ def validate(session: TrainingSession, epoch: int) -> None:
     job, progress, log, show = session.job, session.progress, session.log, session.show
     scores = job.objective.evaluate(job.evaluated_model, job.val)
     session.note_skipped(scores.skipped, progress.step)
+    scores = job.objective.after_validation(job.evaluated_model, scores)
     rank, numbers = job.objective.rank(scores, job.evaluated_model, job.val)
-    numbers = {"top1": scores.top(1), "loss": scores.loss(), **numbers}
-    others = ", ".join(f"{key} {value:.4f}" for key, value in numbers.items() if key != "top1")
+    if isinstance(scores, TargetScores):
+        numbers, value, shown = {**scores.numbers(), **numbers}, scores.value, set(scores.numbers()) - {"loss"}
+    else:
+        numbers, value, shown = {"top1": scores.top(1), "loss": scores.loss(), **numbers}, scores.top(1), {"top1"}
+    others = ", ".join(f"{key} {number:.4f}" for key, number in numbers.items() if key not in shown)
     epochs = f"epoch {epoch + 1} of {job.recipe.run.epochs}"
-    show.note(f"{epochs}: val {job.objective.metric} {numbers['top1']:.2%}, {others}")
+    show.note(f"{epochs}: val {headline(numbers, job.objective.metric)}, {others}")
     if log is not None:
         log.write("val", progress.step, epoch=epoch, **numbers)
         for finding in job.objective.diagnose([event for event in read_log(job.run) if event["kind"] == "train"]):
             log.write("doctor", progress.step, text=f"{finding.message} {finding.remedy}")
             show.note(f"doctor: {finding.message} {finding.remedy}")
     if progress.best_rank is None or rank > progress.best_rank:
-        progress.best_rank, progress.best_top1, progress.best_epoch = rank, numbers["top1"], epoch
+        progress.best_rank, progress.best_top1, progress.best_epoch = rank, value, epoch
         job.save_best()
 
 

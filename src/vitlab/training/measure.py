@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -14,16 +19,20 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from vitlab.checkpoints.native import write_text
 from vitlab.images.datasets import Data, Dataset, subset
+from vitlab.images.sources.download import cache_dir
 from vitlab.training import processes
 from vitlab.training.batches import ImageSet, TrainingBatch
 from vitlab.training.job import prepare
 from vitlab.training.loop import Silent, TrainingSession, backward, update
-from vitlab.training.recipe import Recipe
+from vitlab.training.recipe import Recipe, to_tables
+from vitlab.training.runlog import from_json, to_json
 from vitlab.training.state import Progress
 
 READING = 0.25  # seconds of reading images, about, each time it is measured
 SAMPLE_SIZE = (8, 256)  # least and most images that are read for it
+TIMINGS, KEPT = "timings.json", 200  # in the cache: the last measurements
 
 
 @dataclass(frozen=True)
@@ -47,11 +56,22 @@ class SpeedMeter:
     data: Data
     read: float
     since: float
+    weights: str | None = None  # what to remember model.init_from by, where that is a copy
 
     def __call__(self, recipe: Recipe, patience: float = 0.0) -> Speed:
-        """A few steps; or steps for `patience` seconds, which shows the load of other processes."""
+        """A few steps; or steps for `patience` seconds, which shows the load of other processes.
+
+        Without patience, what was measured for the same recipe on this machine before is taken again.
+        """
+        same = replace(recipe, model=replace(recipe.model, init_from=self.weights or recipe.model.init_from))
+        key = timing_key(same, len(self.data.classes), self.data.train.channels)
+        known = None if patience else processes.start(recipe.run.device).from_first(lambda: remembered(key))
+        if known is not None:
+            return replace(known, spent=time.perf_counter() - self.since)
         with TemporaryDirectory() as folder:
-            return self._measure(recipe, Path(folder), patience)
+            speed = self._measure(recipe, Path(folder), patience)
+        remember(key, speed)
+        return speed
 
     def _measure(self, recipe: Recipe, folder: Path, patience: float) -> Speed:
         world = processes.start(recipe.run.device).world
@@ -94,6 +114,39 @@ class SpeedMeter:
         least, most = SAMPLE_SIZE
         count = min(len(dataset), max(least, parts, min(most, int(READING / max(self.read, 1e-9)))))
         return subset(dataset, np.linspace(0, len(dataset) - 1, count).astype(np.int64))
+
+
+def timing_key(recipe: Recipe, classes: int, channels: int) -> str:
+    """Equal for recipes whose steps take equally long, on machines that are alike."""
+    tables = to_tables(recipe)
+    about = {group: tables[group] for group in ("augment", "model", "objective", "optim")}
+    about["run"] = {name: tables["run"][name] for name in ("amp", "compile", "device", "sharding")}
+    about["data"] = {name: tables["data"][name] for name in ("source", "batch_size", "repeats")}
+    threads = torch.get_num_threads()
+    machine = [platform.node(), platform.processor(), os.cpu_count(), threads, torch.__version__]
+    text = json.dumps([about, classes, channels, machine], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def remembered(key: str) -> Speed | None:
+    try:
+        values = from_json((cache_dir() / TIMINGS).read_bytes())[key]
+        return Speed(**{field.name: values[field.name] for field in fields(Speed)})
+    except (OSError, ValueError, KeyError, TypeError):  # it can always be measured again
+        return None
+
+
+def remember(key: str, speed: Speed) -> None:
+    """Keep a measurement, with the last ones before it."""
+    path = cache_dir() / TIMINGS
+    with suppress(OSError):
+        try:
+            values = from_json(path.read_bytes())
+        except (OSError, ValueError):
+            values = {}
+        values = {**(values if isinstance(values, dict) else {}), key: asdict(speed)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, to_json(dict(list(values.items())[-KEPT:])))
 
 
 def median_seconds(call: Callable[[], object], times: int = 3, patience: float = 1.0) -> float:

@@ -21,12 +21,19 @@ from vitlab.errors import TrainingError
 from vitlab.training.recipe import OptimRecipe
 from vitlab.training.sharding import full_tensor, share_like
 
+LONGEST_WARMUP = 0.25  # of a run
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 TOKENS = r"class_token|distill_token|mask_token|register_tokens"
 BLOCK = re.compile(r"(?:^|\.)(?:blocks|stages\.(\d+))\.(\d+)\.")  # stage, where there are stages; number within it
 EMBEDDING = re.compile(rf"(?:^|\.)(?:patch_embed|stem|(?:embeds|positions)\.(\d+)|positions|norm_pre|{TOKENS})(?:\.|$)")
 STAGE_NORM = re.compile(r"(?:^|\.)norms\.(\d+)\.")  # at the end of a stage
 NO_DECAY = re.compile(rf"(^|\.)({TOKENS}|positions\.table|relative\.table|query)$")
+
+
+def warmup_steps(recipe: OptimRecipe, steps_per_epoch: int, total: int) -> tuple[int, int]:
+    """Steps of warm-up that the recipe asks for, and that a run of `total` steps gets: never more than a quarter."""
+    wanted = recipe.warmup_steps or round(recipe.warmup_epochs * steps_per_epoch)
+    return wanted, min(wanted, int(LONGEST_WARMUP * total))
 
 
 def lr_factor(step: int, total: int, *, warmup: int, schedule: str, final: float) -> float:
@@ -196,6 +203,11 @@ class Optimisers:
             if value.shape == parameter.shape:  # the count of steps is a lone number, which stays on the CPU
                 value = share_like(value.to(parameter.device), parameter)
             part.state[parameter][entry] = value.clone()
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """False where all that it moves is frozen in this step."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _split_matrices(groups: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from vitlab.errors import UsageError
-from vitlab.images.sources import SOURCES
+from vitlab.images.sources import SHARD_PATTERN, SOURCES, sources_of
 from vitlab.models.config import nearest
 from vitlab.training.recipe import Recipe, read_recipe
 
@@ -17,6 +19,19 @@ BY_SOURCE = {"cifar10": "cifar10_full", "cifar100": "cifar10_full", "mnist": "fa
 
 def recipes() -> dict[str, Path]:
     return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.toml"))}
+
+
+def split_arguments(what: str, more: Sequence[str]) -> tuple[str, list[str]]:
+    """The data source and the settings of `vitlab train A B key=value`: folders and files come before settings."""
+    folders = list(takewhile(lambda text: "=" not in text and Path(text).expanduser().exists(), more))
+    return join_sources([what, *folders]) if folders else what, list(more[len(folders) :])
+
+
+def join_sources(names: Sequence[str]) -> str:
+    """Several folders, tables or lists as one data.source."""
+    if wrong := [name for name in names if "," in name]:
+        raise UsageError(f"{wrong[0]}: a comma in its name, and commas are between several sources. Rename it.")
+    return ",".join(names)
 
 
 def find_recipe(what: str | None) -> tuple[str, Recipe]:
@@ -34,7 +49,11 @@ def find_recipe(what: str | None) -> tuple[str, Recipe]:
     if name in SOURCES:  # without a recipe of its own
         base = read_recipe(available["folder"])
         return name, replace(base, data=replace(base.data, source=name))
-    pattern = re.search(r"[*?{\[]|::", name)  # of shards
+    if len(parts := sources_of(name)) > 1:
+        base = read_recipe(available["folder"])
+        title = "-".join(Path(part).resolve().stem for part in parts)
+        return title, replace(base, data=replace(base.data, source=name))
+    pattern = re.search(SHARD_PATTERN, name)
     if path.exists() or pattern:
         from vitlab.images.sources.captions import holds_captions
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import ImageError
-from vitlab.images.datasets import Captioned, Data, Dataset
+from vitlab.images.datasets import Captioned, Data, Dataset, images_per_class, label_text
 from vitlab.images.mix import Mix, Mixing
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
+from vitlab.images.sources.dataset import target_kind
 from vitlab.training.batches import BatchDataset, Plan
-from vitlab.training.finetune import build_model
+from vitlab.training.finetune import build_for_data, for_pixels
 from vitlab.training.job import steps_of
 from vitlab.training.objectives import objective_class
 from vitlab.training.objectives.base import mix_of
@@ -73,13 +74,14 @@ def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Prev
     Where every image is cut into several views, all views of epoch 0.
     """
     model, method = _model(recipe, data), objective_class(recipe.objective.name)
+    recipe = for_pixels(recipe, data)
     steps, mix, a = steps_of(recipe, data, model.preprocess), mix_of(recipe), recipe.augment
     columns = [f"epoch {epoch}" for epoch in range(views)]
     epochs = views
     if isinstance(steps.augment, MultiCrop):
         small, epochs = steps.augment.sizes[2:], 1
         columns = ["large 1", "large 2", *(f"small {number}, {h} px" for number, (h, _) in enumerate(small, 1))]
-    rows, unreadable = _rows(steps, data.classes, images, epochs)
+    rows, unreadable = _rows(steps, images, epochs)
     mixed = _mixed(steps, mix, data.classes, a.smoothing, 1 + views)
     notes = [*data.notes, *unreadable]
     if a.drop_patches:
@@ -97,7 +99,7 @@ def preview(recipe: Recipe, data: Data, images: int = 8, views: int = 4) -> Prev
 def _model(recipe: Recipe, data: Data) -> Any:
     """On the meta device, unless it starts from a checkpoint."""
     with torch.device("meta") if recipe.model.init_from is None else nullcontext():
-        return build_model(recipe, data.classes, data.train.channels)[0]
+        return build_for_data(recipe, data)[0]
 
 
 def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
@@ -106,7 +108,7 @@ def _pixels(images: Iterable[Tensor], pre: Preprocess) -> list[np.ndarray]:
     return [image[:, :, None] if image.ndim == 2 else image for image in pixels]
 
 
-def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
+def _rows(steps: BatchDataset, images: int, views: int) -> tuple[list[PreviewRow], list[str]]:
     rows, unreadable = [], []
     image_set, pre = steps.image_set, steps.image_set.preprocess
     for index in _in_order(steps.plan):
@@ -119,8 +121,7 @@ def _rows(steps: BatchDataset, classes: list[str], images: int, views: int) -> t
             unreadable.append(str(error))
             continue
         data = image_set.data
-        label = data.captions[index][0] if isinstance(data, Captioned) else classes[int(image_set.labels[index])]
-        rows.append(PreviewRow(label, data.name_of(index), index, _pixels([before[0], *later], pre)))
+        rows.append(PreviewRow(label_text(data, index), data.name_of(index), index, _pixels([before[0], *later], pre)))
         if len(rows) == images:
             break
     if not rows:
@@ -150,8 +151,13 @@ def _mixed(steps: BatchDataset, mix: Mix, classes: list[str], smoothing: float, 
     batches = []
     for how, (step, drawn) in sorted(best.items(), reverse=True):  # mixup, then cutmix
         batch = steps[step, 0]
-        images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
-        labels = [shares(target, classes, smoothing) for target in targets[:count]]
+        if target_kind(steps.image_set.data.labels) == "class":
+            images, targets = mix(batch.images, batch.labels, len(classes), smoothing, seed=plan.seed, step=step)
+            labels = [shares(target, classes, smoothing) for target in targets[:count]]
+        else:  # several labels, or a number, which are mixed like the images
+            values = batch.labels.reshape(len(batch.labels), -1).float()
+            images, targets = mix.mixed(batch.images, values, seed=plan.seed, step=step)
+            labels = [shares(target, classes, 0.0) for target in targets[:count]]
         batches.append(MixedBatch(how, step, drawn.lam, _pixels(images[:count], pre), labels))
     return batches
 
@@ -175,7 +181,8 @@ def describe(data: Data) -> dict[str, Any]:
     Files are not all opened: of a split that is not in memory up to 500 images, or 50 megapixels, are looked at.
     """
     splits = {name: split for name in ("train", "val", "test") if (split := getattr(data, name)) is not None}
-    counts = {name: np.bincount(split.labels, minlength=len(data.classes)) for name, split in splits.items()}
+    numbers = data.kind == "number" and not data.captioned
+    counts = {} if numbers else {name: images_per_class(split) for name, split in splits.items()}
     sizes: Counter[tuple[int, int]] = Counter()
     unreadable: list[str] = []
     for split in splits.values():
@@ -186,7 +193,9 @@ def describe(data: Data) -> dict[str, Any]:
     common = [size for size, n in sizes.most_common(1) if n > 1]
     return {
         "name": data.name,
+        "kind": data.kind,
         "classes": len(data.classes),
+        "numbers": {name: _numbers(split.labels) for name, split in splits.items()} if numbers else {},
         "captions": {name: _captions(split) for name, split in splits.items() if isinstance(split, Captioned)},
         "images": {name: len(split) for name, split in splits.items()},
         "channels": data.train.channels,
@@ -200,9 +209,13 @@ def describe(data: Data) -> dict[str, Any]:
         "notes": list(data.notes),
         "per_class": [
             {"class": label, **{name: int(count[k]) for name, count in counts.items()}}
-            for k, label in enumerate(data.classes)
+            for k, label in enumerate([] if numbers else data.classes)
         ],
     }
+
+
+def _numbers(values: np.ndarray) -> dict[str, float]:
+    return {"least": float(values.min()), "mean": float(values.mean()), "most": float(values.max())}
 
 
 def _captions(split: Captioned) -> dict[str, Any]:

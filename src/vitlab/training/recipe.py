@@ -31,17 +31,25 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class DataRecipe(Config):
-    source: str = "digits"  # a name, a folder of class folders, a CSV, or shards
+    source: str = "digits"  # a name, a folder of class folders, a CSV, a list of files, or shards; or "a/,b/"
     path: str | None = None  # files of a named source; default: searched for, or downloaded
     batch_size: int = 128  # images per step and process
     workers: int = 0  # processes that prepare batches; 0: the training process does
     val_fraction: float = 0.1  # of train, where there is no val split
     per_class: int | None = None  # few labels: this many images of each class
     fraction: float | None = None  # few labels: this share of the training images
+    label: str | None = None  # of a table: the column of class names; default: label or class
+    labels: str | None = None  # of a table: the column of several labels (cat;dog), or columns of 0 and 1: "cat,dog"
+    target: str | None = None  # of a table: a column of numbers, which are learned
+    balance: Literal["none", "sampling", "loss"] = "none"  # rare classes count as much: drawn as often, or weighted
+    group: str | None = None  # images that no split tears apart: a CSV's column, parent, or re:EXPRESSION on the path
+    pixels: Literal["auto", "photo", "stored"] = "auto"  # 8-bit RGB, or the values and channels that files hold
+    channels: int | None = None  # of .npy files, where their shape does not tell
     repeats: int = 1  # repeated augmentation: views of an image in one batch (arXiv:1902.05509)
     max_unreadable: int = 20  # images that may be skipped before the run stops
     allow_cut: bool = False  # use the complete samples of truncated tar shards instead of refusing them
     allow_outside: bool = False  # let a CSV or caption table name files outside its own folder
+    apply: str | None = None  # corrections of the data: the table that vitlab check writes
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,13 @@ class AugmentRecipe(Config):
     flip_at_test: bool = False  # average the scores of an image and its mirror image
 
 
+AUTO = "auto"  # model.init_from: the best weights for the machine and the time
+
+
 @dataclass(frozen=True)
 class ModelRecipe(Config):
     name: str = "vit_digits"
-    init_from: str | None = None  # any checkpoint or hub name: fine-tuning
+    init_from: str | None = None  # any checkpoint or hub name: fine-tuning; with run.ladder also auto
     init_image: str | None = None  # clip: the image tower alone, from any checkpoint of a ViT
     freeze: Literal["none", "encoder"] = "none"  # "encoder": only the head learns; with clip, all but the image tower
     lora: int = 0  # rank of low-rank adapters, which learn in place of the encoder (arXiv:2106.09685); 0: none
@@ -137,6 +148,7 @@ class RunRecipe(Config):
     keep: int = 1  # saves kept before the last, 0 to 9, in case it is damaged; each needs as much disk again
     eval_every: int = 1  # epochs between evaluations
     minutes: float = 0.0  # the run ends here at the latest, with what it has; 0: no limit
+    ladder: bool = False  # climb: k-NN, linear probe, LoRA, whole network; keep the simplest that is not beaten
     amp: Literal["off", "bf16", "fp16"] = "off"
     compile: bool = False
     device: str = "auto"
@@ -170,6 +182,7 @@ class Recipe(Config):
 
 
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("data.channels", lambda v: v is None or v >= 1, "must be 1 or more"),
     ("data.batch_size data.repeats optim.accumulate run.epochs run.eval_every", lambda v: v >= 1, "must be at least 1"),
     (
         "data.workers data.max_unreadable optim.momentum run.save_every run.keep run.minutes",
@@ -204,6 +217,12 @@ def from_tables(tables: dict[str, Any], base: Recipe | None = None) -> Recipe:
     return recipe
 
 
+def single_run(recipe: Recipe) -> Recipe:
+    """The recipe as one training run, which does not climb the ladder: without named weights it starts from scratch."""
+    start = None if recipe.model.init_from == AUTO else recipe.model.init_from
+    return replace(recipe, model=replace(recipe.model, init_from=start), run=replace(recipe.run, ladder=False))
+
+
 def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     """One value changed, by its dotted name."""
     group, _, name = key.partition(".")
@@ -211,7 +230,9 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
     if key in keys:
         part = getattr(recipe, group)
         return replace(recipe, **{group: _changed(part, group, name, value)})
-    if group == "model" and name:  # an option of the model itself; its own config checks it
+    if (
+        group == "model" and name and not name.startswith("lora")
+    ):  # an option of the model itself; its own config checks it
         options = {**recipe.model.options, name: value}
         return replace(recipe, model=replace(recipe.model, options=options))
     if group == "objective" and name in option_owners():
@@ -226,7 +247,8 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
 
 def _changed(part: C, group: str, name: str, value: Any) -> C:
     """One field changed; an error names its group."""
-    if value == "none" and "None" in type(part).__annotations__[name]:  # TOML cannot express None
+    kinds = {f.name: str(f.type) for f in fields(part)}  # type: ignore[arg-type]  # every Config is a dataclass
+    if value == "none" and "None" in kinds[name]:  # TOML cannot express None
         value = None
     try:
         return replace(part, **{name: value})  # type: ignore[type-var]  # every Config is a dataclass

@@ -19,6 +19,7 @@ from typing import Any
 from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.parsing import flat, parse_toml
+from vitlab.printable import csv_cell
 from vitlab.training.run_lock import Holder, lock_holder
 from vitlab.training.runlog import from_json, read_log
 
@@ -29,7 +30,10 @@ COLUMNS = (
 )  # fmt: skip
 SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed"}
 ALWAYS_DIFFER = {"run.dir", "run.name"}
-MORE_IS_BETTER = {"top1", "val_top1", "images_per_second", "started"}
+TARGETS = ("map", "val_map", "r2", "val_r2")  # scores of runs that learn several labels, or a number
+MAIN = ("name", "data", "model", "rung", "top1", "val_top1", *TARGETS, "seconds", "status")  # what a terminal shows
+MORE_IS_BETTER = {"top1", "val_top1", *TARGETS, "images_per_second", "started"}
+SHARES = {"top1", "val_top1", "map", "val_map"}  # shown in percent
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,29 @@ class Run:
         return [(step, top1) for step, top1 in points if isinstance(top1, int | float) and math.isfinite(top1)]
 
     @property
+    def rung(self) -> str | None:
+        """Of a run that climbs the ladder: the rung that was chosen, so far."""
+        kept = [line["name"] for line in self.log if line["kind"] == "rung" and line.get("kept") and "name" in line]
+        return self.result.get("rung") or (kept[-1] if kept else None)
+
+    @property
     def status(self) -> str:
         if self.result:
             return "finished"
+        if self.recipe.get("run.ladder"):
+            where = f"after {self.rung}" if self.rung else "before the first rung"
+            return f"running, {where} ({self.holder})" if self.holder is not None else f"stopped {where}"
         step = max((line["step"] for line in self.log), default=0)
         totals = [line["steps"] for line in self.log if line["kind"] == "start" and "steps" in line]
         where = f"step {step} of {totals[-1]}" if totals else f"step {step}"
         if self.holder is not None:
             return f"running at {where} ({self.holder})"
         return f"stopped at {where}" if self.saved else f"never saved, at {where}"
+
+    @property
+    def targets(self) -> dict[str, Any]:
+        """Scores of a run that learns several labels, or a number; empty for others."""
+        return {key: self.result[key] for key in TARGETS if key in self.result}
 
     def row(self) -> dict[str, Any]:
         values = {
@@ -77,11 +95,26 @@ class Run:
             "data": self.recipe.get("data.source"),
             "model": self.recipe.get("model.name"),
             "epochs": self.result.get("epochs", self.recipe.get("run.epochs")),
-            "val_top1": max((top1 for _, top1 in self.val_curve), default=None),
+            "val_top1": max((top1 for _, top1 in self.val_curve), default=self.result.get("val_top1")),
             "seed": self.result.get("seed", self.recipe.get("run.seed")),
             "status": self.status,
         }
         return {key: values[key] for key in COLUMNS}
+
+    def main_row(self) -> dict[str, Any]:
+        """The few columns that fit a terminal; with the weights that the run started from, where there are some."""
+        weights = self.recipe.get("model.init_from")
+        values = {**self.row(), **{key: self.targets.get(key) for key in TARGETS}, "rung": self.rung}
+        values |= {"data": _last_part(values["data"]), "model": _last_part(weights or values["model"])}
+        return {key: values[key] for key in MAIN}
+
+
+def _last_part(name: str | None) -> str | None:
+    """images/photos -> photos, runs/photos/best -> photos/best, hf-hub:facebook/dinov2-small stays."""
+    if name is None or ":" in name:
+        return name
+    parts = [part for part in re.split(r"[/\\]", name) if part]
+    return "/".join(parts[-2:] if parts[-1:] in (["best"], ["last"]) else parts[-1:])
 
 
 @dataclass(frozen=True)
@@ -143,16 +176,40 @@ def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
     """A row for each run, with a column for every recipe key that varies. Newest first, or the best by `sort` first.
 
     `sort` is a column or any recipe key; with - before it, the other way round. Runs without the value come last.
+    Scores of several labels or of a number have columns where a run has them.
     """
-    varying = differences(runs)
-    if sort is not None:
-        runs = _sorted(runs, sort)
-    return [{**run.row(), **{key: run.recipe.get(key) for key in varying}} for run in runs]
+    varying, runs = differences(runs), sorted_runs(runs, sort)
+    scores = [key for key in TARGETS if any(key in run.targets for run in runs)]
+    return [
+        {**run.row(), **{key: run.targets.get(key) for key in scores}, **{key: run.recipe.get(key) for key in varying}}
+        for run in runs
+    ]
+
+
+def main_table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
+    """Like `table`, with MAIN for columns; one that is empty in all rows is left out."""
+    rows = [run.main_row() for run in sorted_runs(runs, sort)]
+    empty = {key for key in MAIN if all(row[key] is None for row in rows)}
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
+
+
+def variations(runs: list[Run]) -> dict[str, dict[str, list[str]]]:
+    """Recipe key that varies -> value, as text -> the runs that have it."""
+    table: dict[str, dict[str, list[str]]] = {}
+    for key in differences(runs):
+        values = table.setdefault(key, {})
+        for run in runs:
+            values.setdefault(shown(key, run.recipe.get(key)) or "-", []).append(run.name)
+    return table
+
+
+def sorted_runs(runs: list[Run], sort: str | None) -> list[Run]:
+    return runs if sort is None else _sorted(runs, sort)
 
 
 def _sorted(runs: list[Run], sort: str) -> list[Run]:
     key = sort.removeprefix("-")
-    values = [{"started": run.started, **run.recipe, **run.row()} for run in runs]
+    values = [{"started": run.started, **run.recipe, **run.row(), **run.targets} for run in runs]
     columns = list(dict.fromkeys(name for value in values for name in value)) or ["started", *COLUMNS]
     if key not in columns:
         raise UsageError(f"--sort {sort}: no run has {key!r}.{nearest(key, columns)} Columns: {', '.join(COLUMNS)}.")
@@ -175,7 +232,7 @@ def shown(key: str, value: object) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if not math.isfinite(value):
         return str(value)
-    if key in ("top1", "val_top1"):
+    if key in SHARES:
         return f"{100 * value:.2f} %"
     if key in ("params", "epochs"):
         return f"{value:,}"
@@ -210,7 +267,4 @@ def to_csv(rows: Sequence[Mapping[str, object]]) -> str:
 def _in_csv(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         return json.dumps(value, ensure_ascii=False)
-    # A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup is left as it is.
-    if isinstance(value, str) and re.match(r"[=+\-@\t\r].*[(|!]", value, re.DOTALL):
-        return "'" + value
-    return value
+    return csv_cell(value)

@@ -82,6 +82,7 @@ def full_model(model: Network, keep: bool = True) -> Network | None:
             parameter.requires_grad_(name in learns)
     copy.load_state_dict(state, assign=True)
     copy.preprocess, copy.labels, copy.card = model.preprocess, model.labels, model.card
+    copy.task = model.task
     return copy
 
 

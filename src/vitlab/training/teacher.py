@@ -84,6 +84,9 @@ class Teacher:
     def _adapt(self, student: Preprocess) -> None:
         """x = (p - m_s) / s_s is what the student sees of a pixel p, (p - m_t) / s_t what the teacher does: a x + b."""
         own = self.preprocess
+        if student.pixels != own.pixels:
+            ours, theirs = (kind.stored or "photos" for kind in (student, own))
+            raise TrainingError(f"{self.name} sees {theirs}, and the student {ours}: use a teacher that sees the same.")
         if len(student.mean) not in (1, len(own.mean)):
             raise TrainingError(
                 f"{self.name} sees grey images and the student colours: use a teacher of 3 channels, or "
@@ -104,6 +107,8 @@ class Teacher:
         )
         if not count:
             raise TrainingError(f"{self.name} has no classes, so it cannot answer. {remedy}")
+        if self.model.task.kind != "class":
+            raise TrainingError(f"{self.name} gives {self.model.task.description}, and no classes. {remedy}")
         if labels is None and count == len(self.classes):
             self.notes.append(
                 f"{self.name} does not name its classes: they are taken to be {first_few(self.classes)}, in this order."

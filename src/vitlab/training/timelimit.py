@@ -9,6 +9,7 @@ import numpy as np
 from vitlab.images.datasets import subset
 from vitlab.training.batches import ImageSet
 from vitlab.training.job import TrainingJob
+from vitlab.training.run_report import FORWARD_PASSES
 
 SLACK = 1.5  # evaluation may take this much longer than it took before
 MARGIN = 0.02  # of the time, for starting and leaving Python
@@ -36,6 +37,7 @@ class TimeLimit:
         busy = max(1.0, taken / max(computed, 1e-3))  # where others use the machine too, all takes so much longer
         self.evaluation = per_image * job.objective.images_evaluated(len(data.val))
         self.ending = per_image * job.objective.images_evaluated(len(data.test or data.val), final=True)
+        self.ending += per_image * FORWARD_PASSES
         alone = wrap_up_seconds(sum(p.numel() for p in job.model.parameters()))
         self.wrap_up = max(alone, min(busy * alone, BUSY * self.seconds))
         self.evaluation_began: float | None = None

@@ -3,6 +3,7 @@
 result = vitlab.train("digits", {"run.epochs": 3})
 model = vitlab.load(result.model)
 vitlab.train("photos/", minutes=10)                        # picks what is not given, to end in time
+vitlab.train(["photos/", "more/"])                         # several folders: classes of one name are one class
 vitlab.train(resume="runs/photos")
 """
 
@@ -17,16 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitlab.checkpoints import native
 from vitlab.errors import UsageError
-from vitlab.images.datasets import SOURCES
+from vitlab.images.sources import SOURCES, sources_of
+from vitlab.images.sources.table import read_bytes
 from vitlab.models import registry
 from vitlab.models.config import option_paths
 from vitlab.training import processes, run_lock
-from vitlab.training.autopick import pick
+from vitlab.training.autopick import check, pick
+from vitlab.training.job import suited_recipe
+from vitlab.training.ladder import climb, ladder_or_scratch
 from vitlab.training.loop import Show, Silent, check_is_run, fit
-from vitlab.training.presets import find_recipe, recipes
-from vitlab.training.recipe import Recipe, read_recipe, setting, with_settings, with_value
+from vitlab.training.objectives import DEFAULT
+from vitlab.training.presets import find_recipe, join_sources, recipes
+from vitlab.training.recipe import AUTO, Recipe, read_recipe, setting, with_settings, with_value
 from vitlab.training.state import check_place
+
+CORRECTIONS = "cleaned.csv"  # in the run's folder
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class TrainedRun:
 
 
 def train(
-    what: str | Path | None = None,
+    what: str | Path | Sequence[str | Path] | None = None,
     settings: Sequence[str] | Mapping[str, object] = (),
     *,
     resume: str | Path | None = None,
@@ -60,7 +68,8 @@ def train(
     show: Show | None = None,
     since: float | None = None,
 ) -> TrainedRun:
-    """Train to the end. `what`: a recipe's name or file, a data source, or a folder of images; default: digits.
+    """Train to the end. `what`: a recipe's name or file, a data source, a folder or table of images, or several;
+    default: digits.
 
     `settings` change values of the recipe: {"optim.lr": 3e-4} or ["optim.lr=3e-4"]. `resume` continues a run that was
     stopped; `changed`: with another recipe than it began with. `minutes` picks all that is not given, so that the run
@@ -70,6 +79,8 @@ def train(
         texts = [setting(*pair) for pair in settings.items()]
     else:
         texts = [settings] if isinstance(settings, str) else list(settings)
+    if what is not None and not isinstance(what, str | Path):
+        what = join_sources([str(part) for part in what])
     what = None if what is None else str(what)
     show, since = show or Silent(), time.perf_counter() if since is None else since
     if what is not None and resume is not None:
@@ -78,8 +89,8 @@ def train(
         raise UsageError("--changed is only valid with --resume: add --resume RUN, or leave it out.")
     source = _source(what, minutes, resume) if minutes is not None else None
     name, recipe, run = "", Recipe(), None
-    if source is not None:
-        recipe = with_settings(with_value(recipe, "data.source", source), texts)
+    if source is not None and minutes is not None:
+        recipe = _planned(source, minutes, texts)
         name = run_name(recipe.data.source)
     elif resume is not None:
         run = Path(resume)
@@ -89,8 +100,9 @@ def train(
         recipe, notes = _for_model(recipe, with_settings(Recipe(model=recipe.model), texts).model.name)
         for note in notes:
             show.note(note)
-        recipe = with_settings(recipe, texts)
+        recipe = suited_recipe(ladder_or_scratch(with_settings(recipe, texts), texts))
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
+    corrections = None if recipe.data.apply is None else read_bytes(Path(recipe.data.apply).expanduser())
     with ExitStack() as locks:
         if run is None:  # the first process of torchrun chooses a name for all
             claim = partial(_claim, Path("runs") / name, locks, show.note)
@@ -98,16 +110,43 @@ def train(
         else:
             check_place(run)
             locks.enter_context(run_lock.hold(run, show.note))
-        if source is not None and minutes is not None:
-            picked = pick(source, minutes, texts, since=since, show=show)
+        if resume is not None:
+            recipe = with_settings(read_recipe(run / "recipe.toml"), texts)
+        elif corrections is not None:
+            recipe = with_value(recipe, "data.apply", _keep(corrections, run, processes.start(recipe.run.device)))
+            texts = [*texts, setting("data.apply", recipe.data.apply)]
+        if recipe.run.ladder:
+            options: dict[str, Any] = dict(settings=texts, show=show, since=since)
+            result = climb(recipe, run, resume=resume is not None, changed=changed, **options)
+        elif source is not None and minutes is not None:
+            learned = [] if recipe.objective.name == DEFAULT else [setting("objective.name", recipe.objective.name)]
+            picked = pick(source, minutes, [*texts, *learned], since=since, show=show)
+            reasons = [*picked.data.notes, *picked.reasons]
             for reason in picked.reasons:
                 show.note(reason)
-            result = fit(picked.recipe, run, show=show, data=picked.data, notes=picked.reasons, since=since)
+            result = fit(picked.recipe, run, show=show, data=picked.data, notes=reasons, since=since)
         else:
-            if resume is not None:
-                recipe = with_settings(read_recipe(run / "recipe.toml"), texts)
             result = fit(recipe, run, resume=resume is not None, changed=changed, show=show, since=since)
     return TrainedRun(run, result)
+
+
+def _keep(corrections: bytes, run: Path, who: processes.Processes) -> str:
+    """The run's own copy of a table of corrections: editing the original does not change what a resumed run sees."""
+    copy = run / CORRECTIONS
+    who.only_first(lambda: native.write_whole(copy, lambda temporary: temporary.write_bytes(corrections)))
+    return str(copy)
+
+
+def _planned(source: str, minutes: float, settings: list[str]) -> Recipe:
+    """The recipe of a run that is planned for so many minutes: from trained weights, up the ladder, where there are
+    some; somebody's own images start from the best that can be had.
+    """
+    check(minutes, settings)
+    recipe = with_value(with_value(Recipe(), "data.source", source), "run.ladder", True)
+    if source not in SOURCES:
+        recipe = with_value(recipe, "model.init_from", AUTO)
+    recipe = suited_recipe(ladder_or_scratch(with_settings(recipe, settings), settings))
+    return with_value(recipe, "run.minutes", float(minutes))
 
 
 def _for_model(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
@@ -141,8 +180,9 @@ def _source(what: str | None, minutes: float, resume: str | Path | None) -> str:
 
 def run_name(source: str) -> str:
     """The name of a run on this source: photos for images/photos, train-0..9 for train-{0..9}.tar."""
-    path = Path(source)
-    return re.sub(r"[^\w.-]+", "", path.resolve().stem if path.exists() else path.stem) or "run"
+    paths = [Path(part) for part in sources_of(source)]
+    name = "-".join(path.resolve().stem if path.exists() else path.stem for path in paths)
+    return re.sub(r"[^\w.-]+", "", name) or "run"
 
 
 def _claim(folder: Path, locks: ExitStack, note: Callable[[str], object]) -> Path:

@@ -23,7 +23,7 @@ from vitlab.errors import UsageError
 from vitlab.training.batches import Plan
 from vitlab.training.job import data_of
 from vitlab.training.loop import Silent, Stopped, fit
-from vitlab.training.recipe import Recipe, TrackRecipe
+from vitlab.training.recipe import Recipe, TrackRecipe, single_run
 from vitlab.training.state import load_last
 
 SAVE_EVERY = 4  # steps: a kill loses up to three
@@ -68,7 +68,7 @@ def verify_resume(
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UsageError("verify-resume starts its processes itself: run it without torchrun.")
     begun = time.perf_counter()
-    short = shortened(recipe, steps)
+    short = shortened(single_run(recipe), steps)
     folder = Path(tempfile.mkdtemp(prefix="vitlab-verify-"))
     report = ResumeReport(steps, folder=folder)
     try:

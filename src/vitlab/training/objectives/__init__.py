@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OBJECTIVES = {  # objective.name, which is also the name of the file -> class
     "supervised": "Supervised",
+    "multilabel": "MultiLabel",
+    "regression": "Regression",
     "distill": "Distillation",
     "mae": "MaskedReconstruction",
     "dino": "SelfDistillation",

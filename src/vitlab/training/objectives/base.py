@@ -26,14 +26,16 @@ from vitlab.images.mix import Mix
 from vitlab.images.multicrop import MultiCrop
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.randomness import permutation
+from vitlab.images.sources.dataset import TargetKind
 from vitlab.layers.lora import add_lora
-from vitlab.models.base import Network
+from vitlab.models.base import Network, WrapsEncoder
 from vitlab.models.config import Config
 from vitlab.models.plain import PlainTransformer
 from vitlab.reduce import for_training, reducer_of
 from vitlab.text.tokenizer import Tokenizer
-from vitlab.training.batches import ImageSet, Plan, TrainingBatch
+from vitlab.training.batches import BatchDataset, ImageSet, Plan, TrainingBatch
 from vitlab.training.evaluate import Scores, evaluate_knn
+from vitlab.training.features import Count
 from vitlab.training.objectives import OBJECTIVES, objective_class
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
@@ -41,12 +43,14 @@ from vitlab.training.processes import Processes
 from vitlab.training.recipe import ModelRecipe, Recipe, to_tables
 from vitlab.training.report.curves import Chart
 from vitlab.training.retrieval import Retrieval
+from vitlab.training.target_scores import TargetScores
 
 HEAD = ("head.", "head_distill.", "head_norm.", "pool.", "pre_logits.")  # of a classifier, by parameter names
 BANK = 10_000  # labelled images for k-NN during a run; the final evaluation uses all
 BANK_DRAW = 3  # coordinate of the draw that picks them
 
 Inputs = dict[str, Tensor]
+AnyScores = Scores | Retrieval | TargetScores
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Objective:
     """Base class. The class methods work on a recipe before there is a model; the rest runs within the loop."""
 
     metric = "top-1"  # name of what `evaluate` measures
+    learns: TargetKind = "class"  # what the labels of its data are
+    balances = False  # follows data.balance
     uses_labels = True
     uses_captions = False
     chooses_patches = False  # the objective decides which patches or crops its model sees
@@ -107,6 +113,8 @@ class Objective:
         mix_of(recipe)
         if recipe.run.sharding == "fsdp" and not cls.shardable:
             raise TrainingError(f"run.sharding=fsdp is not yet for {name}: leave it out.")
+        if recipe.data.balance != "none" and not cls.balances:
+            raise TrainingError(f"data.balance={recipe.data.balance} is not for objective.name={name}: leave it out.")
         if not cls.uses_labels and (a.mixup or a.cutmix):
             raise TrainingError(f"augment.mixup and augment.cutmix mix labels, which {name} does not learn.")
 
@@ -122,6 +130,10 @@ class Objective:
     ) -> tuple[Network, list[str]]:
         """The model, and notes on how it was made."""
         raise NotImplementedError
+
+    @classmethod
+    def set_task(cls, model: Network, data: Data) -> None:
+        """Set what the outputs of the model mean, where that depends on the data."""
 
     @classmethod
     def add_adapters(cls, recipe: ModelRecipe, model: Network) -> list[str]:
@@ -161,7 +173,7 @@ class Objective:
         names = ("crop", "padding", "border", "scale", "ratio", "flip", "randaugment", "magnitude", "jitter", "erasing")
         options = AugmentOptions(**{name: getattr(recipe.augment, name) for name in names})
         kernel = pre.interpolation if pre.interpolation in MODES else "bicubic"
-        return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale)
+        return Augment(options, pre.size, pre.mean, pre.std, kernel, pre.scale, pre.pixels)
 
     @classmethod
     def preview_settings(cls, recipe: Recipe) -> list[str]:
@@ -178,6 +190,10 @@ class Objective:
     def forward_module(self) -> nn.Module:
         """The module that is compiled or wrapped for many processes, and then passed to `loss`."""
         return self.model
+
+    def batches(self, steps: BatchDataset, count: Count | None) -> BatchDataset:
+        """What the steps of the run read: its images, or what was computed of them. `count` shows progress."""
+        return steps
 
     def begin_run(self, saved: Path | None) -> None:
         """All is built and checked; `saved`: the save that the run continues from."""
@@ -202,19 +218,24 @@ class Objective:
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
-    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> Scores | Retrieval:
+    def evaluate(self, model: Network, image_set: ImageSet, *, final: bool = False) -> AnyScores:
         """`final`: at the end of a run, where it may take longer."""
         raise NotImplementedError
+
+    def after_validation(self, model: Network, scores: AnyScores) -> AnyScores:
+        """Set what of the model the validation images choose, before it is saved; returns the scores with that."""
+        return scores
 
     def images_evaluated(self, n: int, *, final: bool = False) -> int:
         """How many images `evaluate` runs through the model to score n."""
         return n
 
-    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: AnyScores, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         """The model of the highest rank is kept as the best; and numbers for the log."""
+        assert not isinstance(scores, TargetScores)
         return scores.top(1), {}
 
-    def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
+    def results(self, scores: AnyScores) -> dict[str, Any]:
         """The scores as result.json holds them."""
         assert isinstance(scores, Scores)
         numbers = {"top1": scores.top(1), "top5": scores.top(5), "loss": scores.loss()}
@@ -235,12 +256,59 @@ class Objective:
         return True, f"training loss {first:.3f} -> {last:.3f}"
 
 
+@dataclass(frozen=True)
+class SelfSupervisedOptions(ObjectiveOptions):
+    freeze_encoder_epochs: float | None = None  # the encoder waits so long; none: see `waiting_steps`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze_encoder_epochs is not None and self.freeze_encoder_epochs < 0:
+            raise TrainingError(f"freeze_encoder_epochs={self.freeze_encoder_epochs} must be 0 or more.")
+
+
 class SelfSupervised(Objective):
-    """Learns without labels. They only score the features, by k-NN against the training images."""
+    """Learns without labels. They only score the features, by k-NN against the training images.
+
+    Where a run starts from an encoder alone, the decoder or head around it is random, and its first gradients may
+    spoil the encoder. It can wait until the rest has learned to use it, as it does by default for MAE.
+    """
 
     metric = "k-NN top-1"
     uses_labels = False
     chooses_patches = True
+    options_class = SelfSupervisedOptions
+    encoder_waits = False  # by default, where all but the encoder is new
+
+    def setup(self) -> None:
+        super().setup()
+        self.frozen_steps = self.waiting_steps()
+        if self.frozen_steps:
+            epochs = self.frozen_steps / self.plan.steps_per_epoch
+            self.notes.append(
+                f"the encoder is frozen for the first {self.frozen_steps:,} steps ({epochs:g} epochs), while the rest "
+                "learns: objective.freeze_encoder_epochs."
+            )
+
+    def waiting_steps(self) -> int:
+        """Steps in which the encoder is frozen: as the recipe says; or with `encoder_waits`, where all but the encoder
+        is new, as many as the recipe's warm-up has, but at least an epoch and at most half of the run.
+        """
+        epochs, o, plan = SelfSupervisedOptions.of(self.recipe).freeze_encoder_epochs, self.recipe.optim, self.plan
+        if epochs is not None:
+            return round(epochs * plan.steps_per_epoch)
+        if not self.encoder_waits or not isinstance(self.model, WrapsEncoder) or not self.model.encoder_loaded:
+            return 0
+        warmup = o.warmup_steps or round(o.warmup_epochs * plan.steps_per_epoch)
+        return min(max(warmup, plan.steps_per_epoch), plan.total // 2)
+
+    def trained_encoder(self) -> Network:
+        """The encoder that gradients reach."""
+        return self.model.encoder
+
+    def before_update(self, step: int) -> None:
+        if step < self.frozen_steps:
+            for parameter in self.trained_encoder().parameters():
+                parameter.grad = None
 
     @classmethod
     def adapted_model(cls, model: Network) -> Network:

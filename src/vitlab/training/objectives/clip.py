@@ -23,7 +23,7 @@ from vitlab.layers.collective import gather
 from vitlab.layers.reducer import Reducer
 from vitlab.models import registry
 from vitlab.models.base import Network
-from vitlab.models.clip import CLIPConfig
+from vitlab.models.clip import ProjectedConfig
 from vitlab.models.siglip import SigLIPConfig
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig, same_captions
 from vitlab.parsing import flat
@@ -39,7 +39,14 @@ from vitlab.training.captions import (
 from vitlab.training.evaluate import Scores, evaluate_zeroshot
 from vitlab.training.finetune import build_pretraining_model, check_channels, resized_notes
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import Inputs, MicroStep, Objective, ObjectiveOptions, set_patch_dropout
+from vitlab.training.objectives.base import (
+    AnyScores,
+    Inputs,
+    MicroStep,
+    Objective,
+    ObjectiveOptions,
+    set_patch_dropout,
+)
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.processes import Processes
@@ -141,12 +148,12 @@ class ContrastiveLearning(Objective):
             return evaluate_retrieval(model, image_set, image_set.data.captions, **common)
         return evaluate_zeroshot(model, image_set, self.data.classes, self.templates, **common)
 
-    def rank(self, scores: Scores | Retrieval, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
+    def rank(self, scores: AnyScores, model: Network, image_set: ImageSet) -> tuple[float, dict[str, float]]:
         if not isinstance(scores, Retrieval):
             return super().rank(scores, model, image_set)
         return scores.mean_recall(), {"recall5": scores.top(5), "recall10": scores.top(10)}
 
-    def results(self, scores: Scores | Retrieval) -> dict[str, Any]:
+    def results(self, scores: AnyScores) -> dict[str, Any]:
         if not isinstance(scores, Retrieval):
             return {**super().results(scores), "templates": CLIPOptions.of(self.recipe).eval_templates}
         values = scores.to_dict()
@@ -207,7 +214,7 @@ def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tu
             "model.init_image=bundled:cifar10, e.g."
         )
     options: dict[str, Any] = {**({} if tokenizer is None else tokenizer.options), **m.options}
-    if isinstance(config, CLIPConfig):
+    if isinstance(config, ProjectedConfig):
         options = {"loss": loss or "softmax", **options}
     notes, tower = [], None
     if m.init_image is None:
@@ -220,7 +227,7 @@ def _new_model(recipe: Recipe, channels: int, tokenizer: Tokenizer | None) -> tu
         model.image.load_state_dict(tower.state_dict())
         model.preprocess = tower.preprocess
     model.tokenizer = tokenizer
-    check_channels(model)
+    check_channels(model, channels)
     return model, notes
 
 

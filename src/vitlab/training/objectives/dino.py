@@ -22,7 +22,7 @@ from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.batches import TrainingBatch
 from vitlab.training.finetune import build_pretraining_model
 from vitlab.training.objectives import diagnosis
-from vitlab.training.objectives.base import Inputs, MicroStep, ObjectiveOptions, SelfSupervised
+from vitlab.training.objectives.base import Inputs, MicroStep, SelfSupervised, SelfSupervisedOptions
 from vitlab.training.objectives.diagnosis import Finding, Line
 from vitlab.training.optim import Optimisers
 from vitlab.training.recipe import ModelRecipe, Recipe
@@ -35,7 +35,7 @@ SMALL_BATCH = 32
 
 
 @dataclass(frozen=True)
-class DINOOptions(ObjectiveOptions):
+class DINOOptions(SelfSupervisedOptions):
     local_views: int = 8  # small crops beside the two large ones
     local_size: int = 0  # their side in pixels; 0: three sevenths of the large ones', as 96 is of 224
     local_scale: tuple[float, float] = (0.05, 0.4)  # share of the image's area
@@ -89,6 +89,8 @@ class SelfDistillation(SelfSupervised):
     @classmethod
     def augmentation(cls, recipe: Recipe, pre: Preprocess) -> MultiCrop:
         """Two large views and several small ones, as [objective] describes."""
+        if pre.stored is not None:
+            raise TrainingError(f"objective.name=dino changes the colours of photos, and the images are {pre.stored}.")
         o, side = DINOOptions.of(recipe), min(pre.size)
         grey = len(pre.mean) == 1
         options = MultiCropOptions(
@@ -108,6 +110,7 @@ class SelfDistillation(SelfSupervised):
         return [f"{name}={getattr(o, name)}" for name in ("local_views", "global_scale", "local_scale")]
 
     def setup(self) -> None:
+        super().setup()
         self.options = DINOOptions.of(self.recipe)
         self.temperature = 0.0
         self.means: list[Tensor] = []
@@ -129,7 +132,11 @@ class SelfDistillation(SelfSupervised):
         self.means.append(out.teacher_mean)
         return out.loss, {key: float(value) for key, value in out.numbers.items()}
 
+    def trained_encoder(self) -> Network:
+        return self.model.student
+
     def before_update(self, step: int) -> None:
+        super().before_update(step)
         if dino.last_layer_frozen(step, self.plan.steps_per_epoch, self.options.freeze_last_epochs):
             for parameter in self.model.last_layer:
                 parameter.grad = None

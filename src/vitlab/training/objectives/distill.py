@@ -35,7 +35,7 @@ class DistillOptions(ObjectiveOptions):
 
 
 class Distillation(Supervised):
-    shardable = False
+    shardable, balances = False, False
     options_class = DistillOptions
     own_settings = ("objective.teacher", "objective.cache")
 
@@ -50,6 +50,9 @@ class Distillation(Supervised):
                 "objective.cache holds the teacher's answers to single images, so not with mixing (augment.mixup, "
                 "augment.cutmix)."
             )
+
+    def keeps_features(self) -> bool:
+        return False  # the teacher looks at images
 
     def setup(self) -> None:
         super().setup()

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from vitlab.training.report.html import cut, data_url, ems, escaped, name_html, percent, section
+from vitlab.training.report.html import both, cut, data_url, ems, escaped, name_html, percent, section
+from vitlab.training.uncertainty import wilson
 
 
 def class_tables(counts: np.ndarray, classes: list[str]) -> str:
@@ -17,22 +18,19 @@ def class_tables(counts: np.ndarray, classes: list[str]) -> str:
 
 def _confusion(counts: np.ndarray, classes: list[str]) -> str:
     total, right = int(counts.sum()), int(np.trace(counts))
-    low, high = _wilson(right, total)
-    caption = (
-        f'<p>Rows are the truth, columns the prediction. <span lang="zh-CN">行为真实类别，列为预测类别。</span> '
-        f"{right:,} of {total:,} right: {percent(right / total, 2)}, "
-        f"95 % interval {percent(low)} to {percent(high)}.</p>"
+    low, high = wilson(right / total, total)
+    share, span = percent(right / total, 2), (percent(low), percent(high))
+    english = (
+        f"Rows are the truth, columns the prediction. {right:,} of {total:,} right: {share}, "
+        f"95 % interval {span[0]} to {span[1]}."
     )
+    chinese = (
+        f"行为真实类别，列为预测类别。{total:,} 张中答对 {right:,} 张：{share}，95 % 置信区间 {span[0]} 到 {span[1]}。"
+    )
+    caption = f"<p>{both(english, chinese)}</p>"
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)  # of the row, that is of the truth
     drawing = _matrix(counts, shares, classes) if len(classes) <= 100 else _matrix_image(shares)
     return f'{caption}<div class="wide">{drawing}</div>{_confused_pairs(counts, classes)}'
-
-
-def _wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a share, which holds near 0 and 1 where the plain one does not."""
-    p, n = right / total, total
-    middle, width = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max((middle - width) / (1 + z * z / n), 0.0), min((middle + width) / (1 + z * z / n), 1.0)
 
 
 def _matrix(counts: np.ndarray, shares: np.ndarray, classes: list[str]) -> str:
@@ -94,9 +92,12 @@ def _confused_pairs(counts: np.ndarray, classes: list[str], most: int = 12) -> s
                 f"<tr><td>{name_html(classes[i])}</td><td>{name_html(classes[j])}</td>"
                 f'<td class="n">{wrong[i, j]}</td><td class="n">{percent(share)}</td></tr>'
             )
-    head = '<tr><th>truth</th><th>taken for</th><th class="n">times</th><th class="n">of the class</th></tr>'
+    head = (
+        f"<tr><th>{both('truth', '真实')}</th><th>{both('taken for', '误认为')}</th>"
+        f'<th class="n">{both("times", "次数")}</th><th class="n">{both("of the class", "占该类")}</th></tr>'
+    )
     return (
-        '<h3>Most often confused <span lang="zh-CN">· 最易混淆</span></h3>'
+        f"<h3>{both('Most often confused', '最易混淆')}</h3>"
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div>'
     )
 
@@ -112,11 +113,18 @@ def _per_class(counts: np.ndarray, classes: list[str]) -> str:
         other = f"{name_html(classes[int(others.argmax())])} ({others.max()})" if others.any() else ""
         present = bool(totals[k])
         bar = f'<span class="bar" style="--share:{share[k]:.4f}"></span>' if present else ""
-        shown = f'<data value="{float(share[k])!r}">{percent(share[k])}</data>' if present else "no images"
+        shown = (
+            f'<data value="{float(share[k])!r}">{percent(share[k])}</data>'
+            if present
+            else both("no images", "没有图片")
+        )
         rows.append(
             f"<tr><td>{name_html(classes[k])}</td><td>{shown}{bar}</td>"
             f'<td class="n">{counts[k, k]} / {totals[k]}</td><td>{other}</td></tr>'
         )
-    head = '<tr><th>class</th><th>accuracy</th><th class="n">right / all</th><th>taken for</th></tr>'
+    head = (
+        f"<tr><th>{both('class', '类别')}</th><th>{both('accuracy', '准确率')}</th>"
+        f'<th class="n">{both("right / all", "答对 / 全部")}</th><th>{both("taken for", "误认为")}</th></tr>'
+    )
     table = f'<table class="classes"><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
     return f'<div class="wide tall">{table}</div>'

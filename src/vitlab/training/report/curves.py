@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from vitlab.training.objectives import OBJECTIVES, objective_class
+from vitlab.training.report.html import both
 
 Points = list[tuple[float, float]]  # (step, value)
+KINDS = {"train": "训练", "val": "验证", "test": "测试"}
 W, H, LEFT, RIGHT, TOP, BOTTOM = 560, 270, 66, 16, 14, 34  # of a chart, in SVG units
 
 
@@ -105,21 +107,26 @@ def _chart(chart: Chart, series: dict[str, Points], last_step: int) -> str:
             svg.append(f'<text class="broken" x="{across}" y="{TOP + 8}">×<title>step {x:g}: {y}</title></text>')
         legend.append(_legend(chart, kind, finite, len(broken), label))
     svg.append("</svg>")
-    scale = " (logarithmic)" if logarithmic else ""
-    title = f'<h3>{chart.title}{scale} <span lang="zh-CN">· {chart.chinese}</span></h3>'
-    return f"<figure>{title}{''.join(svg)}<figcaption>{' '.join(legend)}</figcaption></figure>"
+    scale, chinese_scale = (" (logarithmic)", "（对数）") if logarithmic else ("", "")
+    title = both(f"{chart.title}{scale}", f"{chart.chinese}{chinese_scale}")
+    return f"<figure><h3>{title}</h3>{''.join(svg)}<figcaption>{' '.join(legend)}</figcaption></figure>"
 
 
 def _legend(chart: Chart, kind: str, finite: Points, broken: int, label: Callable[[float], str]) -> str:
-    parts = []
+    english, chinese = [], []
     if finite:
-        parts.append(f"last {label(finite[-1][1])}")
+        last = label(finite[-1][1])
+        english.append(f"last {last}")
+        chinese.append(f"最后 {last}")
     if finite and kind != "train" and chart.key in ("loss", "top1"):
         step, best = (min if chart.key == "loss" else max)(finite, key=lambda point: point[1])
-        parts.append(f"best {label(best)} at step {step:g}")
+        english.append(f"best {label(best)} at step {step:g}")
+        chinese.append(f"最好 {label(best)}（第 {step:g} 步）")
     if broken:
-        parts.append(f"{broken} not finite (×)")
-    return f'<span class="key {kind}"><b>{kind}</b> {", ".join(parts)}</span>'
+        english.append(f"{broken} not finite (×)")
+        chinese.append(f"{broken} 个不是有限数（×）")
+    shown = both(f"<b>{kind}</b> {', '.join(english)}", f"<b>{KINDS[kind]}</b> {'，'.join(chinese)}")
+    return f'<span class="key {kind}">{shown}</span>'
 
 
 def _low(values: Sequence[float], from_zero: bool) -> float:

@@ -15,6 +15,8 @@ import numpy as np
 
 from vitlab.parsing import flat
 
+PERCENT = ("top1", "top5", "accuracy", "val_top1", "test_top1", "ece", "map", "val_map", "f1_micro", "f1_macro")
+
 
 def printable(value: object) -> str:
     """Control characters and the halves of file names that are not UTF-8 become U+FFFD."""
@@ -36,7 +38,7 @@ def number(key: str, value: object) -> str:
         return escaped("–" if value is None else value)
     if not math.isfinite(value):
         shown = str(value)
-    elif key.split(".")[-1] in ("top1", "top5", "accuracy", "val_top1", "test_top1", "ece"):
+    elif key.split(".")[-1] in PERCENT:
         shown = percent(value, 2)
     elif key == "seconds":
         shown = duration(value)
@@ -60,10 +62,17 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {s:02} s"
 
 
+def both(english: str, chinese: str) -> str:
+    """HTML in both languages; the page shows one of them."""
+    if english == chinese:
+        return english
+    return f'<span lang="en">{english}</span><span lang="zh-CN">{chinese}</span>'
+
+
 def section(title: str, chinese: str, content: str) -> str:
     if not content:
         return ""
-    return f'<section>\n<h2>{title} <span lang="zh-CN">· {chinese}</span></h2>\n{content}\n</section>'
+    return f"<section>\n<h2>{both(title, chinese)}</h2>\n{content}\n</section>"
 
 
 def table_of(values: Mapping[str, object]) -> str:
@@ -92,24 +101,42 @@ class GalleryItem:
     image: np.ndarray  # (H, W, C) or (H, W), uint8
     truth: str
     predicted: str
-    confidence: float  # probability of `predicted`
+    confidence: float | None  # probability of `predicted`; None: it has none
     name: str  # where the image comes from
+    heat: np.ndarray | None = None  # where the model looked, (h, w, 3)
+    remark: str = ""  # HTML
 
 
 def gallery(items: list[GalleryItem], caption: str) -> str:
-    figures = []
-    for p in items:
-        right = p.truth == p.predicted
-        verdict = name_html(p.predicted) if right else f"{name_html(p.truth)} → <b>{name_html(p.predicted)}</b>"
-        mark = '<span class="yes">✓</span>' if right else '<span class="no">✗</span>'
-        alt = escaped(f"{p.name}: {p.truth}, predicted {p.predicted}")
-        small = ' class="pixels"' if max(p.image.shape[:2]) <= 96 else ""
-        figures.append(
-            f'<figure><img{small} alt="{alt}" src="{data_url(p.image)}" /><figcaption>{mark} {verdict} · '
-            f'<data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
-            f'<small title="{escaped(p.name)}">{name_html(p.name)}</small></figcaption></figure>'
-        )
-    return f'<p>{caption}</p><div class="gallery">{"".join(figures)}</div>' if figures else ""
+    """Images with a heat map come first, larger: the image and its map side by side."""
+    pairs = [_figure(item) for item in items if item.heat is not None]
+    plain = [_figure(item) for item in items if item.heat is None]
+    parts = [f'<div class="gallery heat">{"".join(pairs)}</div>' if pairs else ""]
+    parts.append(f'<div class="gallery">{"".join(plain)}</div>' if plain else "")
+    return f"<p>{caption}</p>{''.join(parts)}" if items else ""
+
+
+def _figure(p: GalleryItem) -> str:
+    right = p.truth == p.predicted
+    verdict = name_html(p.predicted) if right else f"{name_html(p.truth)} → <b>{name_html(p.predicted)}</b>"
+    mark = '<span class="yes">✓</span> ' if right else '<span class="no">✗</span> '
+    chance = ""
+    if p.confidence is None:  # a number, which is neither right nor wrong
+        mark = ""
+    else:
+        chance = f' · <data value="{float(p.confidence)!r}">{percent(p.confidence)}</data>'
+    alt = escaped(f"{p.name}: {p.truth}, predicted {p.predicted}")
+    small = ' class="pixels"' if max(p.image.shape[:2]) <= 96 else ""
+    image = f'<img{small} alt="{alt}" src="{data_url(p.image)}" />'
+    if p.heat is not None:
+        image = f'<div class="beside">{image}<img alt="{alt}: heat map" src="{data_url(p.heat)}" /></div>'
+    parts = printable(p.name).replace("\\", "/").split("/")
+    name = p.name if len(p.name) <= 32 else f"…/{'/'.join(parts[-2:])}"  # a class folder and the file
+    remark = f'<span class="remark">{p.remark}</span>' if p.remark else ""
+    return (
+        f"<figure>{image}<figcaption>{mark}{verdict}{chance}{remark}"
+        f'<small title="{escaped(p.name)}">{name_html(name)}</small></figcaption></figure>'
+    )
 
 
 def data_url(image: np.ndarray, side: int = 224) -> str:

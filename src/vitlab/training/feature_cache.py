@@ -1,0 +1,205 @@
+"""Features on disk, by content: an image that was run through an encoder once is never run through it again.
+
+    cache = FeatureCache.open(key, width)                # one encoder, one way of reading images
+    cache.find(digests)                                  # (n,), -1 where an image is not known
+    cache.add(digests, vectors)                          # (n, E), written before they can be found
+    cache.take(digests)                                  # (n, E), mapped into memory
+
+$VITLAB_CACHE/features/index.sqlite says which row of which file belongs to which image; <key>.f32 holds the rows. Two
+processes may use it at the same time. A killed one loses the batch it was at; a damaged row counts as not known.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.errors import UsageError
+from vitlab.images.sources.download import cache_dir
+
+INDEX, VECTORS = "index.sqlite", ".f32"
+PATIENCE = 60.0  # seconds to wait for another process that writes
+TABLES = """
+CREATE TABLE IF NOT EXISTS encoders (key TEXT PRIMARY KEY, width INTEGER, about TEXT, used REAL);
+CREATE TABLE IF NOT EXISTS features (key TEXT, digest BLOB, row INTEGER, crc INTEGER, PRIMARY KEY (key, digest))
+WITHOUT ROWID;
+"""
+
+
+def folder() -> Path:
+    return cache_dir() / "features"
+
+
+@dataclass(frozen=True)
+class CachedEncoder:
+    """What the cache holds of one encoder."""
+
+    key: str
+    model: str  # its name or family
+    size: list[int]  # H, W of its images
+    mirrored: bool  # features of the mirror images
+    images: int
+    bytes: int
+    used: float  # seconds since 1970
+
+
+class FeatureCache:
+    """The features of one encoder and one way of reading images, which `key` identifies."""
+
+    def __init__(self, place: Path, key: str, width: int):
+        self.place, self.key, self.width = place, key, width
+        self.index = _connect(place)
+        self.file = place / f"{key}{VECTORS}"
+
+    @classmethod
+    def open(cls, key: str, width: int, about: dict[str, Any]) -> FeatureCache | None:
+        """`about`: model, size and mirrored, as in CachedEncoder. None where the cache cannot be written."""
+        try:
+            cache = cls(folder(), key, width)
+            with cache._writing():
+                cache.index.execute(
+                    "INSERT INTO encoders VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET used = excluded.used",
+                    (key, width, json.dumps(about), time.time()),
+                )
+        except (OSError, sqlite3.Error):
+            return None
+        return cache
+
+    def __enter__(self) -> FeatureCache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.index.close()
+
+    def find(self, digests: Sequence[bytes]) -> np.ndarray:
+        """(n,): the row of each image, -1 where it is not known or its row is damaged."""
+        return self._find(digests, self._mapped())
+
+    def _find(self, digests: Sequence[bytes], vectors: np.ndarray) -> np.ndarray:
+        known = {digest: (row, crc) for digest, row, crc in self._rows()}
+        pairs = [known.get(digest, (-1, 0)) for digest in digests]
+        rows = np.array([row for row, _ in pairs], dtype=np.int64)
+        rows[rows >= len(vectors)] = -1
+        for place, (row, (_, crc)) in enumerate(zip(rows, pairs, strict=True)):
+            if row >= 0 and zlib.crc32(vectors[row].tobytes()) != crc:
+                rows[place] = -1
+        return rows
+
+    def add(self, digests: Sequence[bytes], vectors: np.ndarray) -> None:
+        """Keep these features. The vectors are on disk before the index names them."""
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, E)
+        assert vectors.shape == (len(digests), self.width)
+        with self._writing():
+            (first,) = self.index.execute(
+                "SELECT COALESCE(MAX(row) + 1, 0) FROM features WHERE key = ?", (self.key,)
+            ).fetchone()
+            with self.file.open("r+b" if self.file.exists() else "w+b") as file:
+                file.seek(first * self.width * 4)
+                file.write(vectors.tobytes())
+            self.index.executemany(
+                "INSERT OR REPLACE INTO features VALUES (?, ?, ?, ?)",
+                (
+                    (self.key, digest, first + number, zlib.crc32(vector.tobytes()))
+                    for number, (digest, vector) in enumerate(zip(digests, vectors, strict=True))
+                ),
+            )
+
+    def take(self, digests: Sequence[bytes]) -> np.ndarray:
+        """(n, E); rows that stand together in the file stay there, and are read as they are used.
+
+        Raises OSError where one is not known: the cache was cleaned meanwhile.
+        """
+        vectors = self._mapped()
+        rows = self._find(digests, vectors)
+        if len(rows) and rows.min() < 0:
+            raise FileNotFoundError(f"{self.file}: features are gone that were there before")
+        first = int(rows[0]) if len(rows) else 0
+        if np.array_equal(rows, np.arange(first, first + len(rows))):
+            return vectors[first : first + len(rows)]
+        return vectors[rows]
+
+    def _rows(self) -> Iterator[tuple[bytes, int, int]]:
+        return self.index.execute("SELECT digest, row, crc FROM features WHERE key = ?", (self.key,))
+
+    def _mapped(self) -> np.ndarray:
+        """(rows, E), read from disk as they are used."""
+        size = self.file.stat().st_size // (4 * self.width) if self.file.exists() else 0
+        if not size:
+            return np.zeros((0, self.width), dtype=np.float32)
+        return np.memmap(self.file, dtype=np.float32, mode="c", shape=(size, self.width))  # changes stay in memory
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction; others wait for it."""
+        self.index.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.index.execute("ROLLBACK")
+            raise
+        self.index.execute("COMMIT")
+
+
+def _connect(place: Path) -> sqlite3.Connection:
+    """The index; a damaged one is started anew, for everything in it can be computed again."""
+    place.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):
+        index = sqlite3.connect(place / INDEX, timeout=PATIENCE, isolation_level=None)
+        try:
+            index.executescript(TABLES)
+            return index
+        except sqlite3.OperationalError:  # locked, or read-only: nothing is wrong with it
+            index.close()
+            raise
+        except sqlite3.DatabaseError:
+            index.close()
+            for file in [*place.glob(f"{INDEX}*"), *place.glob(f"*{VECTORS}")]:
+                file.unlink()
+    raise sqlite3.DatabaseError(f"{place / INDEX}: cannot be made")
+
+
+def encoders() -> list[CachedEncoder]:
+    """Everything in the cache, the most recently used first."""
+    if not (folder() / INDEX).exists():
+        return []
+    index = _connect(folder())
+    rows = index.execute(
+        "SELECT key, about, used, (SELECT COUNT(*) FROM features WHERE features.key = encoders.key) FROM encoders "
+        "ORDER BY used DESC"
+    ).fetchall()
+    index.close()
+    listed = []
+    for key, about, used, images in rows:
+        file = folder() / f"{key}{VECTORS}"
+        size = file.stat().st_size if file.exists() else 0
+        listed.append(CachedEncoder(key, **json.loads(about), images=images, bytes=size, used=used))
+    return listed
+
+
+def clean(keys: Sequence[str] | None = None, unused_days: float | None = None) -> list[CachedEncoder]:
+    """Remove the features of these encoders, or of those not used for so many days; of all by default. Returns them."""
+    known = encoders()
+    if missing := set(keys or ()) - {encoder.key for encoder in known}:
+        raise UsageError(f"no features are kept under the key {min(missing)}. `vitlab cache` lists the keys.")
+    chosen = [encoder for encoder in known if keys is None or encoder.key in keys]
+    if unused_days is not None:
+        chosen = [encoder for encoder in chosen if time.time() - encoder.used > 86_400 * unused_days]
+    if chosen:
+        index = _connect(folder())
+        for encoder in chosen:
+            index.execute("DELETE FROM features WHERE key = ?", (encoder.key,))
+            index.execute("DELETE FROM encoders WHERE key = ?", (encoder.key,))
+            with suppress(FileNotFoundError):
+                (folder() / f"{encoder.key}{VECTORS}").unlink()
+        index.execute("VACUUM")
+        index.close()
+    return chosen

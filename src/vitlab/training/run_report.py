@@ -1,0 +1,251 @@
+"""From a finished run to the contents of its report: which images it shows, and what its verdict rests on."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.images.datasets import Captioned, Data
+from vitlab.models.base import Network
+from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import Scores
+from vitlab.training.heat_maps import PASSES, heat_maps, heat_method
+from vitlab.training.label_issues import LabelSuspect, sure_suspects
+from vitlab.training.objectives.base import AnyScores
+from vitlab.training.recipe import Recipe, to_toml
+from vitlab.training.report import Evidence, GalleryItem, RunReport, Smoothing, write_report
+from vitlab.training.report.html import both, percent
+from vitlab.training.retrieval import Retrieval
+from vitlab.training.runlog import read_log
+from vitlab.training.target_scores import LabelScores, NumberScores, TargetScores
+from vitlab.version import __version__
+
+SHOWN = 24  # mistakes and samples
+EXPLAINED = 6  # mistakes and successes with a heat map, each
+FORWARD_PASSES = 2 * EXPLAINED * PASSES  # of one image, that the heat maps of a report cost
+SUSPECTS = 12  # that are shown, half of them from the training images
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Training images, each as seen by a probe that was not fitted on it."""
+
+    image_set: ImageSet
+    indices: np.ndarray  # (n,): numbers in the image set
+    log_probabilities: Tensor  # (n, K)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a report is made of."""
+
+    run: Path
+    recipe: Recipe
+    data: Data
+    model: Network
+    scores: AnyScores
+    image_set: ImageSet  # the images of the scores
+    result: dict[str, Any]
+    log: list[dict[str, Any]] | None = None  # None: the run's own
+    trained_by: Recipe | None = None  # that taught the model labels, step by step
+    held_out: HeldOut | None = None
+
+
+def write_run_report(run: FinishedRun) -> Path:
+    """run/report.html"""
+    report = RunReport(
+        log=read_log(run.run) if run.log is None else run.log,
+        recipe_text=to_toml(run.recipe),
+        result=run.result,
+        classes=run.data.classes,
+        confusion=None,
+        mistakes=[],
+        samples=[],
+        environment=environment(),
+    )
+    scores = run.scores
+    if isinstance(scores, Retrieval):
+        return write_report(run.run, _with_captions(report, run, scores))
+    if isinstance(scores, TargetScores):
+        return write_report(run.run, _with_targets(report, run, scores))
+    return write_report(run.run, _with_classes(report, run, scores))
+
+
+def _with_captions(report: RunReport, run: FinishedRun, scores: Retrieval) -> RunReport:
+    data = run.image_set.data
+    assert isinstance(data, Captioned)
+    captions = data.captions
+    chances, answers = scores.nearest()
+    right = scores.owner[answers] == torch.arange(len(answers))
+    names = captions.everything()
+
+    def shown(index: int) -> GalleryItem:
+        answer = names[int(answers[index])]
+        truth = answer if right[index] else captions[index][0]  # of an image's captions any is right
+        return _item(run.image_set, index, truth, answer, float(chances[index]))
+
+    return replace(
+        report,
+        mistakes=[shown(i) for i in _worst(right, chances, scores.read)],
+        samples=[shown(i) for i in scores.read.nonzero()[:SHOWN, 0].tolist()],
+    )
+
+
+def _with_classes(report: RunReport, run: FinishedRun, scores: Scores) -> RunReport:
+    probabilities = scores.logits.softmax(dim=1)
+    chances, answers = probabilities.max(dim=1)
+    right = answers == scores.labels
+    classes, labels = run.data.classes, scores.labels
+    suspects = _evaluated_suspects(probabilities, scores)
+    contradicted = {suspect.image for suspect in suspects}
+
+    def shown(index: int) -> GalleryItem:
+        item = _item(
+            run.image_set, index, classes[int(labels[index])], classes[int(answers[index])], float(chances[index])
+        )
+        return replace(item, remark=both("the label may be wrong", "标签可能有误")) if index in contradicted else item
+
+    worst = _worst(right, chances, scores.read)
+    typical = typical_successes(chances, right & scores.read, labels)
+    heat = dict(zip((chosen := worst[:EXPLAINED] + typical), _heat(run, chosen, answers), strict=False))
+    method = heat_method(run.model) if heat else None
+    training = [] if run.held_out is None else sure_suspects(*_numbers(run.held_out))
+    examined = int(scores.read.sum()) + (0 if run.held_out is None else len(run.held_out.indices))
+    return replace(
+        report,
+        confusion=scores.confusion(),
+        mistakes=[replace(shown(i), heat=heat.get(i)) for i in worst],
+        samples=[shown(i) for i in scores.read.nonzero()[:SHOWN, 0].tolist()],
+        successes=[replace(shown(i), heat=heat.get(i)) for i in typical],
+        suspects=_suspects_shown(run, training, suspects),
+        evidence=Evidence(
+            str(run.run),
+            classes[int(np.bincount(run.data.train.labels).argmax())] if len(run.data.train) else None,
+            examined,
+            len(training) + len(suspects),
+            _rising(report.log),
+        ),
+        smoothing=None if run.trained_by is None else smoothing_of(run.trained_by, len(classes)),
+        confidence=float(chances[scores.read].mean()),
+        heat="" if method is None else method.title,
+    )
+
+
+def _with_targets(report: RunReport, run: FinishedRun, scores: TargetScores) -> RunReport:
+    """For several labels or a number: the worst answers are those of the highest loss."""
+    if isinstance(scores, LabelScores):
+        present, truth = scores.present, scores.labels > 0
+        losses = F.binary_cross_entropy_with_logits(scores.outputs, scores.labels, reduction="none").sum(dim=1)
+        right = (present == truth).all(dim=1)
+        chances = scores.probabilities.where(present, 1 - scores.probabilities).prod(dim=1)
+
+        def names(row: Tensor) -> str:
+            return ", ".join(run.data.classes[k] for k in row.nonzero()[:, 0].tolist()) or "none"
+
+        def shown(i: int) -> GalleryItem:
+            return _item(run.image_set, i, names(truth[i]), names(present[i]), float(chances[i]))
+    else:
+        assert isinstance(scores, NumberScores)
+        values, expected = scores.predicted, scores.labels
+        losses = (values - expected).abs()
+        right = torch.zeros(len(losses), dtype=torch.bool)  # of a number there is only more or less wrong
+
+        def shown(i: int) -> GalleryItem:
+            return _item(run.image_set, i, f"{float(expected[i]):.5g}", f"{float(values[i]):.5g}", None)
+
+    wrong = (~right & scores.read).nonzero()[:, 0]
+    worst = wrong[losses[wrong].argsort(descending=True)][:SHOWN].tolist()
+    samples = scores.read.nonzero()[:SHOWN, 0].tolist()
+    return replace(
+        report,
+        mistakes=[shown(i) for i in worst],
+        samples=[shown(i) for i in samples],
+    )
+
+
+def _worst(right: Tensor, chances: Tensor, read: Tensor) -> list[int]:
+    wrong = (~right & read).nonzero()[:, 0]
+    return wrong[chances[wrong].argsort(descending=True)][:SHOWN].tolist()
+
+
+def typical_successes(chances: Tensor, right: Tensor, labels: Tensor, most: int = EXPLAINED) -> list[int]:
+    """Right answers of middling confidence, of one class after another."""
+    by_class = []
+    for label in labels[right].unique().tolist():
+        rows = (right & (labels == label)).nonzero()[:, 0]
+        ordered = rows[(chances[rows] - chances[rows].median()).abs().argsort(stable=True)]
+        by_class.append(ordered.tolist())
+    rounds = max(map(len, by_class), default=0)
+    return [rows[i] for i in range(rounds) for rows in by_class if i < len(rows)][:most]
+
+
+def _heat(run: FinishedRun, indices: list[int], answers: Tensor) -> list[np.ndarray]:
+    if not indices or run.model.classes != len(run.data.classes):
+        return []
+    pixels, _, _ = run.image_set.take(np.array(indices))
+    return heat_maps(run.model, run.image_set.normalise(pixels), answers[indices].tolist())
+
+
+def _evaluated_suspects(probabilities: Tensor, scores: Scores) -> list[LabelSuspect]:
+    """`image` counts all images, those that could not be read too."""
+    rows = scores.read.nonzero()[:, 0].numpy()
+    suspects = sure_suspects(probabilities[rows].double().numpy(), scores.labels[rows].numpy())
+    return [replace(suspect, image=int(rows[suspect.image])) for suspect in suspects]
+
+
+def _numbers(held_out: HeldOut) -> tuple[np.ndarray, np.ndarray]:
+    labels = held_out.image_set.labels[torch.from_numpy(held_out.indices)]
+    return held_out.log_probabilities.double().exp().numpy(), labels.numpy()
+
+
+def _suspects_shown(run: FinishedRun, training: list[LabelSuspect], evaluated: list[LabelSuspect]) -> list[GalleryItem]:
+    classes, items = run.data.classes, []
+    split = {"val": ("validation image", "验证图片"), "test": ("test image", "测试图片")}[run.result["split"]]
+    few = max(SUSPECTS // 2, SUSPECTS - len(evaluated))
+
+    def add(image_set: ImageSet, index: int, suspect: LabelSuspect, where: tuple[str, str]) -> None:
+        given = percent(suspect.given_confidence)
+        remark = both(f"{where[0]}; the label has {given}", f"{where[1]}；给定标签只有 {given}")
+        item = _item(image_set, index, classes[suspect.given], classes[suspect.suggested], suspect.confidence)
+        items.append(replace(item, remark=remark))
+
+    for suspect in training[:few] if run.held_out is not None else []:
+        assert run.held_out is not None
+        add(run.held_out.image_set, int(run.held_out.indices[suspect.image]), suspect, ("training image", "训练图片"))
+    for suspect in evaluated[: SUSPECTS - len(items)]:
+        add(run.image_set, suspect.image, suspect, split)
+    return items
+
+
+def _item(image_set: ImageSet, index: int, truth: str, predicted: str, confidence: float | None) -> GalleryItem:
+    normalised, _ = image_set.normalised(np.array([index]))
+    image = np.asarray(image_set.preprocess.to_image(normalised[0]))
+    return GalleryItem(image, truth, predicted, confidence, image_set.data.name_of(index))
+
+
+def _rising(log: list[dict[str, Any]]) -> bool:
+    """Whether the last evaluation of several is the best, and better than the one before by a point."""
+    curve = [event["top1"] for event in log if event["kind"] == "val" and isinstance(event.get("top1"), float)]
+    return len(curve) >= 3 and curve[-1] >= max(curve[:-1]) + 0.01
+
+
+def smoothing_of(recipe: Recipe, classes: int) -> Smoothing:
+    augment = recipe.augment
+    return Smoothing(augment.smoothing, classes, augment.mixup > 0 or augment.cutmix > 0)
+
+
+def environment() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "vitlab": __version__,
+        "system": platform.platform(),
+        "threads": str(torch.get_num_threads()),
+    }
