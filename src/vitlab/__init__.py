@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitlab.checkpoints.load import load
     from vitlab.checkpoints.native import save
     from vitlab.checkpoints.push import push
+    from vitlab.data_check.check import check
     from vitlab.evaluation import evaluate
     from vitlab.explain.inspect import inspect
     from vitlab.export.optimize import optimize
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Trace": "vitlab.layers.trace",
+    "check": "vitlab.data_check.check",
     "convert": "vitlab.checkpoints.convert",
     "create": "vitlab.factory",
     "embed": "vitlab.inference",
@@ -74,6 +76,7 @@ __all__ = [
     "UsageError",
     "VitlabError",
     "__version__",
+    "check",
     "convert",
     "create",
     "embed",

@@ -12,30 +12,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitlab.checkpoints import native
-from vitlab.checkpoints.load import ModelOrName, load_with_report, locate
+from vitlab.checkpoints.load import ModelOrName, as_network, load_with_report, locate
 from vitlab.errors import UsageError, VitlabError
-from vitlab.export.loader import Exported, is_export, open_export
-from vitlab.images.datasets import Captioned, Data, first_few, open_data
+from vitlab.export.loader import Exported, is_export, open_network
+from vitlab.images.bands import StoredPixels
+from vitlab.images.datasets import (
+    Captioned,
+    Data,
+    FileOptions,
+    TargetColumns,
+    first_few,
+    images_per_class,
+    is_table,
+    open_data,
+)
 from vitlab.images.preprocess import Preprocess
 from vitlab.images.samples import Samples, data_of_samples
+from vitlab.images.sources import sources_of
+from vitlab.images.sources.dataset import KIND_NAMES
+from vitlab.images.sources.targets import table_titles
 from vitlab.inference import check_reducer, class_labels, on_device
 from vitlab.models import registry
-from vitlab.models.base import Capability, Network, unwrap
+from vitlab.models.base import Capability, Network
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import LISTS, read_templates
 from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import (
+    Features,
+    PassOptions,
     Scores,
     evaluate_classifier,
     evaluate_zeroshot,
@@ -44,22 +60,27 @@ from vitlab.training.evaluate import (
     knn_accuracy,
     probe_accuracy,
 )
+from vitlab.training.features import Count, adding, dataset_features
+from vitlab.training.job import columns_of
 from vitlab.training.labels import class_order, differing
 from vitlab.training.objectives.clip import CLIPOptions
 from vitlab.training.recipe import Recipe, read_recipe
 from vitlab.training.retrieval import Retrieval, evaluate_retrieval
+from vitlab.training.target_scores import TargetScores, reordered, task_scores
 from vitlab.training.unreadable import check_skipped
 
 SPLITS = ("train", "val", "test")
 RECIPE = "recipe.toml"
-Progress = Callable[[str, int, int], object]  # what is being run through the model, images done, images in all
 Note = Callable[[str], object]
 
 
-class OpenOptions(TypedDict, total=False):
-    """Options of `open_data` that also apply to a dataset that is evaluated."""
+class EvaluateOptions(TypedDict, total=False):
+    """`image_size` as in vitlab.load; the others are options of `open_data`."""
+
+    image_size: int | tuple[int, int] | None
 
     path: str | None
+    columns: TargetColumns | None  # of a table; default: as the model was trained
     allow_cut: bool
     allow_outside: bool
 
@@ -98,7 +119,7 @@ class Evaluation:
     split: str
     classes: list[str]
     reducer: str | None = None
-    scores: Scores | None = None  # of the classifier, or zero-shot
+    scores: Scores | TargetScores | None = None  # of the classifier, or zero-shot; or of its labels or number
     retrieval: Retrieval | None = None
     templates: Templates | None = None
     knn: float | None = None
@@ -110,7 +131,7 @@ class Evaluation:
     @property
     def confused(self) -> list[dict[str, Any]]:
         """Every kind of mistake, the most frequent first."""
-        pairs = [] if self.scores is None else self.scores.confused()
+        pairs = self.scores.confused() if isinstance(self.scores, Scores) else []
         return [{"truth": self.classes[i], "answer": self.classes[j], "images": count} for i, j, count in pairs]
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +144,7 @@ class Evaluation:
             values |= self.scores.to_dict()
         if self.templates is not None:
             values["templates"] = vars(self.templates)
-        if self.scores is not None:
+        if isinstance(self.scores, Scores):
             values["confused"] = self.confused
         values |= {} if self.knn is None else {"knn": self.knn}
         values |= {} if self.linear_probe is None else {"linear_probe": self.linear_probe}
@@ -146,20 +167,22 @@ def evaluate(
     batch_size: int = 256,
     device: str | None = None,
     max_unreadable: int = 20,
-    progress: Progress | None = None,
+    progress: Count | None = None,
     note: Note | None = None,
-    **options: Unpack[OpenOptions],
+    **options: Unpack[EvaluateOptions],
 ) -> Evaluation:
     """Evaluate a model, or a checkpoint or exported file by its name, on one split of a dataset.
 
     `data`: its name or path; an open dataset; or (image, label) pairs, as a list or a torch Dataset.
 
     A classifier is scored by its classes. `knn`, `probe` and `few_shot` (images per class, drawn `draws` times) score
-    the features, alone where the model has no classes or others. A CLIP is scored by captions where the data have
-    them, or zero-shot where `templates` names its sentences. `split`: default test, or val without one. `flip`
-    averages the scores of an image and its mirror image. `reducer` runs a ViT with fewer tokens: "tome:r=8".
-    `device`: default the best for a name; a model stays where it is. More than `max_unreadable` images that cannot be
-    read are an error. `progress` gets what is done after each batch, `note` what a user should know, as it is learned.
+    the features, alone where the model has no classes or others; on test, k-NN and probe learn from train and val. A
+    CLIP is scored by captions where the data have them, or zero-shot where `templates` names its sentences. `split`:
+    default test, or val without one. `flip` averages the scores of an image and its mirror image. `reducer` runs a ViT
+    with fewer tokens: "tome:r=8". `device`: default the best for a name; a model stays where it is. More than
+    `max_unreadable` images that cannot be read are an error. `progress` gets what is done after each batch, `note` what
+    a user should know, as it is learned. `image_size`: of a model given by its name; positions are resized as
+    vitlab.load does.
     """
     _check_numbers(few_shot, draws, batch_size)
     notes: list[str] = []
@@ -169,7 +192,9 @@ def evaluate(
         if note is not None:
             note(text)
 
-    model = unwrap(model) if isinstance(model, nn.Module) else fspath(model)
+    opening: dict[str, Any] = {**options}
+    size = {} if (image_size := opening.pop("image_size", None)) is None else {"image_size": image_size}
+    model = as_network(model, **size) if isinstance(model, nn.Module) else fspath(model)
     name = model if isinstance(model, str) else (model.card and model.card.name) or model.family
     recipe = None if isinstance(model, Network) else recipe_of(name)
     with_features = knn or probe or few_shot is not None
@@ -178,15 +203,21 @@ def evaluate(
     check_reducer(model, reducer)
     network = model
     if not isinstance(network, Network):
-        network, device = _open_model(name, reducer, templates is not None, tell), device or "auto"
+        network, device = _open_model(name, reducer, templates is not None, tell, **size), device or "auto"
     if isinstance(network, Exported):
         _check_export(network, with_features or templates is not None)
     if not isinstance(data, Data | str | PathLike):
-        data = data_of_samples(data, class_labels(network.encoder))
+        if network.encoder.task.kind != "class":
+            raise UsageError(f"{name} gives {network.encoder.task.description}: name a table of images, and not pairs.")
+        data = data_of_samples(data, class_labels(network.encoder), _stored(network))
     source = data.name if isinstance(data, Data) else fspath(data)
     if not isinstance(data, Data):
         captions = templates is None and _may_read_text(model)  # where a source can be read either way
-        data = open_data(source, captions=captions, **options, **_split_as_trained(recipe, source))
+        stored = _stored(network)
+        trained, group = _split_as_trained(recipe, source)
+        opening.setdefault("columns", trained.pop("columns", None) or _columns(network.encoder, source))
+        files = FileOptions("photo") if stored is None else FileOptions("stored", stored.channels)
+        data = open_data(source, captions=captions, files=replace(files, group=group), **opening, **trained)
         for text in data.notes:
             tell(text)
     chosen = _choose_split(data, source, split)
@@ -196,10 +227,10 @@ def evaluate(
         if with_features:
             raise UsageError("--knn, --probe and --few-shot evaluate features by classes: leave them out here.")
         if templates is None and not isinstance(model, Network) and not isinstance(network, Exported):
-            network = load_with_report(name)[0]  # with its text tower
+            network = load_with_report(name, **size)[0]  # with its text tower
         clip = _clip(network, name, data, templates)
         image_set = ImageSet(getattr(data, chosen), _preprocess(on_device(clip, device), name))
-        common |= {"flip": flip, "progress": _counter(progress, f"{source}, {chosen}", len(image_set))}
+        common |= {"flip": flip, "progress": adding(progress, f"{source}, {chosen}", len(image_set))}
         if isinstance(image_set.data, Captioned):
             result.retrieval = evaluate_retrieval(clip, image_set, image_set.data.captions, **common)
             result.skipped |= result.retrieval.skipped
@@ -208,13 +239,15 @@ def evaluate(
             result.scores = evaluate_zeroshot(clip, image_set, data.classes, result.templates.sentences, **common)
             result.skipped |= result.scores.skipped
     else:
+        _check_kind(network.encoder, data, name, with_features)
         _check_features(data, chosen, with_features, few_shot)
         network = on_device(network.encoder, device)
         image_set = ImageSet(getattr(data, chosen), _preprocess(network, name))
         order = _class_order(network, data, name, source, with_features, tell)
         if order is not None:
-            count = _counter(progress, f"{source}, {chosen}", len(image_set))
-            result.scores = evaluate_classifier(network, image_set, flip=flip, order=order, progress=count, **common)
+            count = adding(progress, f"{source}, {chosen}", len(image_set))
+            scores = evaluate_classifier(network, image_set, flip=flip, order=order, progress=count, **common)
+            result.scores = task_scores(scores, reordered(network.task, order))
             result.skipped |= result.scores.skipped
         if with_features or order is None:
             if not len(data.train):
@@ -222,16 +255,27 @@ def evaluate(
                     "--knn, --probe and --few-shot learn from training images, and there are only (image, label) pairs "
                     "to evaluate on: name a dataset; or evaluate a CLIP with templates."
                 )
-            train = ImageSet(data.train, image_set.preprocess)
-            common["progress"] = _counter(progress, "features", len(train) + len(image_set))
-            bank, queries = (features(network, part, skipped=result.skipped, **common) for part in (train, image_set))
+            learned = [data.train, data.val] if chosen == "test" and data.val else [data.train]
+            parts = [ImageSet(part, image_set.preprocess) for part in learned] + [image_set]
+            common["progress"] = adding(progress, "features", sum(map(len, parts)))
+            *banks, queries = (_features(network, part, result.skipped, **common) for part in parts)
+            bank: Features = torch.cat([x for x, _ in banks]), torch.cat([labels for _, labels in banks])
             result.knn = knn_accuracy(bank, queries) if knn or not with_features else None
             result.linear_probe = probe_accuracy(bank, queries) if probe else None
             if few_shot is not None:
-                accuracies = few_shot_accuracies(bank, queries, data.classes, few_shot, draws=draws)
+                accuracies = few_shot_accuracies(banks[0], queries, data.classes, few_shot, draws=draws)
                 result.few_shot = FewShot(few_shot, accuracies)
     check_skipped(result.skipped, max_unreadable, "--max-unreadable", "--max-unreadable=...")
     return result
+
+
+def _features(model: Network, image_set: ImageSet, skipped: dict[str, str], **options: Unpack[PassOptions]) -> Features:
+    """Unit-length features; those of all tokens are computed once, and kept."""
+    if options.get("reducer") is not None:
+        return features(model, image_set, skipped=skipped, **options)
+    known = dataset_features(model, image_set, progress=options.get("progress"))
+    skipped |= known.skipped
+    return F.normalize(known.vectors, dim=1), known.labels
 
 
 def recipe_of(checkpoint: str) -> Recipe | None:
@@ -240,13 +284,13 @@ def recipe_of(checkpoint: str) -> Recipe | None:
     return next((read_recipe(p) for p in (folder.parent / RECIPE, folder / RECIPE) if p.is_file()), None)
 
 
-def _open_model(name: str, reducer: str | None, with_text: bool, note: Note) -> Network:
-    """Loads the encoder alone, unless `with_text`: of a CLIP both towers."""
+def _open_model(name: str, reducer: str | None, with_text: bool, note: Note, **size: Any) -> Network:
+    """Loads the encoder alone, unless `with_text`: of a CLIP both towers. `size`: image_size, where it is given."""
     if is_export(name):
-        return open_export(name)
+        return open_network(name, **size)
     if reducer is not None:
         reducer_of(reducer)  # before the model is read
-    model, report = load_with_report(name, encoder=not with_text)
+    model, report = load_with_report(name, encoder=not with_text, **size)
     for text in report.notes:
         note(text)
     return model
@@ -277,13 +321,51 @@ def _reads_text(family: str) -> bool:
     return issubclass(registry.FAMILIES[family][0], TwoTowersConfig)
 
 
-def _split_as_trained(recipe: Recipe | None, source: str) -> dict[str, Any]:
-    """Where val was split off train, a run's own model is evaluated on what it has not seen: by its run's seed."""
+def _stored(network: Network) -> StoredPixels | None:
+    """What image files must hold for this model; None: photos."""
+    return None if network.encoder.preprocess is None else network.encoder.preprocess.stored
+
+
+def _split_as_trained(recipe: Recipe | None, source: str) -> tuple[dict[str, Any], str | None]:
+    """Where val was split off train, a run's own model is evaluated on what it has not seen: by its run's seed, and by
+    its groups.
+    """
     if recipe is None:
-        return {}
-    places = [Path(name).expanduser() for name in (recipe.data.source, source)]
-    same = recipe.data.source == source or (all(p.exists() for p in places) and places[0].samefile(places[1]))
-    return {"seed": recipe.run.seed, "val_fraction": recipe.data.val_fraction} if same else {}
+        return {}, None
+    trained, now = ([Path(part).expanduser() for part in sources_of(name)] for name in (recipe.data.source, source))
+    same = len(trained) == len(now) and all(
+        a == b or (a.exists() and b.exists() and a.samefile(b)) for a, b in zip(trained, now, strict=True)
+    )
+    if not same:
+        return {}, None
+    d = recipe.data
+    options = {"seed": recipe.run.seed, "val_fraction": d.val_fraction, "apply": d.apply}
+    return options | ({"columns": columns_of(recipe)} if columns_of(recipe).settings else {}), d.group
+
+
+def _columns(model: Network, source: str) -> TargetColumns | None:
+    """Of a table, the columns with the names of what the model gives."""
+    if not is_table(source) or model.task.kind == "class" or not model.labels:
+        return None
+    if model.task.kind == "number":
+        return TargetColumns(target=model.labels[0])
+    titles = {title.lower() for title in table_titles(Path(source).expanduser())}
+    known = all(label.lower() in titles and "," not in label for label in model.labels)
+    return TargetColumns(labels=",".join(model.labels)) if known else None
+
+
+def _check_kind(model: Network, data: Data, name: str, with_features: bool) -> None:
+    """Refuse data whose labels are of another kind than the model's outputs."""
+    if data.kind == "class" and (model.task.kind == "class" or not model.classes):
+        return
+    if data.kind != model.task.kind or not model.classes:
+        raise UsageError(
+            f"{data.name} has {KIND_NAMES[data.kind]}, but {name} gives "
+            f"{model.task.description if model.classes else 'features'}: evaluate it on data of that kind, or train it "
+            f"on these: vitlab train {data.name} model.init_from={name}"
+        )
+    if with_features:
+        raise UsageError("--knn, --probe and --few-shot evaluate features by classes: leave them out here.")
 
 
 def _choose_split(data: Data, source: str, split: str | None) -> str:
@@ -300,20 +382,6 @@ def _preprocess(model: Network, name: str) -> Preprocess:
     return model.preprocess
 
 
-def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int], object] | None:
-    """Adds up the images of each batch for `progress`."""
-    if progress is None:
-        return None
-    done = 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(what, done, total)
-
-    return add
-
-
 def _check_numbers(few_shot: int | None, draws: int, batch_size: int) -> None:
     for option, value, least in (("few_shot", few_shot, 1), ("draws", draws, 2), ("batch_size", batch_size, 1)):
         if value is not None and value < least:
@@ -326,8 +394,7 @@ def _check_features(data: Data, split: str, with_features: bool, few_shot: int |
             "--knn, --probe and --few-shot learn from train, so they cannot be evaluated on it: use --split val or "
             "test."
         )
-    fewest = int(np.bincount(data.train.labels, minlength=len(data.classes)).min())
-    if few_shot is not None and fewest < few_shot:
+    if few_shot is not None and (fewest := int(images_per_class(data.train).min())) < few_shot:
         raise UsageError(f"--few-shot {few_shot}: train holds only {fewest} of one class. Use that or less.")
 
 
@@ -338,6 +405,8 @@ def _class_order(
     classes, labels = data.classes, model.labels
     if not model.classes:
         return None
+    if data.kind == "number":
+        return [0]
     if labels is None and model.classes == len(classes):
         note(f"{name} does not name its classes: they are taken to be {first_few(classes)}, in this order.")
         return list(range(len(classes)))

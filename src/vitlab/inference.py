@@ -2,6 +2,7 @@
 
 vitlab.predict("bundled:cifar10", "cat.jpg")               # a model, or the name or path that vitlab.load takes
 vitlab.predict("model.onnx", "cat.jpg")                    # or an exported file
+vitlab.predict("bundled:cifar10", "photos/")               # every image of a folder, at any depth
 vitlab.embed(model, ["cat.jpg", "digits#3"])               # paths, samples of a dataset, PIL images, arrays, bytes
 vitlab.zero_shot("bundled:clip", "cat.jpg", ["cat", "dog"])
 vitlab.predict("mine.pth", "cat.jpg", heads=4, device="cuda")  # options of vitlab.load, and where it runs
@@ -9,10 +10,13 @@ vitlab.predict("mine.pth", "cat.jpg", heads=4, device="cuda")  # options of vitl
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +26,18 @@ from torch import Tensor, nn
 
 from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName
-from vitlab.errors import ImageError, UsageError
+from vitlab.checkpoints.native import write_text
+from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.export.loader import Exported, is_export, open_network
 from vitlab.images.read import Source
 from vitlab.images.samples import check_image, contents, is_image
+from vitlab.images.sorting import SortedFolder
+from vitlab.images.sources.folder import images_under
 from vitlab.layers.reducer import Reducer
 from vitlab.models.base import Capability, Network, evaluating, features_of
+from vitlab.models.task import LabelTask, NumberTask
 from vitlab.models.two_towers import TwoTowers, as_two_towers
+from vitlab.printable import csv_cell, valid_utf8
 from vitlab.reduce import reducer_of
 from vitlab.text.templates import class_prompts, fill, read_labels, read_templates
 from vitlab.training.processes import pick_device
@@ -49,6 +58,7 @@ __all__ = [
 
 Progress = Callable[[int], object]  # called with the number of images done, after each batch
 Note = Callable[[str], object]
+Row = tuple[str, Tensor | None, str | None]  # an image's name, its result, and the error if there is none
 
 
 def open_model(model: ModelOrName, device: str | None = None, **load_options: Any) -> Network:
@@ -79,11 +89,13 @@ def check_reducer(model: ModelOrName, reducer: object) -> None:
 
 @dataclass
 class Prediction:
-    """The classes of one image with their probabilities, or why there are none."""
+    """What a model says of one image: classes with their probabilities, the labels it has, or a number. Or why not."""
 
     name: str
-    scores: list[tuple[str, float]] = field(default_factory=list)  # best first
+    scores: list[tuple[str, float]] = field(default_factory=list)  # best first; labels: those above their thresholds
     error: str | None = None
+    value: float | None = None  # a number
+    quantity: str | None = None  # what the number is
 
     @property
     def label(self) -> str | None:
@@ -92,6 +104,8 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         if self.error is not None:
             return {"image": self.name, "error": self.error}
+        if self.value is not None:
+            return {"image": self.name, "target": self.quantity, "value": self.value}
         return {"image": self.name, "scores": [{"label": label, "probability": p} for label, p in self.scores]}
 
 
@@ -108,23 +122,98 @@ def predict(
 ) -> list[Prediction]:
     """The `top` classes of every image. An image that cannot be read is reported under its name; the others go on.
 
-    `reducer`: a ViT with fewer tokens, "tome:r=8". `device` and `load_options` as in `open_model`.
+    `images` may be a folder, for all images in it. A model of several labels gives all that are above their thresholds,
+    one of a number its value. `reducer`: a ViT with fewer tokens, "tome:r=8". `device` and `load_options` as in
+    `open_model`.
     """
     fewer = reducer_of(reducer) if isinstance(reducer, str) else reducer
     check_reducer(model, fewer)
     network = open_model(model, device, **load_options)
     check_predicts(network)
+    _check_top(top)
     compute = partial(class_probabilities, network, reducer=fewer)
     rows = _rows(network, images, compute, "scores", batch_size, progress)
-    return _predictions(rows, class_labels(network), top)
+    return [
+        Prediction(name, error=error) if scores is None else answer(network, name, scores, top)
+        for name, scores, error in rows
+    ]
+
+
+def answer(model: Network, name: str, scores: Tensor, top: int) -> Prediction:
+    """What is said of an image, by its scores (K,)."""
+    labels, task = class_labels(model), model.task
+    if isinstance(task, NumberTask):
+        return Prediction(name, value=float(scores[0]), quantity=labels[0])
+    best = ranked(scores, labels, len(labels) if isinstance(task, LabelTask) else top)
+    if isinstance(task, LabelTask):
+        present = {labels[k] for k in task.present(scores).nonzero()[:, 0].tolist()}
+        best = [(label, probability) for label, probability in best if label in present]
+    return Prediction(name, best)
+
+
+def write_predictions(predictions: Sequence[Prediction], path: str | PathLike[str]) -> None:
+    """A CSV table: image, label, probability, those of the next classes, and the error of what could not be read."""
+    most = max((len(prediction.scores) for prediction in predictions), default=1)
+    pairs = [name for i in range(1, most + 1) for name in _columns(i)]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["image", *pairs, "error"])
+    for prediction in predictions:
+        cells = [cell for score in prediction.scores for cell in score]
+        cells += [""] * (len(pairs) - len(cells))
+        row = [valid_utf8(prediction.name), *cells, prediction.error or ""]
+        writer.writerow([csv_cell(cell) for cell in row])
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, buffer.getvalue())
+
+
+def _columns(rank: int) -> tuple[str, str]:
+    return ("label", "probability") if rank == 1 else (f"label_{rank}", f"probability_{rank}")
+
+
+def check_csv_name(path: str | PathLike[str]) -> None:
+    """Refuse a folder, and the suffixes of other kinds of tables."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder: name the table in it, {path / 'predictions.csv'}.")
+    if path.suffix.lower() != ".csv":
+        raise UsageError(f"{path}: the table is written as CSV: name it {path.with_suffix('.csv')}.")
+
+
+def sort_images(predictions: Sequence[Prediction], folder: SortedFolder) -> dict[str, int]:
+    """Copy every image into the folder of its class; returns how many images each class has."""
+    counts: dict[str, int] = {}
+    try:
+        for prediction in predictions:
+            if prediction.label is not None:
+                folder.add(prediction.name, prediction.label)
+                counts[prediction.label] = counts.get(prediction.label, 0) + 1
+    finally:
+        folder.save()
+    return counts
+
+
+def find_images(images: Iterable[Source]) -> list[Source]:
+    """The images, with those of a folder, at any depth, in its place."""
+    listed: list[Source] = []
+    for image in images:
+        named = isinstance(image, str | PathLike) and fspath(image)  # "" is no name, and not this folder
+        if not named or not Path(named).expanduser().is_dir():
+            listed.append(image)
+        elif files := sorted(images_under(Path(named).expanduser())):
+            listed += files
+        else:
+            raise DataError(f"{named}: no images in it. Name a folder of images, or image files.")
+    return listed
 
 
 def check_predicts(model: Network) -> None:
     """Refuse a model without a classifier, and say what it can do instead."""
     if reads_text(model):
         raise UsageError(
-            f"a {model.family} model knows no classes by itself: name them, vitlab.zero_shot(model, images, ['cat', "
-            "'dog']), or vitlab zeroshot CHECKPOINT IMAGE --labels cat,dog."
+            f"this model ({model.family}) knows no classes by itself: name them, vitlab zeroshot CHECKPOINT IMAGE "
+            "--labels cat,dog, or vitlab.zero_shot(model, images, ['cat', 'dog'])."
         )
     if model.encoder is not model:
         raise UsageError(
@@ -133,14 +222,16 @@ def check_predicts(model: Network) -> None:
         )
     if not model.classes:
         raise UsageError(
-            "this model has no classes (classes=0): it gives features. Load one with a head, or classes=N."
+            "this model has no classes (classes=0): it gives features, vitlab embed FOLDER -o out.parquet --model "
+            "CHECKPOINT. Train a classifier on them: vitlab train linear_probe data.source=FOLDER "
+            "model.init_from=CHECKPOINT."
         )
 
 
 def class_probabilities(model: Network, tensors: list[Tensor], reducer: Reducer | None = None) -> Tensor:
-    """Preprocessed images, each (C, H, W) -> (B, classes)."""
-    logits = _run(model, model if reducer is None else partial(model, reducer=reducer), tensors)
-    return logits.softmax(dim=-1)
+    """Preprocessed images, each (C, H, W) -> (B, classes); of a model of a number its value, (B, 1)."""
+    outputs = _run(model, model if reducer is None else partial(model, reducer=reducer), tensors)
+    return model.task.scores(outputs)
 
 
 @dataclass(frozen=True)
@@ -211,9 +302,13 @@ def zero_shot_probabilities(model: TwoTowers, features: Tensor, labels: Labels) 
     return model.probabilities(model.scale.item() * features @ labels.weights.T + bias)
 
 
-def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
+def _check_top(top: int) -> None:
     if top < 1:
         raise UsageError(f"top={top} must be at least 1.")
+
+
+def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
+    _check_top(top)
     return [
         Prediction(name, [] if probabilities is None else ranked(probabilities, labels, top), error)
         for name, probabilities, error in rows
@@ -237,6 +332,7 @@ class Embedding:
     name: str
     vector: np.ndarray | None = None  # (E,), float32, of length 1
     error: str | None = None
+    known: bool = False  # not computed now, but remembered
 
     def to_dict(self) -> dict[str, Any]:
         if self.vector is None:
@@ -259,6 +355,13 @@ def embed(
     network = open_model(model, device, **load_options)
     rows = _rows(network, images, partial(image_vectors, network), "features", batch_size, progress)
     return [Embedding(name, None if vector is None else vector.numpy(), error) for name, vector, error in rows]
+
+
+def feature_rows(
+    model: Network, images: Source | Iterable[Source], *, batch_size: int = 16, progress: Progress | None = None
+) -> Iterator[Row]:
+    """Unnormalised features of every image, with its name, or the error of one that cannot be read."""
+    return _rows(model, images, partial(image_features, model), "features", batch_size, progress)
 
 
 def image_vectors(model: Network, tensors: list[Tensor]) -> Tensor:
@@ -304,9 +407,6 @@ def _run(model: Network, function: Callable[[Tensor], Tensor], tensors: list[Ten
         return function(images).float().cpu()
 
 
-Row = tuple[str, Tensor | None, str | None]  # an image's name, its result, and the error if there is none
-
-
 def _rows(
     model: Network,
     images: Source | Iterable[Source],
@@ -341,7 +441,9 @@ def _rows(
 
 
 def _as_list(images: object) -> list[Source]:
-    """One image or several -> a list."""
+    """One image or several, or a folder of images -> a list."""
+    if isinstance(images, str | PathLike) and Path(images).expanduser().is_dir():
+        images = find_images([images])
     if is_image(images) or isinstance(images, Tensor) or not isinstance(images, Iterable):
         images = [images]
     hint = "Call the model itself on tensors that are normalised: model(images).softmax(-1)."

@@ -31,5 +31,12 @@ def printable_json(text: str) -> str:
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def csv_cell(value: object) -> object:
+    """The value for csv.writer. A spreadsheet would run =HYPERLINK(...) or +cmd|...; a name like +mixup stays."""
+    if isinstance(value, str) and re.match(r"[=+\-@\t\r].*[(|!]", value, re.DOTALL):
+        return "'" + value
+    return value
+
+
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")

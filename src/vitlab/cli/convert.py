@@ -33,7 +33,9 @@ class ReadOptions:
     text_heads: Annotated[int | None, typer.Option(help="Attention heads of the text tower.")] = None
     image_size: Size = None
     classes: Annotated[int | None, typer.Option(help="Replace the head by a new one with this many classes.")] = None
-    encoder: Annotated[bool, typer.Option("--encoder", help="Convert only the ViT of an MAE, DINO or CLIP.")] = False
+    encoder: Annotated[
+        bool, typer.Option("--encoder", help="Convert only the ViT of an MAE, DINO, CLIP or SigLIP.")
+    ] = False
     base: Annotated[
         str | None, typer.Option("--base", metavar="CHECKPOINT", help="Base of a low-rank adapter, if it was moved.")
     ] = None
@@ -79,7 +81,8 @@ def convert(
         bool, typer.Option("--check", help="Compare logits, also in the other library if it is installed.")
     ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Tokenizer to add to a CLIP that has none.")
+        Path | None,
+        typer.Option("--tokenizer", metavar="FILE", help="Tokenizer to add to a CLIP or SigLIP that has none."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing DST.")] = False,
     json: Json = False,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vitlab.cli.console import by, console, count, print_json, say, say_notes, table
-from vitlab.cli.options import Json, Recipe, Settings
+from vitlab.cli.options import FoldersAndSettings, Json, Recipe
 from vitlab.cli.progress import following_downloads
 
 CLASSES = 20  # rows of the table
@@ -17,7 +17,7 @@ UNREADABLE = 5  # images that are named
 
 def data(
     what: Recipe,
-    settings: Settings = None,
+    settings: FoldersAndSettings = None,
     preview: Annotated[
         Path | None,
         typer.Option("--preview", "-o", metavar="FILE", help="Draw the model's input: .png, .svg or .pdf."),
@@ -31,14 +31,16 @@ def data(
 
     The images are shown before and after augmentation.
     """
-    from vitlab.training.job import data_of
-    from vitlab.training.presets import find_recipe
+    from vitlab.training.job import data_of, suited_recipe
+    from vitlab.training.ladder import tuning_recipe
+    from vitlab.training.presets import find_recipe, split_arguments
     from vitlab.training.preview import describe
     from vitlab.training.preview import preview as make_preview
     from vitlab.training.recipe import with_settings, with_value
     from vitlab.training.report import draw_preview, figure_format
 
-    recipe = with_settings(find_recipe(what)[1], settings or [])
+    what, changes = split_arguments(what, settings or [])
+    recipe = suited_recipe(with_settings(find_recipe(what)[1], changes))
     if seed is not None:
         recipe = with_value(recipe, "run.seed", seed)
     if preview is not None:
@@ -46,13 +48,15 @@ def data(
     with following_downloads():
         dataset = data_of(recipe)
     if preview is not None:
+        with following_downloads():
+            recipe = tuning_recipe(recipe, dataset, changes)
         sheet = make_preview(recipe, dataset, images, views)
         draw_preview(sheet, preview)
         say_notes(sheet.notes)
         say(f"preview: {preview}")
     if json:
         print_json(describe(dataset))
-    elif preview is None:
+    else:
         _show(describe(dataset))
 
 
@@ -63,16 +67,23 @@ def _show(summary: dict[str, Any]) -> None:
     captions, splits = summary["captions"], summary["images"]
     console().print(Text(summary["name"], "bold"))
     rows = Table.grid(padding=(0, 2))
-    if not captions:
-        rows.add_row("classes", count(summary["classes"]))
+    numbers = summary["numbers"]
+    if not captions and not numbers:
+        rows.add_row("classes" if summary["kind"] == "class" else "labels", count(summary["classes"]))
     rows.add_row("images", ", ".join(f"{name} {count(n)}" for name, n in splits.items()))
     if captions:
         rows.add_row("captions", ", ".join(f"{name} {_captions(numbers)}" for name, numbers in captions.items()))
         lengths = (f"{name} {c['words']:.1f} a caption, up to {c['longest']}" for name, c in captions.items())
         rows.add_row("words", ", ".join(lengths))
         rows.add_row("the first", captions["train"]["first"])
+    elif numbers:
+        spans = (f"{name} {n['least']:.6g} to {n['most']:.6g}, mean {n['mean']:.6g}" for name, n in numbers.items())
+        rows.add_row("numbers", "; ".join(spans))
     else:
-        rows.add_row("per class", ", ".join(_range(summary["per_class"], split) for split in splits))
+        rows.add_row(
+            "per class" if summary["kind"] == "class" else "per label",
+            ", ".join(_range(summary["per_class"], split) for split in splits),
+        )
     rows.add_row("sizes", _sizes(summary))
     for message in summary["unreadable"][:UNREADABLE]:
         rows.add_row("unreadable", message)
@@ -81,9 +92,9 @@ def _show(summary: dict[str, Any]) -> None:
     for note in summary["notes"]:
         rows.add_row("note", note)
     console().print(rows)
-    if captions:
+    if captions or numbers:
         return
-    grid = table("class", *splits, right=splits)
+    grid = table("class" if summary["kind"] == "class" else "label", *splits, right=splits)
     for row in summary["per_class"][:CLASSES]:
         grid.add_row(row["class"], *[count(row[split]) for split in splits])
     console().print(grid)

@@ -7,13 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.console import console, print_json_text, say_note, table
-from vitlab.cli.options import BatchSize, CheckpointOrExport, Data, Device, Json, Reducer, SourceOptions, choice
+from vitlab.cli.console import console, parse_size, print_json_text, say_note, table
+from vitlab.cli.options import BatchSize, CheckpointOrExport, Data, Device, Json, Reducer, Size, SourceOptions, choice
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
 NAMES = {"top1": "top-1", "top5": "top-5", "knn": "k-NN on features", "linear_probe": "linear probe"}
+FIGURES = (  # of several labels an image, and of a number
+    ("map", "mAP", ".2%"),
+    ("f1_micro", "F1 (micro)", ".2%"),
+    ("f1_macro", "F1 (macro)", ".2%"),
+    ("mae", "MAE", ".6g"),
+    ("rmse", "RMSE", ".6g"),
+    ("r2", "R2", ".4f"),
+)
 DIRECTIONS = {"image_to_text": "image -> caption", "text_to_image": "caption -> image"}
 CLASSES, PAIRS, UNREADABLE = 40, 10, 10  # rows that are shown; --json has all
 
@@ -34,7 +42,9 @@ class FeatureOptions:
 class TextOptions:
     """Zero-shot evaluation of a CLIP."""
 
-    zeroshot: Annotated[bool, typer.Option("--zeroshot", help="Evaluate a CLIP by the names of the classes.")] = False
+    zeroshot: Annotated[
+        bool, typer.Option("--zeroshot", help="Evaluate a CLIP or SigLIP by the names of the classes.")
+    ] = False
     templates: Annotated[
         str | None,
         typer.Option(
@@ -52,6 +62,7 @@ class RunOptions:
         choice("train", "val", "test", help="Split to evaluate on. Default: test, or val without one."),
     ] = None
     flip: Annotated[bool, typer.Option("--flip", help="Average the scores with those of the mirrored image.")] = False
+    image_size: Size = None
     reducer: Reducer = None
     batch_size: BatchSize = 256
     device: Device = "auto"
@@ -69,7 +80,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model: accuracy, calibration, errors, speed.
 
-    Top-1 and top-5, also per class, and which classes it confuses; optionally classifiers on its features. On images
+    Top-1 and top-5, also per class, and which classes it confuses; optionally classifiers on its features. Several
+    labels an image are evaluated by mAP and F1, a number by MAE, RMSE and R2. On images
     with captions a CLIP is evaluated by recall@1, 5 and 10, both ways, beside chance.
     """
     from vitlab.evaluation import evaluate
@@ -79,6 +91,7 @@ def evaluate(
         raise UsageError("--templates are the sentences of --zeroshot: add it, or leave them out.")
     templates = text.templates or "held_out" if text.zeroshot else None
     options = {**vars(source), **vars(features), **vars(run), "templates": templates}
+    options["image_size"] = parse_size(run.image_size)
     with following_downloads(), Meter("images") as meter:
         result = evaluate(checkpoint, data, progress=meter.update, note=say_note, **options).to_dict()
     print_json_text(to_json(result)) if json else _show(result)
@@ -94,6 +107,9 @@ def _show(result: dict[str, Any]) -> None:
     for key, name in NAMES.items():
         if key in result and (key != "top5" or len(result["classes"]) > 5):
             _row(name, f"{result[key]:.2%}")
+    for key, name, form in FIGURES:
+        if key in result:
+            _row(name, format(result[key], form))
     if "few_shot" in result:
         few = result["few_shot"]
         spread = f"+- {few['deviation']:.2%} over {len(few['draws'])} draws"
@@ -101,6 +117,7 @@ def _show(result: dict[str, Any]) -> None:
     if "top1" in result:
         _row("loss", f"{result['loss']:.4f}")
         _row("calibration (ECE)", f"{result['ece']:.4f}")
+    if "top1" in result or "map" in result or "mae" in result:
         images = f"{result['images']} images in {result['seconds']:.1f} s, reading included"
         _row("speed", f"{result['images_per_second']:.0f} images/s, {images}")
     for message in result["unreadable_pictures"][:UNREADABLE]:
@@ -109,6 +126,8 @@ def _show(result: dict[str, Any]) -> None:
         _row("", f"and {result['unreadable'] - UNREADABLE} more (--json names all)")
     if "top1" in result:
         _show_classes(result)
+    if "per_label" in result:
+        _show_labels(result)
 
 
 def _row(name: str, value: str) -> None:
@@ -133,6 +152,21 @@ def _show_classes(result: dict[str, Any]) -> None:
             grid.add_row(one_line(pair["truth"]), one_line(pair["answer"]), str(pair["images"]))
         console().print()
         console().print(grid)
+
+
+def _show_labels(result: dict[str, Any]) -> None:
+    """Figures of each label, or of the worst of many."""
+    rows = list(zip(result["classes"], result["per_label"], strict=True))
+    if len(rows) > CLASSES:
+        known = [row for row in rows if row[1]["average_precision"] is not None]
+        rows = sorted(known, key=lambda row: row[1]["average_precision"])[:CLASSES]
+        console().print(f"\nThe {len(rows)} worst of {len(result['classes'])} labels (--json has all)")
+    right = ("average precision", "F1", "threshold", "images")
+    grid = table("label", *right, right=right)
+    for label, figures in rows:
+        shares = ["-" if v is None else f"{v:.1%}" for v in (figures["average_precision"], figures["f1"])]
+        grid.add_row(one_line(label), *shares, f"{figures['threshold']:.3f}", str(figures["images"]))
+    console().print(grid)
 
 
 def _describe_templates(templates: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ Target = Annotated[
 ]
 Text = Annotated[
     list[str] | None,
-    typer.Option("--text", metavar="SENTENCE", help="Sentence to explain with a CLIP (repeatable)."),
+    typer.Option("--text", metavar="SENTENCE", help="Sentence to explain with a CLIP or SigLIP (repeatable)."),
 ]
 Methods = Annotated[
     str | None, typer.Option("--methods", metavar=",".join(SHOWN), help="Methods, separated by commas.")

@@ -41,7 +41,7 @@ class ExportOptions:
         str | None, typer.Option("--reducer", metavar=REDUCERS, help="Token reducer to build into the file.")
     ] = None
     features: Annotated[bool, typer.Option("--features", help="Export features instead of classes.")] = False
-    text: Annotated[bool, typer.Option("--text", help="Export the text tower of a CLIP.")] = False
+    text: Annotated[bool, typer.Option("--text", help="Export the text tower of a CLIP or SigLIP.")] = False
     force: Annotated[bool, typer.Option("--force", help="Keep the file even if it differs.")] = False
 
 
@@ -97,7 +97,9 @@ def export(
         except ExportMismatchError as error:
             result, refused = error.result, str(error)
     written = str(out) if refused is None else None
-    print_json({"written": written, **result.to_dict()}) if json else _show(result, written)
+    print_json({"written": written, **result.to_dict()}) if json else _show(
+        result, written, "texts" if options.text else "images"
+    )
     say_notes(f"{note}." for note in result.notes)
     if refused is not None:
         say(f"vitlab: error: {refused} --force keeps it.")
@@ -105,11 +107,11 @@ def export(
     say_notes(f"kept by --force: {problem}." for problem in result.problems)
 
 
-def _show(result: Verification, written: str | None) -> None:
+def _show(result: Verification, written: str | None, inputs: str) -> None:
     ms, size = result.milliseconds, result.bytes
     classes = "" if result.answers is None else f", to which the model gives {result.answers} different classes"
     rows = {
-        "same answer": f"{result.agreement:.2%} of {result.images} images{classes}",
+        "same answer": f"{result.agreement:.2%} of {result.images} {inputs}{classes}",
         "largest difference": f"{result.max_difference:.1e}, of values up to {result.largest:.3g}",
         f"a batch of {result.batch}": f"{ms['export']:.1f} ms, the model {ms['model']:.1f} ms",
         "size": f"{size['export'] / 1e6:.2f} MB, the model {size['model'] / 1e6:.2f} MB",

@@ -11,8 +11,8 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, table
-from vitlab.cli.language import Language, language
 from vitlab.cli.options import Json, argument, choice
+from vitlab.language import Language, language
 
 if TYPE_CHECKING:
     from vitlab.learn.exercises import Exercise

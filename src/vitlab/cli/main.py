@@ -8,6 +8,8 @@ import typer
 from typer.main import get_command
 
 from vitlab.cli import (
+    cache,
+    check,
     complete,
     convert,
     data,
@@ -43,12 +45,14 @@ COMMANDS = {  # in the order of the help page
     "train": train.train,
     "verify-resume": train.verify_resume,
     "data": data.data,
+    "check": check.check,
     "eval": evaluate.evaluate,
     "runs": runs.runs,
     "doctor": runs.doctor,
     "index": search.index,
     "search": search.search,
     "embed": search.embed,
+    "cache": cache.cache,
     "serve": serve.serve,
 }
 

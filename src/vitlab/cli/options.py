@@ -95,6 +95,7 @@ def checkpoint_argument(metavar: str, help: str) -> Any:
 
 CHECKPOINT = "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."
 IMAGES = "Image files, or digits#3."
+IMAGES_OR_FOLDERS = "Image files, folders of images, or digits#3."
 REDUCERS = "tome:r=8|evit:keep=0.7"
 
 Checkpoint = Annotated[str, checkpoint_argument("CHECKPOINT", CHECKPOINT)]
@@ -107,10 +108,14 @@ CheckpointOrExport = Annotated[
 NameOrCheckpoint = Annotated[
     str, argument("NAME|CHECKPOINT", "A model's name, or a checkpoint.", complete.models_and_checkpoints)
 ]
+ImagesOrFolders = Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER", help=IMAGES_OR_FOLDERS)]
 Images = Annotated[list[str], typer.Argument(metavar="IMAGE", help=IMAGES)]
 OptionalImages = Annotated[list[str] | None, typer.Argument(metavar="IMAGE", help=IMAGES)]
 Recipe = Annotated[str, argument("RECIPE|SOURCE|FOLDER", "As for train.", complete.recipes)]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values to change.")]
+FoldersAndSettings = Annotated[
+    list[str] | None, typer.Argument(metavar="[FOLDER]... [KEY=VALUE]", help="More folders, then values to change.")
+]
 Data = Annotated[str, argument("DATA", "A data source, or a folder of your images.", complete.sources)]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

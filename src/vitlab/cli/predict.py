@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitlab.cli.console import console, load_options, print_json, say, say_note, table
-from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, Images, Json, Reducer, Size
+from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, ImagesOrFolders, Json, Reducer, Size
 from vitlab.cli.progress import counting
 from vitlab.printable import one_line
 
@@ -16,9 +18,23 @@ if TYPE_CHECKING:
     from vitlab.inference import Prediction
 
 
+@dataclass(frozen=True)
+class PredictOutput:
+    """Where predictions go besides the terminal."""
+
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", "--csv", metavar="FILE", help="Write the predictions: a .csv table.")
+    ] = None
+    sort: Annotated[
+        Path | None,
+        typer.Option("--sort", metavar="FOLDER", help="Copy the images into a folder for each class, in a new folder."),
+    ] = None
+
+
 def predict(
     checkpoint: CheckpointOrExport,
-    images: Images,
+    images: ImagesOrFolders,
+    output: PredictOutput,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 5,
     heads: Heads = None,
     image_size: Size = None,
@@ -26,21 +42,32 @@ def predict(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Classify images.
+    """Classify images, or all images of a folder.
 
     A file that cannot be read is reported; the others are processed (exit code 1).
     """
-    from vitlab.inference import predict
+    from vitlab.images.sorting import SortedFolder
+    from vitlab.inference import check_csv_name, find_images, predict, sort_images, write_predictions
 
+    sources = find_images(images)
+    if output.out is not None:
+        check_csv_name(output.out)
+    folder = None if output.sort is None else SortedFolder(output.sort, images)
     options = {**load_options(image_size, heads), "top": top, "reducer": reducer, "device": device}
-    with counting("images", len(images)) as progress:
-        predictions = predict(checkpoint, images, progress=progress, **options)
-    _report(predictions, json)
+    with counting("images", len(sources)) as progress:
+        predictions = predict(checkpoint, sources, progress=progress, **options)
+    if output.out is not None:
+        write_predictions(predictions, output.out)
+        say(f"written: {output.out}")
+    if folder is not None:
+        counts = sort_images(predictions, folder)
+        say(f"copied: {sum(counts.values()):,} images into {len(counts):,} class folders of {output.sort}")
+    _report(predictions, json, as_table=output.out is None and folder is None)
 
 
 def zeroshot(
     checkpoint: Checkpoint,
-    images: Images,
+    images: ImagesOrFolders,
     labels: Annotated[
         str, typer.Option("--labels", metavar="A,B,C", help="Labels to choose from; or a file with one per line.")
     ],
@@ -52,24 +79,27 @@ def zeroshot(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Classify images by labels of your own, with a CLIP.
+    """Classify images by labels of your own, with a CLIP or SigLIP.
 
     A file that cannot be read is reported; the others are processed (exit code 1).
     """
-    from vitlab.inference import zero_shot
+    from vitlab.inference import find_images, zero_shot
 
+    sources = find_images(images)
     options = {**load_options(image_size), "templates": templates, "top": top, "device": device}
-    with counting("images", len(images)) as progress:
-        predictions = zero_shot(checkpoint, images, labels, progress=progress, note=say_note, **options)
+    with counting("images", len(sources)) as progress:
+        predictions = zero_shot(checkpoint, sources, labels, progress=progress, note=say_note, **options)
     _report(predictions, json)
 
 
-def _report(predictions: list[Prediction], json: bool) -> None:
-    """Print them; exit code 1 if an image has no scores."""
+def _report(predictions: list[Prediction], json: bool, as_table: bool = True) -> None:
+    """Print them, without `as_table` how many have each class; exit code 1 if an image has no scores."""
     if json:
         print_json([prediction.to_dict() for prediction in predictions])
-    else:
+    elif as_table:
         _show(predictions)
+    else:
+        _show_counts(predictions)
     errors = [str(prediction.error) for prediction in predictions if prediction.error is not None]
     for error in errors:
         say(f"vitlab: {one_line(error)}")
@@ -78,11 +108,34 @@ def _report(predictions: list[Prediction], json: bool) -> None:
         raise SystemExit(1)
 
 
+def _show_counts(predictions: list[Prediction]) -> None:
+    grid = table("class", "images", right=("images",))
+    counts = Counter(prediction.label for prediction in predictions if prediction.label is not None)
+    for label, images in counts.most_common():
+        grid.add_row(one_line(label), f"{images:,}")
+    if grid.row_count:
+        console().print(grid)
+
+
 def _show(predictions: list[Prediction]) -> None:
+    if any(prediction.value is not None for prediction in predictions):
+        _show_numbers(predictions)
+        return
     grid = table("image", "class", "probability", "", right=("probability",))
     for prediction in predictions:
+        if not prediction.scores and prediction.error is None:
+            grid.add_row(one_line(Path(prediction.name).name), "-", "", "no label is above its threshold")
         for rank, (label, probability) in enumerate(prediction.scores):
             name = one_line(Path(prediction.name).name) if rank == 0 else ""
             grid.add_row(name, one_line(label), f"{probability:.1%}", "█" * round(20 * probability))
     if grid.row_count:
         console().print(grid)
+
+
+def _show_numbers(predictions: list[Prediction]) -> None:
+    numbers = [prediction for prediction in predictions if prediction.value is not None]
+    quantity = one_line(numbers[0].quantity or "value")
+    grid = table("image", quantity, right=(quantity,))
+    for prediction in numbers:
+        grid.add_row(one_line(Path(prediction.name).name), f"{prediction.value:.6g}")
+    console().print(grid)

@@ -14,6 +14,7 @@ from vitlab.errors import UsageError
 
 FORMATS = ("table", "markdown", "csv")
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}
+NAMED = 3  # runs with the same value of a setting that are named
 MARKS = {True: "ok ", False: "BAD", None: "   "}
 
 
@@ -29,11 +30,17 @@ def runs(
         typer.Option("--sort", metavar="KEY", help="Column or recipe key to sort by, best first; -KEY: best last."),
     ] = None,
     json: Json = False,
+    all_columns: Annotated[
+        bool, typer.Option("--all", help="Show all columns, and one for each setting that differs.")
+    ] = False,
 ) -> None:
-    """List and compare runs, newest first."""
+    """List and compare runs, newest first.
+
+    Below the table: the settings in which the runs differ.
+    """
     from vitlab.training.report import plot as draw_curves
     from vitlab.training.runlog import to_json
-    from vitlab.training.runs import list_runs, table, to_csv, to_markdown
+    from vitlab.training.runs import list_runs, main_table, table, to_csv, to_markdown, variations
 
     check_format(format)
     listed = list_runs(folder)
@@ -46,8 +53,11 @@ def runs(
         print_plain(to_csv(rows), end="")
     elif format == "markdown":
         print_plain(to_markdown(rows), end="")
-    elif rows:
+    elif rows and all_columns:
         _show(rows)
+    elif rows:
+        _show(main_table(listed.runs, sort))
+        _show_variations(variations(listed.runs))
     if not rows:
         say(f"no runs in {folder}. `vitlab train` makes one.")
     elif plot is not None:
@@ -73,6 +83,30 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         grid.add_row(*[shown(key, value) for key, value in row.items()])
     console().print(grid)
+
+
+def _show_variations(table: dict[str, dict[str, list[str]]]) -> None:
+    """A line for each setting that differs: its values, and the runs that have them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not table:
+        return
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column(Text("what differs"), no_wrap=True)
+    grid.add_column(Text(""), overflow="fold")
+    for key, values in table.items():
+        few = sorted(values.items(), key=lambda pair: len(pair[1]))
+        cells = [f"{value} ({_names(names)})" for value, names in few[:-1]]
+        most, names = few[-1]
+        cells.append(f"{most} ({'the others' if len(names) > NAMED else _names(names)})")
+        grid.add_row(key, ", ".join(cells))
+    console().print()
+    console().print(grid)
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def doctor(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitlab.cli.console import console, print_json, say, say_notes, say_unreadable
-from vitlab.cli.options import BatchSize, Data, Device, Json, SourceOptions, model_option
+from vitlab.cli.console import console, parse_size, print_json, say, say_notes, say_unreadable
+from vitlab.cli.options import BatchSize, Data, Device, Json, Size, SourceOptions, model_option
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
@@ -27,8 +27,9 @@ GRAPH = "graph of neighbours"
 def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, at any depth.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
-    model: Annotated[str | None, model_option("A CLIP, or any encoder. Default: the index's.")] = None,
+    model: Annotated[str | None, model_option("A CLIP, a SigLIP, or any encoder. Default: the index's.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images per batch; a killed run repeats one batch.", min=1)] = 64,
+    image_size: Size = None,
     device: Device = "auto",
     moved: Annotated[bool, typer.Option("--moved", help="The images are the same, in another folder.")] = False,
     json: Json = False,
@@ -49,6 +50,7 @@ def index(
             batch_size=batch_size,
             moved=moved,
             device=process.device,
+            image_size=parse_size(image_size),
             together=process,
             progress=(lambda what, done, total: meter.update(titles[what], done, total)) if process.first else None,
         )
@@ -72,11 +74,13 @@ def index(
 def search(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="An index made by vitlab index.")],
     text: Annotated[
-        str | None, typer.Argument(metavar="WORDS", help='"a dog on a beach", if the index was made with a CLIP.')
+        str | None,
+        typer.Argument(metavar="WORDS", help='"a dog on a beach", if the index was made with a CLIP or SigLIP.'),
     ] = None,
     image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="An image, or digits#3.")] = None,
     top: Annotated[int, typer.Option(help="Number of images to find.", min=1)] = 10,
     model: Annotated[str | None, model_option("Where the index's model is now.")] = None,
+    image_size: Size = None,
     sheet: Annotated[
         Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
     ] = None,
@@ -92,9 +96,10 @@ def search(
         draw.check_kind(sheet)
     if html is not None and html.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{html}: name an .html file.")
+    size = parse_size(image_size)
     with Meter("images") as meter:
         progress = lambda what, done, total: meter.update(GRAPH, done, total)
-        result = search_index(index, text, image=image, top=top, model=model, progress=progress)
+        result = search_index(index, text, image=image, top=top, model=model, progress=progress, image_size=size)
     say_notes(result.notes)
     if not result.hits:
         say(f"{index}: holds no image that could be read.")
@@ -121,6 +126,7 @@ def embed(
     source: SourceOptions,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table: out.parquet.")],
     model: Annotated[str | None, model_option("Any model. Default: bundled:dino.")] = None,
+    image_size: Size = None,
     batch_size: BatchSize = 64,
     device: Device = "auto",
     json: Json = False,
@@ -146,6 +152,7 @@ def embed(
             model or DEFAULT_MODEL,
             batch_size=batch_size,
             device=process.device,
+            image_size=parse_size(image_size),
             together=process,
             progress=(lambda what, done, total: meter.update(data, done, total)) if process.first else None,
         )

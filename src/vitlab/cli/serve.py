@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vitlab.cli.console import say, say_notes
-from vitlab.cli.options import checkpoint_argument
+from vitlab.cli.console import parse_size, say, say_notes
+from vitlab.cli.options import Size, checkpoint_argument
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
 
@@ -57,6 +57,7 @@ def serve(
     runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Training runs to show on the page at /.")] = Path(
         "runs"
     ),
+    image_size: Size = None,
     threads: Annotated[int | None, typer.Option(help="Threads per model.", min=1)] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
 ) -> None:
@@ -82,7 +83,8 @@ def serve(
         max_pixels=round(limits.max_megapixels * 1e6),
         runs=str(runs),
     )
-    with open_server(models or [], index, port=port, settings=settings, threads=threads) as server:
+    size = parse_size(image_size)
+    with open_server(models or [], index, port=port, settings=settings, threads=threads, image_size=size) as server:
         if not settings.local and settings.token is None:
             say(f"note: anyone who reaches {server.address} may send requests. Add --token TOKEN, or leave out --host.")
         logging.basicConfig(level=logging.INFO if access_log else logging.ERROR, format="%(asctime)s %(message)s")

@@ -222,7 +222,7 @@ def _run(study: Callable[[str, Show], Study], json: bool, format: str = "table",
     command = shlex.join(["vitlab", *sys.argv[1:]])
     on_screen = sys.stdout.isatty() and format == "table" and not json
     try:
-        with following_downloads(), LastRunBar() if on_screen else StderrLines() as show:
+        with following_downloads(), ProgressBar() if on_screen else StderrLines() as show:
             finished = study(command, show)
     except (Stopped, KeyboardInterrupt):
         if not resumable:
@@ -283,12 +283,3 @@ def print_table(rows: list[Row]) -> None:
         style = "bold" if BEST in row.get("note", "") else ""
         grid.add_row(*[columns[key][number] for key in kept], style=style)
     out.print(grid)
-
-
-class LastRunBar(ProgressBar):
-    """For a terminal: the bar of the current run; earlier runs are lines of text."""
-
-    def start(self, done: int, total: int) -> None:
-        for task in self.progress.task_ids:
-            self.progress.remove_task(task)
-        super().start(done, total)

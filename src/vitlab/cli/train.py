@@ -13,8 +13,8 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, print_json, print_json_text, print_plain, say, table
-from vitlab.cli.options import Json, Recipe, Settings, argument, option
-from vitlab.cli.progress import following_downloads
+from vitlab.cli.options import FoldersAndSettings, Json, Recipe, Settings, argument, option
+from vitlab.cli.progress import Meter, following_downloads
 
 if TYPE_CHECKING:
     from vitlab.training.verify import ResumeReport
@@ -25,25 +25,35 @@ DIFFERENT = 5  # tensors that are named
 
 def train(
     what: Annotated[str | None, argument("RECIPE|SOURCE|FOLDER", WHAT, complete.recipes)] = None,
-    settings: Settings = None,
+    settings: FoldersAndSettings = None,
     resume: Annotated[Path | None, option("--resume", "RUN", "Resume a stopped run.", complete.runs)] = None,
     changed: Annotated[bool, typer.Option("--changed", help="Resume even if the recipe was changed.")] = False,
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Choose all that is not given, to finish within this time.")
     ] = None,
+    apply: Annotated[
+        Path | None, typer.Option("--apply", metavar="CSV", help="Corrections of the data, from vitlab check.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; all else goes to stderr.")] = False,
 ) -> None:
     """Train with a recipe, on a data source, or on your images.
 
-    Your images lie in one folder per class, or have captions.
+    Your images lie in one folder per class, have captions, or stand in a table: classes, labels, or a number.
     """
     began = time.perf_counter()  # before torch is imported: --minutes includes that
     from vitlab.training.loop import Stopped
+    from vitlab.training.presets import split_arguments
+    from vitlab.training.recipe import setting
+    from vitlab.training.target_scores import headline
     from vitlab.training.train import train
 
     changes = list(settings or [])
     if what is not None and (resume is not None or ("=" in what and not Path(what).exists())):
         what, changes = None, [what, *changes]  # vitlab train run.epochs=3
+    if what is not None:
+        what, changes = split_arguments(what, changes)
+    if apply is not None:
+        changes.append(setting("data.apply", str(apply)))
     show = StderrLines() if json else ProgressBar() if sys.stdout.isatty() else Lines()
     try:
         with show, following_downloads():
@@ -55,9 +65,9 @@ def train(
         print_json(run.to_dict())
         return
     result = run.result
-    score = f"{result['split']} {result.get('judged_by', 'top-1')} [bold]{result['top1']:.2%}[/bold]"
-    speed = f"({result['images_per_second']:.0f} images/s, {result['params']:,} parameters)"
-    console(markup=True).print(f"{score} after {result['seconds']:.0f} s {speed}")
+    score = f"{result['split']} [bold]{headline(result, result.get('judged_by', 'top-1'))}[/bold]"
+    rate = f"{result['images_per_second']:.0f} images/s, " if result["images_per_second"] else ""  # a probe has none
+    console(markup=True).print(f"{score} after {result['seconds']:.0f} s ({rate}{result['params']:,} parameters)")
     console().print(f"model:  {run.model}\nreport: {run.report}")
 
 
@@ -65,9 +75,11 @@ class Lines:
     """For files and pipes: a line every 30 seconds."""
 
     def __enter__(self) -> Lines:
+        self.meter = Meter("images")
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.meter.close()
 
     def start(self, done: int, total: int) -> None:
         self.total, self.last_line = total, time.monotonic()
@@ -78,6 +90,9 @@ class Lines:
         if time.monotonic() - self.last_line > 30:
             self.last_line = time.monotonic()
             self.note(f"step {done} of {self.total}: loss {numbers['loss']:.4f}, lr {numbers['lr']:.2e}")
+
+    def count(self, what: str, done: int, total: int) -> None:
+        self.meter.update(what, done, total)
 
     def note(self, text: str) -> None:
         print_plain(text)
@@ -106,12 +121,16 @@ class ProgressBar:
         columns: list[Any] = [BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}")]
         columns += [TextColumn("loss {task.fields[loss]}"), TextColumn("lr {task.fields[lr]}")]
         self.progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console(markup=True))
+        self.meter, self.task = Meter("images"), None
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.meter.close()
         self.progress.stop()
 
     def start(self, done: int, total: int) -> None:
+        if self.task is not None:  # of the rung before
+            self.progress.remove_task(self.task)
         self.progress.start()  # not before: a download has a bar of its own
         self.task = self.progress.add_task("steps", total=total, completed=done, speed="", loss="-", lr="-")
         self.began, self.first = time.monotonic(), done
@@ -120,6 +139,9 @@ class ProgressBar:
         speed = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
         fields = dict(speed=f"{speed:.1f} steps/s", loss=f"{numbers['loss']:.4f}", lr=f"{numbers['lr']:.1e}")
         self.progress.update(self.task, completed=done, **fields)  # type: ignore[arg-type]
+
+    def count(self, what: str, done: int, total: int) -> None:
+        self.meter.update(what, done, total)
 
     def note(self, text: str) -> None:
         self.progress.console.print(text, markup=False)
@@ -136,6 +158,7 @@ def verify_resume(
 
     It is killed and resumed; the weights must be the same to the bit (exit code 1 if not).
     """
+    from vitlab.training.job import suited_recipe
     from vitlab.training.presets import find_recipe
     from vitlab.training.recipe import with_settings
     from vitlab.training.runlog import to_json
@@ -143,7 +166,7 @@ def verify_resume(
 
     # Python warns about resources that killed processes left behind
     os.environ["PYTHONWARNINGS"] = os.environ.get("PYTHONWARNINGS", "") + ",ignore:resource_tracker"
-    recipe = with_settings(find_recipe(what)[1], settings or [])
+    recipe = suited_recipe(with_settings(find_recipe(what)[1], settings or []))
     with following_downloads():
         report = verify_resume(recipe, kills=kills, steps=steps, note=say)
     if json:

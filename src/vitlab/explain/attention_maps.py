@@ -190,9 +190,10 @@ def resolve_query(model: TokenModel, images: Tensor, query: Query) -> str | int 
         prefix = model.prefix if isinstance(model, Hierarchy) else layout.prefix
         tokens = [name for name in ("class", "distillation") if name in prefix]
         if query not in tokens:
+            known = ", ".join(repr(name) for name in [*tokens, "mean"])
             raise UsageError(
-                f"query={query!r}: this model has {layout}. Ask for {', '.join(repr(n) for n in [*tokens, 'mean'])} "
-                "(the average over all patches), a patch's number, or a pixel (x, y)."
+                f"query={query!r}: this model has no such token: it has {layout}. Ask for {known} (the average over "
+                "all patches), a patch's number, or a pixel (x, y)."
             )
         return query
     rows, columns = layout.grid

@@ -62,6 +62,8 @@ def curves(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps={steps!r} must be a whole number, at least 1.")
     model = classifier(model)
+    if model.task.kind == "number":
+        raise UsageError("this model predicts a number and no class, whose probability could be followed.")
     x = as_batch(model, images).images
     classes = torch.tensor(target_classes(model, x, target, batch_size=batch_size), device=x.device)
     rank = _ranks(_as_maps(model, x, maps, classes.tolist()), seed)  # (B, N), 0 = first
@@ -73,7 +75,7 @@ def curves(
         gone = rank >= count if kind == "insertion" else rank < count  # (B, N)
         gone = _as_pixels(gone.unflatten(1, grid), model.config.patch_size, x.shape[-2:])  # (B, H, W)
         changed = fill(gone).to(x.device, x.dtype)  # (B, C, H, W)
-        chances = logits_of(model, changed, batch_size).softmax(-1)
+        chances = model.task.scores(logits_of(model, changed, batch_size))
         columns.append(chances.gather(1, classes[:, None]))
     return torch.cat(columns, dim=1).cpu()
 

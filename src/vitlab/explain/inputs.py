@@ -23,7 +23,7 @@ from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.images.preprocess import Geometry
-from vitlab.images.read import Source, called, read_image
+from vitlab.images.read import Source
 from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
 from vitlab.layers.trace import Trace
@@ -75,10 +75,9 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
             "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
             "or pass a normalised tensor (B, C, H, W)."
         )
-    originals = [read_image(source) for source in sources]
     preprocess = model.preprocess.at_one_size()  # so that maps of several images can be compared
-    views = [preprocess.view(p, name=called(s)) for p, s in zip(originals, sources, strict=True)]
-    tensors = torch.stack([preprocess.normalize(view) for view in views])  # (B, C, H, W)
+    prepared = [preprocess.prepare(source) for source in sources]
+    tensors, originals = torch.stack([image for image, _ in prepared]), [shown for _, shown in prepared]  # (B, C, H, W)
     geometries = [preprocess.geometry((p.height, p.width)) for p in originals]
     return ImageBatch(tensors.to(like.device, like.dtype), originals, geometries)
 

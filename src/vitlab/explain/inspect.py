@@ -359,7 +359,7 @@ def _text_details(model: TwoTowers) -> dict[str, Any]:
     c = model.config.text
     sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": c.mlp_hidden}
     positions = "learned" if model.text.learns_positions else "computed"
-    return {**sizes, "mlp": f"MLP, {c.activation}", "sees": model.text.sees, "text_positions": positions}
+    return {**sizes, "mlp": c.mlp_name, "sees": model.text.sees, "text_positions": positions}
 
 
 def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -> dict[str, Any]:

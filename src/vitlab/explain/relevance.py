@@ -148,8 +148,8 @@ def classifier(model: ModelOrName) -> TokenModel:
     model = token_model(model)
     if not model.config.classes:
         raise UsageError(
-            "this model has no classes (classes=0), so nothing speaks for one. attention_maps, rollout and pca_rgb "
-            "need none; or load it with a head: classes=N. A CLIP is asked in words: --text 'a dog', explain.ask."
+            "this model has no classes (classes=0), so nothing speaks for one. vitlab explain attention, rollout and "
+            "features need none. A CLIP or SigLIP is asked in words: --text 'a dog', explain.ask."
         )
     return model
 

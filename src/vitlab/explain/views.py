@@ -106,10 +106,10 @@ def views(model: ModelOrName, images: Images, names: Sequence[str] | None = None
 
 
 def top_classes(model: TokenModel, images: Tensor, *, batch_size: int = 8) -> list[tuple[str | None, float | None]]:
-    """Each image's top class and its probability; (None, None) for a model with fewer than two classes."""
+    """Each image's top class or label and its probability; (None, None) for a model with fewer than two."""
     if model.config.classes < 2:
         return [(None, None)] * len(images)
-    best = logits_of(model, images, batch_size).softmax(-1).max(-1)
+    best = model.task.scores(logits_of(model, images, batch_size)).max(-1)
     return [(model.label_of(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
 

@@ -71,6 +71,8 @@ def walk_through(model: ModelOrName, image: Images) -> Walk:
         raise UsageError(
             f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
         )
+    if model.classes and model.task.kind != "class":
+        raise UsageError(f"the walk ends in probabilities of classes, and this model gives {model.task.description}.")
     batch = as_batch(model, image)
     if len(batch) != 1:
         raise UsageError(f"a walk is through one image, found {len(batch)}.")

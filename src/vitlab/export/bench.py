@@ -31,6 +31,7 @@ from vitlab.factory import create
 from vitlab.models.base import Capability, Network
 from vitlab.models.config import nearest
 from vitlab.models.plain import PlainTransformer
+from vitlab.models.task import CLASSES, ModelTask
 from vitlab.reduce import r_for, reducer_of
 
 DEFAULT_BACKENDS = (*EXACT, "int8")
@@ -125,7 +126,7 @@ def run_bench(
         {name: partial(library_runner, name, model, factory) for name in against}, images[:batch], progress
     )
     runners, notes = make_runners(factory, backends, (None, *reducers), images[:batch], progress)
-    rows = measure([*runners, *libraries], images, factory.gives, batch=batch, rounds=rounds)
+    rows = measure([*runners, *libraries], images, factory.gives, batch=batch, rounds=rounds, task=factory.model.task)
     for row in rows[len(runners) :]:
         row.ours = False
     return Bench(batch, len(images), rows, fastest(rows, compare.agreement), compare.agreement, missing + notes)
@@ -186,7 +187,9 @@ def try_runners(
     return runners, notes
 
 
-def measure(runners: Sequence[Runner], images: Tensor, gives: str, *, batch: int, rounds: int) -> list[BackendResult]:
+def measure(
+    runners: Sequence[Runner], images: Tensor, gives: str, *, batch: int, rounds: int, task: ModelTask = CLASSES
+) -> list[BackendResult]:
     """`images` (n, C, H, W); all runners are compared with the first one."""
     timed = images[:batch] if len(images) >= batch else images.repeat(-(-batch // len(images)), 1, 1, 1)[:batch]
     rows: list[BackendResult] = []
@@ -196,7 +199,7 @@ def measure(runners: Sequence[Runner], images: Tensor, gives: str, *, batch: int
         difference = float((actual - expected).abs().max())
         within = difference <= TOLERANCE * float(expected.abs().max()) < math.inf  # false for NaN and infinity
         memory = peak_memory(partial(runner.without_arena(), timed))
-        agrees = agreement_rate(expected, actual, gives)
+        agrees = agreement_rate(expected, actual, gives, task)
         rows.append(BackendResult(runner.name, runner.reducer, agrees, difference, within, runner.bytes, memory))
     times = alternate({str(n): (lambda run=r.run: run(timed)) for n, r in enumerate(runners)}, rounds)
     for row, seconds in zip(rows, times.values(), strict=True):

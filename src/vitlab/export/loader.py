@@ -23,6 +23,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Card, Network, features_of
+from vitlab.models.task import task_from_dict
 from vitlab.text.tokenizer import Tokenizer
 
 SUFFIXES = (".onnx", ".pt2")
@@ -61,7 +62,7 @@ class Exported(InferenceNetwork):
         super().__init__()
         self.path, self.metadata, self._run = path, metadata, [run]  # a list hides the program from nn.Module
         self.gives, self.family, self.labels = metadata.gives, metadata.family, metadata.labels
-        self.config = metadata
+        self.config, self.task = metadata, task_from_dict(metadata.task)
         self.preprocess = Preprocess.from_dict(metadata.preprocess) if metadata.preprocess else None
         self.tokenizer = Tokenizer.from_json(metadata.tokenizer) if metadata.tokenizer else None
         self.card = Card(**metadata.card)

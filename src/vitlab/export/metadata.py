@@ -14,12 +14,14 @@ from vitlab.checkpoints.digests import fingerprint
 from vitlab.errors import ExportError, VitlabError
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network
+from vitlab.models.task import CLASSES, task_from_dict
 from vitlab.models.two_towers import TwoTowers
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.version import __version__
 
 KEY = "vitlab"  # key in ONNX's metadata_props; a torch.export archive has a file vitlab.json
 FORMAT = 1
+WITH_TASK = 2  # its logits are no classes, which a vitlab that reads format 1 alone would take them for
 OutputKind = Literal["logits", "features", "text"]
 CARD: schema.Kinds = {name: schema.CARD[name] for name in ("name", "source", "licence", "metrics")}
 KINDS: schema.Kinds = {
@@ -30,7 +32,7 @@ KINDS: schema.Kinds = {
     **dict.fromkeys(("channels", "stride"), schema.POSITIVE),
     "dynamic_size": schema.FLAG,
     "labels": schema.TEXTS | schema.NULL,
-    "preprocess": schema.TABLE | schema.NULL,
+    **dict.fromkeys(("preprocess", "task"), schema.TABLE | schema.NULL),
     **dict.fromkeys(("tokenizer", "reducer", "int8"), schema.TEXT | schema.NULL),
     **dict.fromkeys(("scale", "bias"), schema.NUMBER | schema.NULL),
     **dict.fromkeys(("config", "card"), schema.TABLE),
@@ -50,6 +52,7 @@ class ExportMetadata:
     dynamic_size: bool = False  # whether other image sizes are allowed
     stride: int = 1  # image sides must be multiples of this
     labels: list[str] | None = None
+    task: dict[str, Any] | None = None  # what the logits mean, where they are not those of classes
     preprocess: dict[str, Any] | None = None
     tokenizer: str | None = None  # for a text tower
     scale: float | None = None  # CLIP: logits = scale * (image features) (text features)^T
@@ -87,7 +90,7 @@ class ExportMetadata:
 
     @classmethod
     def from_dict(cls, values: object) -> ExportMetadata:
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
+        if not isinstance(values, dict) or values.get("format") not in (FORMAT, WITH_TASK):
             version = values.get("format") if isinstance(values, dict) else values
             raise ExportError(f"format {version!r:.40} is not known: update vitlab")
         schema.check(values, KINDS, "it")
@@ -101,6 +104,7 @@ class ExportMetadata:
         metadata = cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
         if metadata.labels is not None and len(metadata.labels) != metadata.classes:
             raise ExportError(f"it has {len(metadata.labels)} labels for {metadata.classes} classes")
+        task_from_dict(metadata.task).check(metadata.classes)
         if metadata.preprocess is not None:
             Preprocess.from_dict(metadata.preprocess)
         return replace(metadata, image_size=tuple(metadata.image_size))
@@ -114,6 +118,7 @@ def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportM
     """`options`: dynamic_size, stride, reducer and int8 of the export."""
     towers = model if isinstance(model, TwoTowers) else None
     tokenizer = towers.tokenizer if towers is not None and gives == "text" else None
+    task = None if model.task == CLASSES or gives != "logits" else model.task.to_dict()
     return ExportMetadata(
         gives=gives,
         family=model.family,
@@ -121,6 +126,8 @@ def model_metadata(model: Network, gives: OutputKind, **options: Any) -> ExportM
         image_size=model.input_size,
         channels=model.config.channels,
         labels=list(model.labels) if gives == "logits" and model.labels else None,
+        task=task,
+        format=FORMAT if task is None else WITH_TASK,
         preprocess=model.preprocess.at_one_size().to_dict()
         if model.preprocess is not None and gives != "text"
         else None,

@@ -41,6 +41,7 @@ class Optimized(InferenceNetwork):
         model = factory.model
         self.gives, self.family, self.config = factory.gives, model.family, model.config
         self.preprocess, self.labels, self.card = model.preprocess, model.labels, model.card
+        self.task = model.task
         self.chosen, self.rows, self.notes = chosen, rows, notes
         self._hidden = runner, factory  # a tuple hides them from nn.Module; the factory owns the runner's files
 
@@ -76,7 +77,7 @@ def optimize(
     if goal == "fast":
         tried += default_reducers(model) if reducers is None else list(reducers)
     runners, notes = make_runners(factory, BACKENDS[goal], tried, images[:batch], progress)
-    rows = measure(runners, images, factory.gives, batch=batch, rounds=rounds)
+    rows = measure(runners, images, factory.gives, batch=batch, rounds=rounds, task=model.task)
     if not rows[0].within:
         raise ExportError(
             "the model itself gives NaN or infinity for these images, so nothing can be compared with it. Use a "

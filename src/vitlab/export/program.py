@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,24 @@ def save_program(program: ExportedProgram, path: Path, metadata: ExportMetadata)
 
 def load_program(path: Path) -> tuple[Callable[[Tensor], Tensor], ExportMetadata]:
     """A function of one tensor, and the metadata. No code from an untrusted file is run (archive.py)."""
-    extra: dict[str, Any] = {NAME: ""}
+    with ExitStack() as stack:
+        with _naming(path):
+            archive = stack.enter_context(sanitized_copy(path))
+            with zipfile.ZipFile(archive) as entries:
+                entry = f"model/extra/{NAME}"
+                text = entries.read(entry).decode(errors="replace") if entry in entries.namelist() else ""
+            archive.seek(0)
+        metadata = ExportMetadata.from_json(text, path)  # before the graph, which takes longer to read
+        with _naming(path), suppress_output():
+            return torch.export.load(archive).module(), metadata
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
     try:
-        with suppress_output(), sanitized_copy(path) as archive:
-            run = torch.export.load(archive, extra_files=extra).module()
+        yield
     except Exception as error:
         raise ExportError(f"{path}: cannot be read as a torch.export program: {first_line(error)}") from None
-    text = extra[NAME].decode(errors="replace") if isinstance(extra[NAME], bytes) else extra[NAME]
-    return run, ExportMetadata.from_json(text, path)
 
 
 def first_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import DataError, UsageError
 from vitlab.images.datasets import Dataset, open_data
 from vitlab.images.read import Source
+from vitlab.images.sources.folder import images_under, open_unlabelled
 from vitlab.models.base import Network
 from vitlab.text.templates import fill, read_templates
 
@@ -22,13 +24,21 @@ SUBJECTS = ("cat", "dog", "boat", "red flower", "old temple", "street at night",
 
 def sample_images(
     count: int, *, channels: int = 3, source: str | None = None, path: str | None = None, calibrate: bool = False
-) -> list[Image.Image]:
-    """Images spread over the test split (or val); to calibrate, over the train split."""
+) -> list[Source]:
+    """Images spread over the test split (or val); to calibrate, over the train split. They need no classes."""
     if source is not None or channels == 1:
-        data = open_data(source or "digits", path=path)
+        try:
+            data = open_data(source or "digits", path=path)
+        except DataError:
+            files = _unlabelled(source, calibrate) if source is not None else []
+            if not files:
+                raise
+            return [files[n] for n in _spread(len(files), count)]
         split = data.train if calibrate else data.test or data.val
-        return [_read_image(split, int(n)) for n in np.linspace(0, len(split) - 1, min(count, len(split)))]
-    return _crops(count, seed=1 if calibrate else 0)
+        return [_read_image(split, n) for n in _spread(len(split), count)]
+    if channels != 3:
+        raise UsageError(f"no photo has {channels} channels: name images of your own to compare with, --data FOLDER.")
+    return [*_crops(count, seed=1 if calibrate else 0)]
 
 
 def sample_texts(count: int) -> list[str]:
@@ -45,8 +55,23 @@ def preprocess_batch(model: Network, images: Sequence[Source], size: tuple[int, 
     return torch.stack([preprocess(image) for image in images])
 
 
-def _read_image(split: Dataset, number: int) -> Image.Image:
+def _spread(length: int, count: int) -> list[int]:
+    return [int(number) for number in np.linspace(0, length - 1, min(count, length))]
+
+
+def _unlabelled(source: str, calibrate: bool) -> list[str]:
+    """Half of the images of a folder without class folders: what int8 is calibrated on is not what it is judged by."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir() or open_unlabelled(folder) is None:
+        return []
+    files = sorted(images_under(folder))
+    return files[0 if calibrate else 1 :: 2] or files
+
+
+def _read_image(split: Dataset, number: int) -> Source:
     pixels = split.read(number)  # (H, W, C)
+    if split.stored is not None:
+        return pixels
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 

@@ -24,10 +24,13 @@ class TimingOptions:
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int, *, warm: int = 2) -> dict[str, list[float]]:
-    """Seconds of every run, interleaved, so that other load on the machine affects all equally."""
+    """Seconds of every run, interleaved, so that other load on the machine affects all equally.
+
+    Every second round goes backwards, for what ran before can make a run slower.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(warm + rounds):
-        for name, run in runs.items():
+        for name, run in list(runs.items())[:: 1 if number % 2 else -1]:
             time.sleep(PAUSE)
             seconds = _timed(run)
             if number >= warm:

@@ -76,6 +76,14 @@ class MadeBy(TypedDict):
     fingerprint: str
     family: NotRequired[str]
     reads_text: NotRequired[bool]
+    image_size: NotRequired[list[int]]  # (H, W) that images are read at
+    resized: NotRequired[bool]  # this size was requested, it is not the checkpoint's own
+
+
+def remembered_size(made_by: MadeBy) -> dict[str, tuple[int, int]]:
+    """image_size for vitlab.load, where the index was made with another than the checkpoint's own."""
+    size = made_by.get("image_size")
+    return {"image_size": (size[0], size[1])} if made_by.get("resized") and size else {}
 
 
 @dataclass

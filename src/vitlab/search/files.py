@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from vitlab.errors import SearchError
 from vitlab.images.sources.folder import images_under
-from vitlab.special_files import special_kind
 
 
 class Stamp(NamedTuple):
@@ -24,14 +21,6 @@ def scan(folder: Path) -> dict[str, Stamp]:
         raise SearchError(f"{folder}: {'is a file: name its folder' if folder.exists() else 'no such folder'}.")
     start = len(os.path.join(folder, ""))  # noqa: PTH118  (a Path has no separator at its end)
     return {path[start:].replace(os.sep, "/"): _stamp(path) for path in images_under(folder)}
-
-
-def digest(path: Path) -> bytes:
-    """Hash of the contents."""
-    if kind := special_kind(path):
-        raise OSError(errno.EINVAL, f"it is {kind}")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 
 def identity(path: Path) -> tuple[int, int, int]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import SearchError
+from vitlab.images.digest import file_digest
 from vitlab.search.database import ImageDatabase
-from vitlab.search.files import digest, identity
+from vitlab.search.files import identity
 
 FILE = "vectors.usearch"
 EXACT = 20_000  # up to this many vectors, all are compared: exact, and takes milliseconds
@@ -54,7 +55,7 @@ def is_intact(database: ImageDatabase, file: Path) -> bool:
         return True
     stamp = identity(file)
     if (cached := _digests.get(file)) is None or cached[0] != stamp:
-        cached = _digests[file] = (stamp, digest(file).hex())
+        cached = _digests[file] = (stamp, file_digest(file).hex())
     if cached[1] not in database.about["graph"]:
         database.read_about()  # another process may have updated it
     return cached[1] in database.about.get("graph", [])
@@ -86,7 +87,7 @@ def update_graph(database: ImageDatabase, file: Path, progress: Progress | None 
     new = np.setdiff1d(wanted, have)
     if not len(new) and not len(gone):
         if "graph" not in database.about:  # an index of an older version
-            database.set_about("graph", [digest(file).hex()])
+            database.set_about("graph", [file_digest(file).hex()])
         return False
     if len(gone):
         graph.remove(gone.astype(np.uint64))
@@ -101,7 +102,7 @@ def update_graph(database: ImageDatabase, file: Path, progress: Progress | None 
     def write(path: Path) -> None:
         """Until the file is renamed, the database lists both digests, so that a process may be killed here."""
         graph.save(str(path))
-        written.append(digest(path).hex())
+        written.append(file_digest(path).hex())
         database.set_about("graph", [*database.about.get("graph", []), *written])
 
     write_whole(file, write)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import SearchError, UsageError
+from vitlab.images.digest import file_digest
 from vitlab.inference import Embedding
 from vitlab.search import graph
 from vitlab.search.database import FILE, PART, FileState, ImageDatabase, ImageRecord, MadeBy, damaged_error
-from vitlab.search.files import Stamp, digest, scan
+from vitlab.search.files import Stamp, scan
 from vitlab.search.graph import Progress
 from vitlab.training.processes import Processes
 
@@ -105,8 +106,17 @@ def check(index: Path, made_by: MadeBy, folder: Path | None = None, moved: bool 
     with ImageDatabase(index / FILE) as database:
         database.check_about()
         about = database.about
-    if about["made_by"]["fingerprint"] != made_by["fingerprint"]:
-        theirs, ours = about["made_by"]["checkpoint"], made_by["checkpoint"]
+    before = about["made_by"]
+    if before["fingerprint"] != made_by["fingerprint"]:
+        theirs, ours = before["checkpoint"], made_by["checkpoint"]
+        old, new = before.get("image_size"), made_by.get("image_size")
+        if theirs == ours and old and new and list(old) != list(new):
+            raise SearchError(
+                f"{index}: was made with images of {old[0]} x {old[1]} pixels, not of {new[0]} x {new[1]}: their "
+                f"embeddings cannot be compared. Use that size, --image-size {old[0]}x{old[1]}, or make a second "
+                f"index: vitlab index {quote(about['folder'])} -o OTHER --model {quote(ours)} "
+                f"--image-size {new[0]}x{new[1]}"
+            )
         maker = f"with {theirs}" if theirs != ours else f"with {theirs} as it was then"
         raise SearchError(
             f"{index}: was made {maker}, which is another model than {ours}: their embeddings cannot be compared. Use "
@@ -157,7 +167,7 @@ def _embed_new(
                     entry.vector, entry.error = None, "the model returns NaN or infinity for it."
                 if entry.error is not None:  # the path is stored separately, and may change
                     entry.error = entry.error.removeprefix(f"{folder / entry.path}: ")
-            counts.embedded += len(fresh)
+            counts.embedded += sum(not result.known for result in results)
         part.put(entries)
         if progress is not None:
             progress("images", first + len(entries), len(todo))
@@ -167,7 +177,7 @@ def _embed_new(
 def _reuse(entry: ImageRecord, before: FileState | None, database: ImageDatabase, folder: Path, counts: Counts) -> bool:
     """Fill in the record from a known image with the same contents. True if it needs no embedding. Updates `counts`."""
     try:
-        entry.hash = digest(folder / entry.path)
+        entry.hash = file_digest(folder / entry.path)
     except OSError as error:
         entry.error = f"cannot be opened ({error.strerror})."
     same = None if entry.hash is None else database.find_by_hash(entry.hash)

@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from vitlab.images.preprocess import Geometry, Preprocess
-from vitlab.images.read import read_image
 from vitlab.serve.errors import RequestError
 from vitlab.serve.settings import FORMATS, Settings
 
@@ -71,8 +70,8 @@ async def read_upload(
 
 def prepare(preprocess: Preprocess, image: bytes, settings: Settings, *, keep_original: bool = False) -> PreparedImage:
     """Preprocess an image as `vitlab.predict` does, within the server's limits. Runs on the decoder pool."""
-    original = read_image(image, name=IMAGE_NAME, max_pixels=settings.max_pixels, formats=FORMATS)
-    tensor = preprocess.normalize(preprocess.view(original, name=IMAGE_NAME))
+    most = settings.max_pixels
+    tensor, original = preprocess.prepare(image, name=IMAGE_NAME, max_pixels=most, formats=FORMATS)
     geometry = preprocess.geometry((original.height, original.width))
     if keep_original:
         original.thumbnail((MAX_DRAWN_SIDE, MAX_DRAWN_SIDE))  # queued at full size, images would fill the memory

@@ -17,8 +17,10 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import ImageBatch, token_model
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
-from vitlab.inference import Labels, class_labels, embed_labels, ranked, zero_shot_probabilities
+from vitlab.inference import Labels, embed_labels, ranked, zero_shot_probabilities
+from vitlab.inference import answer as predicted
 from vitlab.models.base import Network
+from vitlab.models.task import NumberTask
 from vitlab.models.two_towers import as_two_towers
 from vitlab.serve.errors import ErrorResponse, RequestError
 from vitlab.serve.executor import compute_async
@@ -49,7 +51,12 @@ class ModelResponse(BaseModel):
 
 
 class ScoresResponse(ModelResponse):
-    scores: list[Score]
+    scores: list[Score] = Field(description="The best first. Several labels: those above their thresholds.")
+
+
+class PredictResponse(ScoresResponse):
+    target: str | None = Field(None, description="Of a model that predicts a number: what it is.")
+    value: float | None = Field(None, description="The number; scores is empty then.")
 
 
 class EmbedResponse(ModelResponse):
@@ -94,14 +101,16 @@ def _post(path: str, response: type[BaseModel], required: tuple[str, ...] = (), 
     return router.post(path, response_model=response, responses=ERRORS, openapi_extra=form_schema(schema))
 
 
-@_post("/predict", ScoresResponse)
+@_post("/predict", PredictResponse)
 async def predict(request: Request, model: ModelName = None, top: Top = 5) -> Response:
-    """Classify an image."""
+    """Classify an image; or its labels, or a number, if that is what the model has learned."""
 
     async def answer(job: InferenceJob) -> dict[str, Any]:
         image = await job.image()
         probabilities = _finite(await job.run_verb(image.tensor))  # (classes,)
-        return _scores(probabilities, class_labels(job.served.model), top)
+        said = predicted(job.served.model, "", probabilities, top)
+        scores = [{"label": label, "probability": p} for label, p in said.scores]
+        return {"scores": scores} | ({} if said.value is None else {"target": said.quantity, "value": said.value})
 
     return await respond(request, "predict", model, answer)
 
@@ -196,7 +205,9 @@ def _explain(
     label = probability = None
     if logits is not None:
         number = int(class_numbers(model, logits, target)[0])
-        label, probability = model.label_of(number), float(logits.softmax(-1)[0, number])
+        label, probability = model.label_of(number), None
+        if not isinstance(model.task, NumberTask):
+            probability = float(model.task.scores(logits)[0, number])
     elif target is not None:
         raise UsageError("this model has no classes, so target has no meaning.")
     heat = _finite(METHODS[method](model, batch, target)[0])  # (rows, columns)

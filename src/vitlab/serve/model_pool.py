@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -163,7 +164,9 @@ class ModelPool:
             verb = next((verb for verb in ("predict", "embed") if verb in served.verbs), None)
             if verb is None:
                 continue
-            tensor = served.preprocess(Image.new("RGB", (64, 48), "grey"))
+            stored = served.preprocess.stored
+            grey = Image.new("RGB", (64, 48), "grey")
+            tensor = served.preprocess(grey if stored is None else np.ones((48, 64, stored.channels), stored.kind))
             try:
                 await served.worker.run(served.batch_function(verb), verb, tensor, time.monotonic() + 600)
             except Exception as error:  # the other models still serve
@@ -196,12 +199,16 @@ class ModelPool:
         return served
 
 
-def open_models(sources: Iterable[str] = ()) -> list[ServedModel]:
-    """Open checkpoints and exported files, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models."""
+def open_models(sources: Iterable[str] = (), image_size: tuple[int, int] | None = None) -> list[ServedModel]:
+    """Open checkpoints and exported files, each given as CHECKPOINT or NAME=CHECKPOINT. Default: all bundled models.
+
+    `image_size`: of all of them, as in vitlab.load.
+    """
+    options = {} if image_size is None else {"image_size": image_size}
     models: dict[str, ServedModel] = {}
     for source in list(sources) or [f"{bundled.PREFIX}{name}" for name in bundled.names()]:
         name, checkpoint = _split_name(source)
-        model = open_network(checkpoint)
+        model = open_network(checkpoint, **options)
         if not name or name in models:
             name = unique_name(checkpoint, models)
         models[name] = ServedModel(name, model)

@@ -28,7 +28,7 @@ from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
 from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
-from vitlab.inference import class_labels, class_probabilities, ranked
+from vitlab.inference import answer, class_labels, class_probabilities
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluating
 from vitlab.models.mae import MaskedAutoencoder
@@ -109,8 +109,8 @@ def fewer_tokens(served: ServedModel, image: PageImage, options: Options) -> dic
     except VitlabError as error:
         raise RequestError(422, str(error), "Choose another method, or remove fewer tokens.") from None
     with evaluating(model):
-        probabilities = wide(model(images, reducer=reducer))[0].softmax(-1)
-        full_probabilities = wide(model(images))[0].softmax(-1)
+        probabilities = model.task.scores(wide(model(images, reducer=reducer)))[0]
+        full_probabilities = model.task.scores(wide(model(images)))[0]
         times: list[list[float]] = [[], []]
         for _ in range(REPETITIONS):
             for measured, arguments in zip(times, ({}, {"reducer": reducer}), strict=True):
@@ -201,11 +201,13 @@ QUERIES: dict[str, Query] = {
 
 
 def supported_queries(served: ServedModel) -> list[str]:
-    encoder, classifies = served.encoder, "predict" in served.verbs
+    encoder, task = served.encoder, served.model.task
+    classifies = "predict" in served.verbs and task.kind != "number"  # the page shows probabilities
     is_vit = isinstance(encoder, PlainTransformer)
     supported = {
         "predict": classifies,
-        **dict.fromkeys(("walk", "attention", "distance", "similarity", "colours"), is_vit),
+        "walk": is_vit and task.kind == "class",
+        **dict.fromkeys(("attention", "distance", "similarity", "colours"), is_vit),
         "positions": is_vit and encoder.positions is not None,
         **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
         "fewer": classifies and is_vit and Capability.REDUCE in encoder.capabilities,
@@ -248,7 +250,7 @@ def _vit(served: ServedModel) -> PlainTransformer:
 
 
 def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:
-    best = ranked(probabilities, class_labels(served.model), TOP)
+    best = answer(served.model, "", probabilities, TOP).scores
     return [{"label": label, "probability": p} for label, p in best]
 
 

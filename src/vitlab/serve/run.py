@@ -65,14 +65,16 @@ def open_server(
     port: int = 8000,
     settings: Settings | None = None,
     threads: int | None = None,
+    image_size: tuple[int, int] | None = None,
 ) -> Server:
     """Open models, an index to search, and the port; 0: any free one.
 
-    `models` as in `open_models`. `threads`: how many a model runs with; None leaves torch's number.
+    `models` and `image_size` as in `open_models`; an index keeps the size that it was made with. `threads`: how many a
+    model runs with; None leaves torch's number.
     """
     if threads is not None:
         compute(torch.set_num_threads, threads)
-    served = compute(open_models, models)
+    served = compute(open_models, models, image_size)
     search_index = None if index is None else compute(open_index, index, served)
     return Server(served, search_index, settings or Settings(), port)
 

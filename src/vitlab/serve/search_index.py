@@ -13,7 +13,7 @@ from vitlab.errors import SearchError, VitlabError
 from vitlab.export.loader import open_network
 from vitlab.printable import valid_utf8
 from vitlab.search import Hit, Index, check
-from vitlab.search.database import MadeBy
+from vitlab.search.database import MadeBy, remembered_size
 from vitlab.serve.model_pool import ServedModel, unique_name
 
 
@@ -64,7 +64,7 @@ def open_index(path: str | Path, models: list[ServedModel]) -> SearchIndex:
             f"vitlab index {quote(str(folder))} -o OTHER --model CHECKPOINT"
         )
         try:
-            served = ServedModel(unique_name(checkpoint, names), open_network(checkpoint))
+            served = ServedModel(unique_name(checkpoint, names), open_network(checkpoint, **remembered_size(made_by)))
         except VitlabError as error:
             raise SearchError(f"{problem} and cannot be loaded: {error} {remedy}") from None
         if served.fingerprint != made_by["fingerprint"]:

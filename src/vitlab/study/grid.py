@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitlab.errors import UsageError, VitlabError
-from vitlab.training.recipe import Recipe, from_tables, parse_value, to_tables, to_toml, with_settings, with_value
+from vitlab.training.recipe import (
+    Recipe,
+    from_tables,
+    parse_value,
+    single_run,
+    to_tables,
+    to_toml,
+    with_settings,
+    with_value,
+)
 
 MAX_LENGTH = 100  # bytes of a cell's name
 
@@ -54,7 +63,7 @@ def read_grid(recipe: Recipe, settings: list[str]) -> Grid:
             axes[key] = values
     if not axes:
         raise UsageError("there is nothing to compare: give a setting two or more values, e.g. model.depth=4,6.")
-    base = with_settings(with_value(recipe, "run.dir", ""), shared)
+    base = single_run(with_settings(with_value(recipe, "run.dir", ""), shared))
     cells = [_cell(base, dict(zip(axes, texts, strict=True))) for texts in itertools.product(*axes.values())]
     seen: set[str] = set()
     for cell in cells:

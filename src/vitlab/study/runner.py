@@ -28,6 +28,7 @@ from vitlab.training.recipe import DataRecipe, Recipe, difference, read_recipe
 from vitlab.training.runs import RECIPE, read_run
 
 SEED = "run.seed"
+OTHER_TARGETS = {"labels": "several labels an image", "number": "a number for each image"}
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,11 @@ def check_cells(cells: list[GridCell], folder: Path) -> list[str]:
             objective_class(cell.recipe.objective.name).check(cell.recipe)
             if data not in opened:
                 source = data_of(cell.recipe)
+                if source.kind != "class":
+                    raise UsageError(
+                        f"a study compares accuracies, and {source.name} has {OTHER_TARGETS[source.kind]}. Train with "
+                        "`vitlab train` for each setting, and compare with `vitlab runs`."
+                    )
                 opened[data] = source.classes, source.train.channels
                 notes |= dict.fromkeys(source.notes)
             key = (model, cell.recipe.objective.name, opened[data])
@@ -178,7 +184,7 @@ class StepsOnly:
     """Shows the steps of one run of a study. Its notes stay in its own log."""
 
     def __init__(self, show: Show):
-        self.start, self.step = show.start, show.step
+        self.start, self.step, self.count = show.start, show.step, show.count
 
     def note(self, text: str) -> None: ...
 

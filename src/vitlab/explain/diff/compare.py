@@ -142,12 +142,15 @@ def diff(
     fitted = size if image_size is not None or A.config.image_size != B.config.image_size else None
     result = Difference(A.name, B.name, tolerance, size, 0, [], notes=[*A.notes, *B.notes])
     originals: list[Image.Image] = []
+    stored = next((s.preprocess.stored for s in (A, B) if s.preprocess is not None and s.preprocess.stored), None)
+    if stored is not None and images is not None and not isinstance(images, Tensor):
+        raise UsageError(f"the networks read {stored}, not photos: pass a tensor (B, C, H, W), or no images.")
     if images is not None and not isinstance(images, Tensor):
         originals = [read_image(replace_sample(source)) for source in as_list(images)]
         result.images = len(originals)
     views = (
         _compare_preprocessing(A, B, originals or [_fixed_image(size)], fitted, result)
-        if images is None or originals
+        if (images is None and stored is None) or originals
         else {}
     )
     batch = _inputs(A, images, views if originals else {}, size)
