@@ -26,8 +26,9 @@ run: setup
 	@echo "attention: $(RUN)/attention.png"
 	@echo "Next: $(BIN)/vitlab --help"
 
+# Some tests start processes: the empty variable lets them share compiled files, where a machine forbids to write those.
 test: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from vitlab.training.finish import environment
 from vitlab.training.loop import Silent, Stopped, fit
 from vitlab.training.recipe import Recipe
+from vitlab.training.run_report import environment
 
 
 def machine() -> str:

@@ -2,13 +2,15 @@
 
     git worktree add ../before v0.2 && python benchmarks/versions.py ../before [--model S/16] [--rounds 21]
 
-Prints median and quartiles of a forward pass and of a training step of each, and the ratio of medians (now / before).
+Prints how many operations of torch a training step runs in each, median and quartiles of a forward pass and of a
+training step, and the ratio of medians (now / before).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,13 @@ def train_step(model: torch.nn.Module, images: torch.Tensor) -> None:
     model(images).square().mean().backward()
 
 
+def operations(model: torch.nn.Module, images: torch.Tensor) -> Counter[str]:
+    """How often a training step calls each operation."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train_step(model.train(), images)
+    return Counter(event.name for event in profile.events() or ())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="the folder of another checkout")
@@ -60,6 +69,10 @@ def main() -> None:
     images = torch.randn(args.batch, 3, *now.config.image_size)
     with torch.inference_mode():
         assert torch.equal(now.eval()(images), before.eval()(images)), "the two give different numbers"
+    now_runs, before_runs = operations(now, images), operations(before, images)
+    differ = {name: (now_runs[name], before_runs[name]) for name in now_runs | before_runs}
+    differ = {name: pair for name, pair in differ.items() if pair[0] != pair[1]}
+    print(f"operations of a training step: {now_runs.total():,} and {before_runs.total():,}; {differ or 'none differ'}")
     runs: dict[str, dict[str, Callable[[], object]]] = {
         "forward": {"now": partial(now, images), "before": partial(before, images)},
         "training step": {"now": partial(train_step, now, images), "before": partial(train_step, before, images)},

@@ -26,28 +26,45 @@ from torch import distributed
 gc.disable()  # until all is imported
 torch.set_num_threads(1)  # the networks are small, and the tests run in as many processes as there are cores
 
-SLOW_FILES = (  # the slowest first: pytest-xdist hands out files in this order, so its two workers end together
+SLOW_FILES = (  # the slowest first: pytest-xdist hands out files in this order, so only short ones are left for the end
     "export/test_families.py",
-    "browser/test_page.py",
-    "examples/test_notebooks.py",
-    "training/test_sharding.py",
     "training/test_clip.py",
+    "training/test_sharding.py",
+    "examples/test_notebooks.py",
+    "training/test_resume.py",
+    "browser/test_page.py",
     "training/test_verify.py",
+    "docs/test_guides.py",
+    "training/test_ssl.py",
     "export/test_gate.py",
     "export/test_speed.py",
-    "training/test_resume.py",
-    "training/test_ssl.py",
-    "cli/test_newcomer.py",
-    "docs/test_guides.py",
+    "explain/test_planted.py",
+    "explain/test_inspect.py",
     "examples/test_train_cifar10.py",
-    "training/test_autopick.py",
+    "cli/test_cli.py",
+    "cli/test_newcomer.py",
+    "attacks/test_configs.py",
     "docs/test_look_inside.py",
+    "explain/test_diff.py",
+    "training/test_loop.py",
+    "cli/test_explain.py",
+    "training/test_autopick.py",
     "serve/test_process.py",
     "study/test_scaling.py",
     "checkpoints/test_hub.py",
+    "checkpoints/test_adapters.py",
+    "training/test_ladder.py",
     "training/test_stages.py",
     "study/test_ssl.py",
+    "training/test_bad_input.py",
     "docs/test_vit_architecture.py",
+    "docs/test_commands.py",
+    "training/test_unreadable.py",
+    "training/test_evaluation.py",
+    "training/test_two_processes.py",
+    "training/test_runlog.py",
+    "training/test_bundle.py",
+    "training/test_lora.py",
 )
 
 
@@ -76,6 +93,15 @@ def no_flushing():
     """No test cuts the power, so files need not reach the disk: a short training run flushes forty times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Tests share a cache of downloads and features with each other, and with nobody else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported; tests of the hub set their own
         yield
 
 

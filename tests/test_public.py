@@ -13,6 +13,7 @@ import torch
 import vitlab
 
 FUNCTIONS = {
+    "check",
     "convert",
     "create",
     "embed",

@@ -53,6 +53,7 @@ WANTED = {
     "recipes for a study": (["study", "configs", "dig"], ["digits"]),
     "data sources": (["eval", "m", "fash"], ["fashion-mnist"]),
     "exercises": (["learn", ""], ["attention", "block", "mlp", "patch-embed", "vit"]),
+    "data to check": (["check", "fash"], ["fashion-mnist"]),
     "kinds of an option": (["convert", "a", "b", "--to", "t"], ["timm"]),
     "devices": (["eval", "m", "d", "--device", "c"], ["cpu", "cuda"]),
 }

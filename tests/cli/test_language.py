@@ -84,7 +84,11 @@ FIRST = {
         ["vitlab：no.png：没有这个文件。", "1 张图片中有 1 张读不了"],
     ),
     "text as picture": (["predict", "bundled:digits", "text.png"], 1, ["text.png：不是能读的图片。支持 jpg"]),
-    "folder as picture": (["predict", "bundled:digits", "empty"], 1, ["empty：是文件夹。请给出其中的图片文件。"]),
+    "folder as picture": (
+        ["predict", "bundled:digits", "empty"],
+        2,
+        ["empty：里面没有图片。请给出图片文件夹或图片文件。"],
+    ),
     "no recipe": (["train", "digts"], 2, ["'digts' 不是配方、数据源或文件夹。是不是 'digits'？配方有："]),
     "no folder": (["train", "./photos"], 2, ["./photos：没有这个文件或文件夹（从 "]),
     "empty folder": (

@@ -119,7 +119,7 @@ def test_convert_to_transformers_and_back(command, made):
         again = vitlab.load("encoder")
     torch.testing.assert_close(again(images), a.encoder(images), atol=1e-5, rtol=0)
     done = command("convert", "square", "no", "--to", "timm", code=2)
-    assert "--to hf or native, or --encoder" in done.stderr
+    assert "--to hf or native, or its encoder alone, vitlab convert --encoder" in done.stderr
 
 
 def test_models_and_inspect(command):

@@ -31,14 +31,22 @@ from vitlab.study.grid import read_grid
 from vitlab.study.model_spec import parse_models, parse_numbers
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.training.finetune import build_model
+from vitlab.training.job import suited_recipe
+from vitlab.training.ladder import ladder_or_scratch
 from vitlab.training.objectives import objective_class
-from vitlab.training.presets import find_recipe
+from vitlab.training.presets import find_recipe, split_arguments
 from vitlab.training.recipe import Recipe, with_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM: Any = get_command(app)
 OTHERS = ("cp", "curl", "export", "make", "pip", "python", "source")
-FOLDERS = ("photos", "labelled", "FOLDER")  # of pictures, that a reader has
+TABLES = {
+    "scans.csv": "path,label,patient\n1.jpg,a,1\n",
+    "tags.csv": "image,labels\n1.jpg,cat;dog\n",
+    "prices.csv": "image,price\n1.jpg,2.5\n",
+}
+FOLDERS = ("photos", "labelled", "FOLDER", "lab1", "lab2", "scans")  # of pictures, that a reader has
+FILES = ("photos/files.txt",)
 SUPPOSED = {  # runs that a page supposes beside runs/mine
     "clip": {"clip", "dino"},
     "deit": {"resnet50"},
@@ -99,13 +107,15 @@ class Reader:
         what, settings = asked["what"], list(asked["settings"] or [])
         if what is not None and "=" in what:
             what, settings = None, [what, *settings]
+        if what is not None:
+            what, settings = split_arguments(what, settings)
         if asked["resume"] is not None or asked["minutes"] is not None:
             with_settings(Recipe(), settings)
             if asked["minutes"] is not None:
                 self.runs[f"runs/{Path(what or 'digits').name}"] = None
             return
         name, before = find_recipe(what)
-        recipe = with_settings(before, settings)
+        recipe = suited_recipe(ladder_or_scratch(with_settings(before, settings), settings))
         self.build(recipe)
         if name.startswith("imagenet"):  # the paper's batch, however many share it
             assert images_per_step(recipe) * processes == images_per_step(before)
@@ -123,7 +133,7 @@ class Reader:
         words = None  # a CLIP to start from has its own
         if "init_from" not in start:
             words = Tokenizer.train(["a dog"], vocab=recipe.text.vocab, context=recipe.text.context)
-        classes = [str(number) for number in range(10)]
+        classes = [str(number) for number in range(1 if method.learns == "number" else 10)]
         with nullcontext() if start else torch.device("meta"):
             model, _ = build_model(replace(recipe, model=replace(recipe.model, **start)), classes, 3, words)
         method.check_model(recipe, model)
@@ -187,6 +197,10 @@ def several(value: str | list[str] | None) -> list[str]:
 def here(tmp_path, monkeypatch) -> Iterator[Path]:
     for name in FOLDERS:
         (tmp_path / name).mkdir()
+    for name in FILES:
+        (tmp_path / name).touch()
+    for name, text in TABLES.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
 

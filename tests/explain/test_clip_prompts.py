@@ -227,7 +227,7 @@ def test_other_verbs_take_sentences_too(place, run, tmp_path):
 def test_commands_that_make_no_sense(place, run):
     checkpoint, picture = place
     for args, says in {
-        ("relevance", checkpoint, picture): "A CLIP is asked in words: --text",
+        ("relevance", checkpoint, picture): "A CLIP or SigLIP is asked in words: --text",
         ("relevance", checkpoint, picture, "--text", " "): "each with a word in it",
         ("relevance", checkpoint, picture, "--text", "a", "--target", "1"): "with --text the sentences are",
         ("relevance", "bundled:digits", picture, "--text", "a"): "only a CLIP or SigLIP reads",

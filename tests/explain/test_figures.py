@@ -62,7 +62,7 @@ def test_a_message_of_several_lines_is_shown_in_one(monkeypatch):
     def fail(*_):
         raise DataError("cifar10: could not be downloaded:\n  a: gone\n  b: gone\nTry again.")
 
-    monkeypatch.setattr("vitlab.images.samples.open_sample", fail)
+    monkeypatch.setattr("vitlab.images.samples._place", fail)
     failed = open_subject(NAME, ["cifar10#3"], skip_unreadable=True).failed
     assert failed == {"cifar10#3": "cifar10: could not be downloaded: a: gone b: gone Try again."}
 

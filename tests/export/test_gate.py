@@ -12,10 +12,11 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from PIL import Image
 
 import vitlab
 import vitlab.cli.main
-from vitlab.errors import UsageError
+from vitlab.errors import DataError, UsageError
 from vitlab.export import Comparison, ExportMismatchError, export_model, open_export, pipeline, verify
 from vitlab.export.fold import fold
 from vitlab.export.loader import open_network
@@ -133,6 +134,18 @@ def test_a_stranger_s_file_is_refused_in_words(name, tmp_path):
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=name):
         open_export(path)
+
+
+def test_a_folder_without_classes_will_do(tmp_path):
+    """What int8 is calibrated on is not what it is judged by; a folder without images is refused as before."""
+    for number in range(5):
+        Image.fromarray(np.full((9, 7, 3), 10 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    judged, calibrated = (sample_images(9, source=str(tmp_path), calibrate=value) for value in (False, True))
+    assert [Path(str(name)).stem for name in judged] == ["1", "3"]
+    assert [Path(str(name)).stem for name in calibrated] == ["0", "2", "4"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the folder is empty"):
+        sample_images(9, source=str(tmp_path / "empty"))
 
 
 def test_int8_that_answers_otherwise_is_caught(digits, shipped, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import vitlab.cli.main
-from vitlab.cli.language import language
+from vitlab.language import language
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
 from vitlab.learn.exercises import EXERCISES, HERE, find

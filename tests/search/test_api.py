@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import vitlab
-from vitlab.errors import UsageError
+from vitlab.errors import SearchError, UsageError
 from vitlab.search import embed_dataset, index_folder, search_index
 
 
@@ -55,3 +55,25 @@ def test_a_table_of_a_source(checkpoint, photos, tmp_path):
     np.testing.assert_allclose(row["embedding"], embedding.vector, atol=1e-6)
     with pytest.raises(UsageError, match=r"name it .*photos\.parquet"):
         embed_dataset(photos, tmp_path / "photos.csv", checkpoint)
+
+
+def test_an_index_remembers_its_image_size_and_refuses_another(checkpoint, photos, tmp_path):
+    index, size = tmp_path / "larger", (32, 40)
+    index_folder(photos, index, checkpoint, image_size=size)
+    image = next(path for path in sorted(photos.rglob("*")) if path.suffix in (".png", ".jpg"))
+    hits = search_index(index, image=image, top=3).hits  # without the size: as it was made
+    model = vitlab.load(checkpoint, image_size=size)
+    cosines = {e.name: float(e.vector @ vitlab.embed(model, image)[0].vector) for e in vitlab.embed(model, photos)}
+    for hit in hits:
+        assert hit.score == pytest.approx(cosines[str(hit.path)], abs=1e-5)
+    assert [hit.score for hit in search_index(index, image=image, top=3, image_size=size).hits] == [
+        hit.score for hit in hits
+    ]
+    with pytest.raises(SearchError, match="was made with images of 32 x 40 pixels, not of 16 x 16"):
+        search_index(index, image=image, image_size=16)
+    with pytest.raises(SearchError, match=r"--image-size 32x40"):
+        index_folder(photos, index, checkpoint, image_size=(16, 24))
+    assert index_folder(photos, index).unchanged > 0  # and an update keeps it
+    assert index_folder(photos, index, checkpoint).unchanged > 0
+    with pytest.raises(UsageError, match="the model is loaded already"):
+        index_folder(photos, tmp_path / "other", model, image_size=8)

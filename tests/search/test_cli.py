@@ -45,10 +45,13 @@ def pooled(model):
     return lambda x: model.forward_head(model.forward_features(x), pre_logits=True)
 
 
-def test_pictures_like_a_picture(command, checkpoint, photos, tmp_path):
+def test_pictures_like_a_picture(command, checkpoint, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     found = json.loads(command("index", photos, "-o", tmp_path / "ix", "--model", checkpoint, "--json").stdout)
     assert (found["new"], found["embedded"], found["pictures"], found["unreadable"]) == (23, 23, 23, {})
     assert found["model"] == str(checkpoint)
+    again = json.loads(command("index", photos, "-o", tmp_path / "other", "--model", checkpoint, "--json").stdout)
+    assert (again["new"], again["embedded"]) == (23, 0)  # their features are known by their contents
     asked = photos / "a" / "03.png"
     found = json.loads(command("search", tmp_path / "ix", "--image", asked, "--top", 7, "--json").stdout)
     model = vitlab.load(checkpoint)
@@ -75,7 +78,7 @@ def test_the_encoder_of_a_model_that_learned_without_labels(name, command, photo
 def clip(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     tokenizer = Tokenizer.train(["a dog on a beach", "two cats", "一只狗在海边"], vocab=530, context=16)
-    model = vitlab.create("clip_digits", **tokenizer.options)
+    model = vitlab.create("clip_digits", embed_dim=24, **tokenizer.options)  # not the tower's width, as in real ones
     model.tokenizer = tokenizer
     return vitlab.save(model, tmp_path_factory.mktemp("model") / "clip")
 

@@ -119,12 +119,14 @@ def test_a_client_that_goes_away_leaves_its_place(server, picture):
 
 
 def test_schemathesis_finds_no_500(server):
-    """Half of the pictures are real, so that what comes after decoding is met too."""
+    """Half of the requests are plain: an image, real or not, and default options, so that what follows is met too."""
     import schemathesis  # here: every worker imports every file
     from schemathesis.transport.serialization import Binary
 
-    pictures = strategies.sampled_from([picture_of(n) for n in range(3)]).map(Binary)
-    schemathesis.openapi.format("binary", strategies.one_of(pictures, strategies.binary(max_size=100).map(Binary)))
+    images = strategies.one_of(
+        strategies.sampled_from([picture_of(n) for n in range(3)]), strategies.binary(min_size=1, max_size=100)
+    ).map(Binary)
+    schemathesis.openapi.format("binary", images)
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     answers = Counter()
     for operation in (result.ok() for result in schema.get_all_operations()):
@@ -132,8 +134,11 @@ def test_schemathesis_finds_no_500(server):
         @with_settings(
             max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
         )
-        @given(case=operation.as_strategy())
-        def ask(case):
+        @given(case=operation.as_strategy(), plain=strategies.booleans(), image=images)
+        def ask(case, plain, image):
+            if plain and case.method == "POST":
+                labels = {"labels": ["cat", "dog"]} if case.path == "/zeroshot" else {}
+                case.query, case.body = {}, {"image": image, **labels}
             answer = case.call()
             assert answer.status_code < 500, (case, answer.text)
             answers[case.operation.label, answer.status_code] += 1

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 import vitlab.cli.main
 from vitlab.cli import study as verb
-from vitlab.cli.study import LastRunBar
+from vitlab.cli.train import ProgressBar
 from vitlab.study import runner as runner_module
 from vitlab.study.configs import ConfigsStudy, study_configs
 from vitlab.study.grid import GridCell, file_safe, read_grid, split_values
@@ -200,6 +200,17 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(run, tmp_path):
 def test_what_cannot_work_is_refused_before_anything_is_trained(settings, words, tmp_path, pretend):
     with pytest.raises(ValueError, match=words):
         study_configs("tiny", Recipe(), [*TINY, *settings], tmp_path / "s")
+    assert pretend == [] and not (tmp_path / "s").exists()
+
+
+def test_labels_and_numbers_have_no_accuracy_to_compare(tmp_path, pretend):
+    for number in range(8):
+        Image.new("L", (8, 8), 30 * number).save(tmp_path / f"{number}.png")
+    table = tmp_path / "levels.csv"
+    table.write_text("\n".join(["file,level", *(f"{n}.png,{n / 2}" for n in range(8))]))
+    settings = ["data.batch_size=2", f"data.source={table}", "data.target=level", "objective.name=regression"]
+    with pytest.raises(ValueError, match=r"^depth=1: a study compares accuracies, and .* has a number for each image"):
+        study_configs("tiny", Recipe(), [*settings, "model.depth=1,2"], tmp_path / "s")
     assert pretend == [] and not (tmp_path / "s").exists()
 
 
@@ -451,7 +462,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_line(width, tmp_path
 
 
 def test_one_bar_for_the_run_that_is_going_on(capsys):
-    with LastRunBar() as bar:
+    with ProgressBar() as bar:
         for total in (3, 5):
             bar.start(0, total)
             bar.step(1, {"loss": 1.0, "lr": 0.1})
