@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -95,8 +95,9 @@ def feature_fingerprint(model: Network) -> str:
 
 def _without(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
     """The table without these keys, at any depth."""
-    tables = {key: _without(value, names) if isinstance(value, dict) else value for key, value in values.items()}
-    return {key: value for key, value in tables.items() if key not in names}
+    kept = {key: value for key, value in values.items() if key not in names}
+    tables = {key: _without(cast(dict[str, Any], v), names) for key, v in kept.items() if isinstance(v, dict)}
+    return kept | tables
 
 
 def tensor_digest(tensors: Mapping[str, Tensor], about: str = "") -> str:

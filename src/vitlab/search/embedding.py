@@ -41,12 +41,9 @@ class FileEmbedder:
 
     def _known(self, cache: FeatureCache, digests: dict[Path, bytes]) -> dict[Path, Embedding]:
         rows = cache.find(list(digests.values()))
-        vectors = _unit(cache.take(rows.clip(min=0))) if (rows >= 0).any() else rows
-        return {
-            path: Embedding(str(path), vectors[number], known=True)
-            for number, path in enumerate(digests)
-            if rows[number] >= 0
-        }
+        paths = [path for path, row in zip(digests, rows, strict=True) if row >= 0]
+        vectors = _unit(cache.take([digests[path] for path in paths]))
+        return {path: Embedding(str(path), vector, known=True) for path, vector in zip(paths, vectors, strict=True)}
 
     def _compute(self, paths: list[Path], digests: dict[Path, bytes]) -> list[Embedding]:
         features = list(feature_rows(self.encoder, paths, batch_size=self.batch_size))
