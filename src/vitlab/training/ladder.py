@@ -559,8 +559,9 @@ class Ladder:
             if epochs == 4 * enough:
                 self.why_early = f"more than {epochs} passes over {self.facts.train:,} images would add little"
         if epochs < 1:
-            one = estimate(scheduled(first, 1, self.facts, speed, self.settings), self.facts, speed).total
-            return f"for one pass, with evaluation and saving, takes {duration(one)}, and {duration(max(seconds, 0))} are left"
+            cost = estimate(scheduled(first, 1, self.facts, speed, self.settings), self.facts, speed)
+            one_pass, left = duration(cost.total), duration(max(seconds, 0))
+            return f"for one pass, with evaluation and saving, takes {one_pass}, and {left} are left"
         recipe = scheduled(
             draft(self.facts, model, level_for(epochs), self.settings), epochs, self.facts, speed, self.settings
         )
