@@ -237,3 +237,38 @@ def test_preprocess_can_be_told(saved):
     assert (model.preprocess.mean, model.preprocess.how, model.preprocess.size) == ((0.1, 0.2, 0.3), "crop", (32, 48))
     with pytest.raises(ValueError, match="no option 'men'"):
         vitlab.load(folder, preprocess=dict(men=0.5))
+
+
+@pytest.mark.parametrize("patch_size", [12, 16])
+def test_larger_patches_make_the_same_tokens_of_a_larger_image(saved, patch_size):
+    """Resized bilinearly patch by patch, an image gives the tokens it gave: FlexiViT's PI-resize loses nothing."""
+    model, folder = saved
+    size = (4 * patch_size, 6 * patch_size)
+    other, report = load_with_report(folder, resize_patches=True, patch_size=patch_size, image_size=size)
+    resized = {row.ours: row.note for row in report.rows if row.status == "resized"}
+    assert resized == {"patch_embed.proj.weight": f"from 48x3x8x8, patches of 8 to {patch_size} pixels"}
+    patches = torch.randn(2, 3, 4, 6, 8, 8)
+    larger = F.interpolate(patches.flatten(0, 3)[:, None], (patch_size, patch_size), mode="bilinear")
+    larger = larger.unflatten(0, (2, 3, 4, 6))[:, :, :, :, 0]
+    image, large = (x.transpose(3, 4).flatten(4, 5).flatten(2, 3) for x in (patches, larger))
+    torch.testing.assert_close(other(large), model(image), atol=1e-5, rtol=0)
+
+
+def test_smaller_patches_sum_the_weights_of_what_they_stand_for(saved):
+    model, folder = saved
+    other = vitlab.load(folder, resize_patches=True, patch_size=4)
+    assert other.config.grid == (8, 12) and other.preprocess.size == (32, 48)
+    weight = model.patch_embed.proj.weight
+    torch.testing.assert_close(other.patch_embed.proj.weight, weight.unfold(2, 2, 2).unfold(3, 2, 2).sum((-2, -1)))
+    colour = torch.randn(1, 3, 1, 1).expand(1, 3, 32, 48)  # of one colour, every patch makes the same token
+    small, large = other.patch_embed(colour)[0, 0], model.patch_embed(colour)[0, 0]
+    torch.testing.assert_close(small, large, atol=1e-5, rtol=0)
+
+
+def test_patches_are_resized_only_if_asked_for_and_where_there_is_one_projection(saved, tmp_path):
+    _, folder = saved
+    with pytest.raises(ValueError, match=r"patch_size=8, so .* resize_patches=True"):
+        vitlab.load(folder, patch_size=4)
+    vitlab.save(vitlab.create("vit_base", stem="conv", **OPTIONS), tmp_path / "conv")
+    with pytest.raises(ValueError, match="another network"):
+        vitlab.load(tmp_path / "conv", resize_patches=True, patch_size=4)

@@ -29,6 +29,7 @@ from vitlab.checkpoints.keymap import Options, Renamed
 from vitlab.checkpoints.report import Report, Row
 from vitlab.errors import CheckpointError, UsageError
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers import patches
 from vitlab.layers.positions import resize_positions, resize_relative
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
@@ -50,6 +51,7 @@ def load(
     allow_nan: bool = False,
     encoder: bool = False,
     base: str | Path | None = None,
+    resize_patches: bool = False,
     **overrides: Any,
 ):
     """A model from a native, transformers or timm folder, an .npz, .pth or .safetensors file, hf-hub:owner/name,
@@ -60,10 +62,10 @@ def load(
     changes how images are read, e.g. preprocess=dict(mean=..., std=...). encoder=True loads the encoder alone of a
     model that learned without labels (MAE, DINO, CLIP); it can have classes. `base` is the checkpoint that a low-rank
     adapter (a folder of its own, by vitlab or peft) is put on, where it does not lie where the adapter says.
+    With resize_patches=True, patch_size=8 gives a ViT patches of that size, to be fine-tuned.
     """
-    model, report = load_with_report(
-        source, map=map, preprocess=preprocess, allow_nan=allow_nan, encoder=encoder, base=base, **overrides
-    )
+    options = {"allow_nan": allow_nan, "encoder": encoder, "base": base, "resize_patches": resize_patches}
+    model, report = load_with_report(source, map=map, preprocess=preprocess, **options, **overrides)
     for note in report.notes:
         warnings.warn(f"{source}: {note}", AssumedWarning, stacklevel=2)
     return model
@@ -86,12 +88,14 @@ def load_with_report(
     allow_nan: bool = False,
     encoder: bool = False,
     base: str | Path | None = None,
+    resize_patches: bool = False,
     **overrides: Any,
 ) -> tuple[Any, Report]:
     """Like `load`, with what became of every key. `encoder`: a model that is an encoder itself is loaded as it is."""
     if not str(source).strip():
         raise UsageError("the checkpoint's name is empty: is a shell variable unset? Name a folder or a file.")
     path = locate(source)
+    resized = {name: overrides.pop(name) for name in ("patch_size",) if resize_patches and name in overrides}
     if not path.exists():
         raise CheckpointError(_not_there(str(source)))
     if base is not None and not adapters.is_adapter(path):
@@ -111,11 +115,11 @@ def load_with_report(
     if "grid" in overrides and path.is_dir():
         raise UsageError(f"{source}: the folder itself says its grid; grid= is for bare weights.")
     overrides = {name: value for name, value in overrides.items() if name != "grid"}
-    overrides = family_of(weights.family).by_path(overrides, encoder)
+    overrides = family_of(weights.family).by_path(overrides | resized, encoder)
     files.check_values(weights.tensors, path, allow_nan)
     weights = _encoder_of(weights) if encoder and weights.config.wraps_encoder else weights
     with naming_network(path):
-        model, report = _assemble(weights, overrides, str(source))
+        model, report = _assemble(weights, overrides, str(source), resize_patches)
     if preprocess:
         values = {**(model.preprocess.to_dict() if model.preprocess is not None else {}), **preprocess}
         model.preprocess = Preprocess.from_dict({"size": model.config.image_size, **values})
@@ -162,7 +166,9 @@ def _encoder_alone(weights: LoadedWeights) -> list[str]:
     ]
 
 
-def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[Network, Report]:
+def _assemble(
+    weights: LoadedWeights, overrides: Options, source: str, patches_may_change: bool = False
+) -> tuple[Network, Report]:
     """Build the network, fit the tensors to it, and account for every key."""
     stored = weights.config
     if overrides.get("classes") and stored.wraps_encoder:
@@ -178,7 +184,7 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
     if weights.preprocess is not None and weights.preprocess.how == "aspect":
         # The table is resized to the grid of each image; resized twice, it would give other positions.
         config = config.with_options(**dict.fromkeys(sizes, stored.image_size))
-    _check_same_network(stored, config, source)
+    _check_same_network(stored, config, source, patches_may_change)
     report = Report(source, weights.dialect, notes=list(weights.notes))
     _check_tensors(weights, source)
     model = native.on_meta(lambda: registry.build(weights.family, config))
@@ -203,6 +209,10 @@ def _assemble(weights: LoadedWeights, overrides: Options, source: str) -> tuple[
             adapted = True
             state[key] = adapt_channels(value, after)
             note = f"from {_shape(value)}, {before} channels to {after}"
+            report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
+        elif value is not None and _is_projection(value, stored) and _is_projection(like, config):
+            state[key] = patches.resize_patches(value, like.shape[-1])
+            note = f"from {_shape(value)}, patches of {value.shape[-1]} to {like.shape[-1]} pixels"
             report.rows.append(Row("resized", key, theirs, tuple(like.shape), note))
         else:
             fresh.append(key)
@@ -266,19 +276,22 @@ def _check_tensors(weights: LoadedWeights, source: str) -> None:
         )
 
 
-def _check_same_network(stored: Config, config: Config, source: str) -> None:
+def _check_same_network(stored: Config, config: Config, source: str, patches_may_change: bool) -> None:
     """Weights belong to one network: what would make it another is refused, not quietly left untrained."""
     pairs = [(stored, config)] if not stored.wraps_encoder else [(stored, config), (stored.encoder, config.encoder)]
     for before, after in pairs:
         for path in before.fixed_with(after):
             old, new = (attrgetter(path)(c) for c in (before, after))
-            if old != new and path != "channels":  # which the first layer is adapted to
+            resizable = path == "patch_size" and after.one_projection
+            adapted = path == "channels" or (resizable and patches_may_change)  # by the first layer
+            if old != new and not adapted:
                 short = path.removesuffix(".kind").split(".")[-1]
                 name = short if _has_option(before, short) else path
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
                 raise UsageError(
                     f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
                     "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
+                    + (" To resize the patches' weights before fine-tuning: resize_patches=True." if resizable else "")
                 )
 
 
@@ -313,6 +326,15 @@ def _resize(key: str, value: Tensor, old: tuple[int, int], new: tuple[int, int],
         return resize_relative(value, old, new, config.encoder.relative_rule)
     prefix = value.shape[1] - old[0] * old[1]
     return resize_positions(value, prefix, old, new, config.encoder.table_rule)
+
+
+def _is_projection(weight: Tensor, config: Config) -> bool:
+    """Whether this is the weight (D, C, P, P) of a linear map from patches to tokens, which can be resized."""
+    c = config.encoder
+    if not c.one_projection:
+        return False
+    width, channels, patch_size = (c.option(name) for name in ("width", "channels", "patch_size"))
+    return tuple(weight.shape) == (width, channels, patch_size, patch_size)
 
 
 def _with_inputs(weight: Tensor, before: int, after: int) -> tuple[int, ...] | None:

@@ -41,6 +41,20 @@ def unpatchify(patches: Tensor, patch_size: int, grid: tuple[int, int]) -> Tenso
     return x.reshape(B, values // (P * P), rows * P, columns * P)
 
 
+def resize_patches(weight: Tensor, patch_size: int) -> Tensor:
+    """The projection of patches (D, C, P, P) for patches of another size: PI-resize of FlexiViT (arXiv:2212.08013).
+
+    If B resizes a patch bilinearly, w' = (B^T)^+ w gives the resized patch Bx nearly the token of x: <Bx, w'> = <x, w>,
+    exactly so for larger patches.
+    """
+    old = weight.shape[-1]
+    pixels = torch.eye(old * old, dtype=torch.float64).reshape(-1, 1, old, old)  # one patch for each pixel
+    resized = F.interpolate(pixels, (patch_size, patch_size), mode="bilinear").flatten(1)  # B^T, (P*P, P'*P')
+    inverse: Tensor = torch.linalg.pinv(resized)  # (P'*P', P*P)
+    new = weight.double().flatten(2) @ inverse.T  # (D, C, P'*P')
+    return torch.unflatten(new, 2, (patch_size, patch_size)).to(weight.dtype)
+
+
 def check_multiple(what: str, size: int, patch_size: int, remedy: str = ", or pad=True") -> None:
     """Sizes that do not fit are the most common first error, so the message gives the sizes that do."""
     if size % patch_size or size <= 0:

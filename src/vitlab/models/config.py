@@ -93,6 +93,11 @@ class Config:
         """The grid that a table of positions, by its name in the weights, is made for."""
         raise NotImplementedError(f"{type(self).__name__} has no position tables.")
 
+    @property
+    def one_projection(self) -> bool:
+        """Whether one linear map makes a token of a patch: its weights can be resized to patches of another size."""
+        return False
+
     def fixed_with(self, other: Config) -> tuple[str, ...]:
         """Options, by path, in which `other` may not differ if it shall use this network's weights."""
         return self.fixed

@@ -124,6 +124,10 @@ class ViTConfig(PlainConfig):
         return self.head_dim
 
     @property
+    def one_projection(self) -> bool:
+        return self.stem.kind == "patch" and not self.stem.patch_norms
+
+    @property
     def pads_images(self) -> bool:
         return self.stem.pad
 

@@ -136,7 +136,7 @@ def build_classifier(
             raise TrainingError(f"{recipe.name} learns without labels: set objective.name={family}.")
         model = create(recipe.name, **{"classes": len(classes), "channels": channels, **recipe.options})
     else:
-        model, report = load_with_report(recipe.init_from, encoder=True, **recipe.options)
+        model, report = load_with_report(recipe.init_from, encoder=True, resize_patches=True, **recipe.options)
         notes += report.notes
         same_count, what = model.config.classes == len(classes), OUTPUTS[kind].format(len(classes), classes[0])
         unnamed = model.labels is None and same_count and kind == "class"
@@ -144,7 +144,7 @@ def build_classifier(
             notes.append(f"started from {recipe.init_from}, with its head for the same {what.removeprefix('the ')}.")
         else:
             options = {**recipe.options, "classes": len(classes)}
-            model, report = load_with_report(recipe.init_from, encoder=True, **options)
+            model, report = load_with_report(recipe.init_from, encoder=True, resize_patches=True, **options)
             if same_count:
                 model.reset_classifier(len(classes))  # as many classes, but others
             model.task = CLASSES  # the objective says what the new head's outputs mean
