@@ -50,7 +50,7 @@ def resize_patches(weight: Tensor, patch_size: int) -> Tensor:
     old = weight.shape[-1]
     pixels = torch.eye(old * old, dtype=torch.float64).reshape(-1, 1, old, old)  # one patch for each pixel
     resized = F.interpolate(pixels, (patch_size, patch_size), mode="bilinear").flatten(1)  # B^T, (P*P, P'*P')
-    inverse: Tensor = torch.linalg.pinv(resized)  # (P'*P', P*P)
+    inverse = torch.pinverse(resized)  # (P'*P', P*P)
     new = weight.double().flatten(2) @ inverse.T  # (D, C, P'*P')
     return torch.unflatten(new, 2, (patch_size, patch_size)).to(weight.dtype)
 
