@@ -13,7 +13,7 @@ import vitlab
 import vitlab.cli.main
 from vitlab.export import Comparison, runners
 from vitlab.export.bench import BackendResult, default_reducers, fastest, run_bench
-from vitlab.export.fold import fold
+from vitlab.export.fold import fold, without_layer_scale
 from vitlab.export.runners import RunnerFactory
 from vitlab.export.timing import peak_memory, summary
 from vitlab.reduce import reducer_of
@@ -35,6 +35,17 @@ def test_folded_is_the_same_function(name, options, size, grown):
     with torch.no_grad():
         torch.testing.assert_close(fold(model)(x), model(x), atol=1e-10, rtol=1e-10)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_without_layer_scale_is_the_same_function_and_saves_as_a_plain_vit(tiny, tmp_path):
+    model = tiny(layer_scale=0.1).eval()
+    plain = without_layer_scale(model)
+    assert plain.config == model.config.with_options(layer_scale=0.0)
+    assert not any("scale" in name for name, _ in plain.named_parameters())
+    x = torch.randn(2, 3, *model.config.image_size)
+    torch.testing.assert_close(plain(x), model(x), atol=1e-5, rtol=0)
+    vitlab.save(plain, tmp_path)
+    assert torch.equal(vitlab.load(tmp_path)(x), plain(x))
 
 
 def test_folded_under_a_reducer(tiny):

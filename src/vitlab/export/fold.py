@@ -24,6 +24,7 @@ from vitlab.layers.windows import WindowAttention
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import GridBlock
 from vitlab.models.resnet import ConvNorm
+from vitlab.models.vit import VisionTransformer
 
 N = TypeVar("N", bound=Network)
 
@@ -52,13 +53,32 @@ def _fold_block(block: Block) -> None:
         _norm_into(block.norm1, block.attention.qkv)
         if isinstance(block.mlp, MLP | SwiGLU):
             _norm_into(block.norm2, block.mlp.fc1)
-    for name, layer in (("scale1", block.attention.proj), ("scale2", block.mlp.fc2)):
-        scale = getattr(block, name)
-        if isinstance(scale, LayerScale):
-            layer.weight.mul_(scale.gamma[:, None])
-            if layer.bias is not None:
-                layer.bias.mul_(scale.gamma)
-            setattr(block, name, nn.Identity())
+    block.scale1 = _scale_into(block.scale1, block.attention.proj)
+    block.scale2 = _scale_into(block.scale2, block.mlp.fc2)
+
+
+@torch.no_grad()
+def without_layer_scale(model: VisionTransformer) -> VisionTransformer:
+    """The same function as a ViT without LayerScale, as in the paper; the model stays as it is."""
+    folded = copy.deepcopy(model)
+    for block in folded.blocks:
+        assert isinstance(block, Block)
+        block.scale1 = _scale_into(block.scale1, block.attention.proj)
+        block.scale2 = _scale_into(block.scale2, block.mlp.fc2)
+    plain = type(model)(model.config.with_options(layer_scale=0.0))
+    plain.load_state_dict(folded.state_dict())
+    plain.preprocess, plain.labels, plain.card = model.preprocess, model.labels, model.card
+    return plain.train(model.training)
+
+
+def _scale_into(scale: nn.Module, layer: nn.Linear) -> nn.Module:
+    """Multiply a LayerScale into the layer before it; what is left of it is the identity."""
+    if not isinstance(scale, LayerScale):
+        return scale
+    layer.weight.mul_(scale.gamma[:, None])
+    if layer.bias is not None:
+        layer.bias.mul_(scale.gamma)
+    return nn.Identity()
 
 
 def _norm_into(norm: nn.LayerNorm | nn.RMSNorm, layer: nn.Linear) -> None:
