@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.outliers import OutlierTokens, outlier_tokens
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
@@ -38,6 +39,7 @@ _NAMES = {  # by module
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
     "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "outliers": ("OutlierTokens", "outlier_tokens"),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
@@ -48,6 +50,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
     "Explanation",
+    "OutlierTokens",
     "Subject",
     "ask",
     "attention_distance",
@@ -64,6 +67,7 @@ __all__ = [
     "high_norm_tokens",
     "nearest",
     "open_subject",
+    "outlier_tokens",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",
