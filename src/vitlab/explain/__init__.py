@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
-    from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.features import Foreground, foreground, foreground_mask, nearest, patch_similarity, pca_rgb
     from vitlab.explain.outliers import OutlierTokens, outlier_tokens
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
@@ -38,7 +38,7 @@ _NAMES = {  # by module
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
-    "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "features": ("Foreground", "foreground", "foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
     "outliers": ("OutlierTokens", "outlier_tokens"),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
@@ -50,6 +50,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
     "Explanation",
+    "Foreground",
     "OutlierTokens",
     "Subject",
     "ask",
@@ -61,6 +62,7 @@ __all__ = [
     "compare_methods",
     "curves",
     "filters",
+    "foreground",
     "foreground_mask",
     "grad_cam",
     "gradient_x_input",

@@ -23,7 +23,7 @@ from vitlab.explain.attention_maps import attention_maps, default_query, without
 from vitlab.explain.attention_page import attention_page
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.faithfulness import Kind, compare_methods
-from vitlab.explain.features import foreground_mask, nearest, patch_similarity, patch_tokens, pca_rgb
+from vitlab.explain.features import Foreground, foreground, nearest, patch_similarity, patch_tokens, pca_rgb
 from vitlab.explain.figure7 import figure7_numbers
 from vitlab.explain.image_outliers import ImageOutliers
 from vitlab.explain.inputs import TokenModel, check_layer
@@ -237,22 +237,29 @@ def features(
     model, views, images = subject.model, subject.views, subject.images
     layer = check_layer(model, layer)
     options: dict[str, Any] = dict(layer=layer, batch_size=subject.batch_size)
-    foreground = foreground_mask(model, images, **options) if mask else None
-    columns = {"components": pca_rgb(model, images, joint, foreground=foreground, **options).numpy()}
-    if foreground is not None:
-        columns["foreground"] = foreground.numpy()
+    guess = foreground(model, images, **options) if mask else None
+    shown = None if guess is None else guess.mask
+    columns = {"components": pca_rgb(model, images, joint, foreground=shown, **options).numpy()}
+    results, notes, captions = {}, [], None
+    if guess is not None:
+        columns["foreground"] = guess.mask.numpy()
+        results["foreground"] = _trust(guess)
+        captions = [["", text] for text in guess.doubts()]
+        notes = [
+            f"{view.name}: the foreground is {text}." for view, (_, text) in zip(views, captions, strict=True) if text
+        ]
     note = "Like parts have like colours" + (", in all images alike." if joint and len(views) > 1 else ".")
     marks = None
     if at is not None:
         patch = views[0].patch_under(*at)
         columns["likeness"] = patch_similarity(model, images, patch, of=0, **options).numpy()
+        captions = None if captions is None else [[*row, ""] for row in captions]
         marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
         note += " Likeness is to the framed patch" + (" of the first image." if len(views) > 1 else ".")
     title = f"Features of layer {layer}"
     outliers = ImageOutliers.of(subject)
-    note = "\n".join(filter(None, [note, outliers.note]))
-    outlined = outliers.marks(marks, len(columns))
-    figure = lambda: draw.heat(views, columns, title=title, note=note, marks=outlined, scale=subject.scale)
+    drawing: dict[str, Any] = dict(note=note, marks=marks, captions=captions, scale=subject.scale)
+    figure = lambda: draw.heat(views, columns, title=title, **drawing)
 
     def page() -> str:
         tokens = F.normalize(patch_tokens(model, images, **options).flatten(1, 2), dim=-1)  # (B, N, D)
@@ -260,8 +267,10 @@ def features(
         return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer}", scale=scale)
 
     numbers = {**columns, "layer": layer, **outliers.numbers}
-    results = {**outliers.results, "scale": subject.scale}
-    return Explanation(subject, title, figure, numbers, results, page, outliers.notes)
+    if guess is not None:
+        numbers |= {"separation": guess.separation.numpy(), "margin": guess.margin.numpy()}
+    results |= {**outliers.results, "scale": subject.scale}
+    return Explanation(subject, title, figure, numbers, results, page, [*notes, *outliers.notes])
 
 
 def neighbours(subject: Subject, folder: str | Path, k: int = 5) -> Explanation:
@@ -340,6 +349,12 @@ def pruned(subject: Subject, reducer: str | Reducer = "tome:r=8") -> Explanation
     return Explanation(subject, title, figure, numbers, {"tokens": result.tokens.tolist()})
 
 
+def _trust(guess: Foreground) -> list[dict[str, Any]]:
+    """How far to trust each image's foreground, for JSON."""
+    measures = zip(guess.separation.tolist(), guess.margin.tolist(), guess.unsure.tolist(), strict=True)
+    return [{"separation": s, "margin": m, "unsure": unsure} for s, m, unsure in measures]
+
+
 def _attention_of(
     subject: Subject,
     layers: str | Sequence[int],
@@ -399,7 +414,7 @@ def _maps(
     own = [not isinstance(column, tuple) or column[0] is views for column in columns.values()]
     options: dict[str, Any] = dict(title=title, signed=signed, scale=subject.scale)
     note = "\n".join(filter(None, [note, outliers.note]))
-    marks = outliers.marks(None, len(columns), own)
+    marks = outliers.marks(own)
     figure = lambda: draw.heat(views, columns, note=note, captions=captions, marks=marks, **options)
     page = lambda: draw.maps_page(views, columns, note=outliers.note, **options)
     numbers, results = numbers | outliers.numbers, results | outliers.results | {"scale": subject.scale}

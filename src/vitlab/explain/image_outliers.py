@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.explain.draw.sheet import ImageMarks, Mark, mark_of
+from vitlab.explain.draw.sheet import ImageMarks, mark_of
 from vitlab.explain.outliers import Outlier, OutlierTokens
 from vitlab.explain.subject import Subject
 from vitlab.explain.views import View
@@ -50,7 +50,8 @@ class ImageOutliers:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        return {} if self.tokens is None else {"outliers": self.mask.numpy()}
+        """For the .npz file; `sinks` are those that draw far more attention than others."""
+        return {} if self.tokens is None else {"outliers": self.mask.numpy(), "sinks": self.tokens.sink.numpy()}
 
     @property
     def results(self) -> dict[str, Any]:
@@ -76,18 +77,12 @@ class ImageOutliers:
             return [f"outlier tokens: {_listed(self.found[0])}."]
         return [f"{sum(map(bool, self.found))} of {len(self.views)} images have outlier tokens: --json lists them."]
 
-    def marks(
-        self, marks: Sequence[Sequence[Mark]] | None, maps: int, own: Sequence[bool] | None = None
-    ) -> list[ImageMarks] | None:
-        """Marks of each image with its outliers framed, in those of its maps that are `own`."""
+    def marks(self, own: Sequence[bool]) -> list[ImageMarks] | None:
+        """Frames around each image's outliers, in those of its maps that are `own`."""
         if not self.any:
-            return None if marks is None else [ImageMarks(each) for each in marks]
-        own = own or [True] * maps
-        framed = []
-        for i, (view, patches) in enumerate(zip(self.views, self.patches, strict=True)):
-            each, frames = [] if marks is None else marks[i], [mark_of(view, patch) for patch in patches]
-            framed.append(ImageMarks(each, [(each, frames if mine else []) for mine in own]))
-        return framed
+            return None
+        frames = [[mark_of(view, p) for p in row] for view, row in zip(self.views, self.patches, strict=True)]
+        return [ImageMarks((), [((), each if mine else ()) for mine in own]) for each in frames]
 
 
 def _listed(found: Sequence[Outlier]) -> str:

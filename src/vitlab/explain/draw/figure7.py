@@ -162,10 +162,13 @@ def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], v
     factor = min(SIDE / wide, (SIDE - 60) / tall)
     sheet.image(x, y, wide * factor, tall * factor, pixels)
     low, high = heat_limits(lengths, view, scale=scale)
-    by = "" if scale == "minmax" else f", {scale}"
-    below = (f"token length after the last layer{by}: {low:.3g}", f"{high:.3g}")
+    by = "" if scale == "minmax" else f" ({scale})"
+    below = (f"token length, layer {last[-1]}: {low:.3g}", f"{high:.3g}{by}")
     sheet.scale(x, y + tall * factor + 22, below, "inferno", 80)
     sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
+    if sinks := int(numbers["sinks"].sum()) if "sinks" in numbers else 0:
+        many = "1 patch is" if sinks == 1 else f"{sinks} patches are"
+        sheet.text(x, y + tall * factor + 76, f"{many} where all tokens look (attention sinks).", 7.5, INK)
 
 
 def _dots(axes: Axes, values: np.ndarray, uniform: float) -> None:
