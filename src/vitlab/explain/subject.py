@@ -32,6 +32,8 @@ from vitlab.models.hierarchy import Hierarchy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MANY = 800  # patches, above which images are tested one by one for outliers: a layer's attention grows with the square
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -54,8 +56,12 @@ class Subject:
     @cached_property
     def outliers(self) -> OutlierTokens | None:
         """The outlier tokens of every image; None without images, and where the model has several grids."""
-        needs = {"attention", "tokens"} <= set(self.model.traceable) and not isinstance(self.model, Hierarchy)
-        return outlier_tokens(self.model, self.images, batch_size=self.batch_size) if self.views and needs else None
+        testable = {"attention", "tokens"} <= set(self.model.traceable) and not isinstance(self.model, Hierarchy)
+        if not self.views or not testable:
+            return None
+        rows, columns = self.views[0].grid
+        batch_size = self.batch_size if rows * columns <= MANY else 1
+        return outlier_tokens(self.model, self.images, batch_size=batch_size)
 
     @property
     def images(self) -> Tensor:
