@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 import vitlab
-from vitlab.explain import foreground, outlier_tokens
+from vitlab.explain.features import foreground
+from vitlab.explain.outliers import outlier_tokens
 from vitlab.images.read import EXTENSIONS
 
 OBJECTS = 91  # the highest number of an object

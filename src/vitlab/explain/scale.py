@@ -34,7 +34,10 @@ SCALES: dict[str, ScaleText] = {
         (f"{LOWEST}st percentile of each map", f"{HIGHEST}th"),
         f"Full colour: the {HIGHEST}th percentile of each map's absolute values.",
     ),
-    "log": ScaleText(("each map's lowest value", "its highest, log scale"), "Log scale."),
+    "log": ScaleText(
+        (f"each map's lowest value, at least 1/{10**DECADES} of", "its highest, log scale"),
+        f"Log scale, {DECADES} decades.",
+    ),
     "minmax": ScaleText(("each map's lowest value", "its highest"), ""),
 }
 DEFAULT = "percentile"
