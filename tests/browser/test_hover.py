@@ -13,6 +13,8 @@ from PIL import Image
 
 import vitlab
 from vitlab.explain import draw
+from vitlab.explain.draw.heatmap import heat_limits
+from vitlab.explain.scale import SCALES, positions
 from vitlab.images.preprocess import Preprocess
 from vitlab.layers.trace import Trace
 
@@ -214,4 +216,27 @@ def test_the_heat_is_where_the_value_is(browser, tmp_path):
     found = (first_x / w * 400, first_y / h * 200, (last_x + 1) / w * 400, (last_y + 1) / h * 200)
     np.testing.assert_allclose(found, (left, top, right, bottom), atol=1.5)
     assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    tab.close()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_colours_are_those_of_the_figures(browser, tmp_path, scale):
+    """The page's own limits and colours, against explain/scale.py: heat, and a map with a sign, of a padded image."""
+    preprocess = Preprocess((40, 48), how="fit")
+    view = draw.View(Image.new("RGB", (240, 120)), preprocess.geometry((120, 240)), (40, 48), 8, "g")
+    heat = np.random.default_rng(4).gamma(0.3, size=(1, 5, 6)).astype(np.float32)
+    heat[0, 2, 2] = 200.0
+    text = draw.maps_page([view], {"heat": heat, "sign": heat - 0.4}, title="t", signed=["sign"], scale=scale)
+    (tmp_path / "m.html").write_text(text, encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "m.html").as_uri())
+    wait_until(tab, "Boolean(document.getElementById('said').textContent)")
+    assert tab.evaluate("document.getElementById('scale').value") == scale
+    for signed in (False, True):
+        values = (heat - 0.4 if signed else heat)[0]
+        low, high = heat_limits(values, view, signed=signed, scale=scale)
+        found = tab.evaluate("([v, s]) => [...coloured(v, s)[1]]", [values.ravel().tolist(), signed])
+        expected = positions(values.astype(np.float64), low, high, scale, signed).ravel()
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(shown(tab), heat[0].ravel(), atol=200 / 255**2 + 0.004 * heat[0].ravel().max())
     tab.close()

@@ -247,6 +247,42 @@ def test_samples_and_another_size(run, made):
     assert "digits#99999" in json.loads(done.stdout)["images"][1]["error"]
 
 
+def test_an_explicit_size_sees_the_whole_image(run, made):
+    """The model crops; at a size of one's own the patches cover each image from edge to edge, on all commands."""
+    run("rollout", checkpoint(made), *made.pictures)
+    data = numbers("explain-rollout.npz")
+    assert (data["resized_size"] > data["view_size"]).any()
+    for verb in ("rollout", "relevance", "features", "pruned"):
+        run(verb, checkpoint(made), *made.pictures, "--image-size", "40x24")
+        data = numbers(f"explain-{verb}.npz")
+        assert data["view_size"].tolist() == [40, 24] and data["resized_size"].tolist() == [[40, 24]] * 3
+        assert not data["view_corner"].any()
+    assert vitlab.load(made.folder / "model", image_size=(40, 24)).preprocess.how == "crop"  # as predict and eval read
+
+
+def test_the_scale_changes_the_picture_and_not_the_numbers(run, made):
+    pictures, maps = [], []
+    for scale in ("percentile", "log", "minmax"):
+        told = json.loads(run("rollout", checkpoint(made), *made.pictures, "--scale", scale, "--json").stdout)
+        assert told["scale"] == scale and len(told["outliers"]) == 3
+        pictures.append(Path("explain-rollout.png").read_bytes())
+        maps.append(numbers("explain-rollout.npz")["maps"])
+    assert len(set(pictures)) == 3 and (maps[0] == maps[1]).all() and (maps[0] == maps[2]).all()
+    assert "no scale 'linear'" in run("rollout", checkpoint(made), *made.pictures, "--scale", "linear", code=2).stderr
+    told = run("faithfulness", checkpoint(made), *made.pictures, "--scale", "log", code=2).stderr
+    assert "--scale" in told  # it draws no heat map
+
+
+def test_an_unsure_foreground_is_said(run, made):
+    done = run("features", checkpoint(made), *made.pictures, "--mask", "--json")
+    told = json.loads(done.stdout)["foreground"]
+    data = numbers("explain-features.npz")
+    np.testing.assert_allclose([image["separation"] for image in told], data["separation"])
+    for name, image in zip(made.pictures, told, strict=True):
+        assert image["unsure"] == (image["separation"] < 0.75 or image["margin"] < 0.25)
+        assert (f"{name}: the foreground is unsure (" in done.stderr) == image["unsure"]
+
+
 def test_what_cannot_be_read_is_reported_and_the_rest_goes_on(run, made, tmp_path):
     (tmp_path / "no.png").write_text("not a picture")
     done = run("rollout", checkpoint(made), "missing.png", made.pictures[0], "no.png", "--json", code=1)

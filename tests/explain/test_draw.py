@@ -13,7 +13,6 @@ from scipy.stats import spearmanr
 import vitlab
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
-from vitlab.explain.draw.heatmap import scaled
 from vitlab.explain.draw.sheet import cut, ems, write_figure
 from vitlab.images.fonts import families
 from vitlab.images.preprocess import Preprocess
@@ -189,8 +188,9 @@ def test_large_pictures_are_drawn_smaller_and_small_ones_larger():
 
 
 def test_a_constant_map_is_drawn_without_heat():
-    assert (scaled(np.full((2, 3), 7.0)) == 0).all()
-    assert np.ptp(scaled(np.array([1.0, np.nan, 3.0]))) == 1
+    view = view_of(Preprocess(SIZE), (32, 48), picture=Image.new("RGB", (48, 32)))
+    flat = draw.overlay(np.full((4, 6), 7.0), view)
+    assert (flat == draw.overlay(np.full((4, 6), -1.0), view)).all() and (flat == flat[0, 0]).all()
 
 
 # --------------------------------------------------------------------------------------------------------------- views

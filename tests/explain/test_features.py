@@ -12,7 +12,15 @@ from sklearn.metrics.pairwise import cosine_similarity
 import vitlab
 from vitlab.errors import ImageError
 from vitlab.explain import features
-from vitlab.explain.features import foreground_mask, nearest, otsu, patch_similarity, pca_rgb, principal_components
+from vitlab.explain.features import (
+    foreground,
+    foreground_mask,
+    nearest,
+    otsu,
+    patch_similarity,
+    pca_rgb,
+    principal_components,
+)
 
 SMALL = dict(image_size=(32, 48), patch_size=8, width=48, depth=3, heads=4, classes=7)
 OPTIONS = [{}, {"registers": 3}, {"distill_token": True}, {"pooling": "mean", "class_token": False}, {"classes": 0}]
@@ -127,6 +135,41 @@ def test_a_planted_object_is_foreground_whichever_way_its_tokens_point(turned, j
     tokens[object_] += turned * direction
     monkeypatch.setattr(features, "patch_tokens", lambda *args, **options: tokens)
     assert torch.equal(foreground_mask(None, None, joint=joint), object_)
+
+
+def planted(monkeypatch, values: torch.Tensor):
+    """foreground() of tokens that lie on one line: (B, grid_h, grid_w) along a direction."""
+    tokens = values[..., None] * torch.tensor([0.6, -0.8, 0.0])
+    monkeypatch.setattr(features, "patch_tokens", lambda *args, **options: tokens)
+    return foreground(None, None)
+
+
+def test_separation_and_margin_have_closed_forms(monkeypatch):
+    """Two values: all variance lies between them. 0, 1, ..., n - 1: 3/4 n^2 / (n^2 - 1). Normal values: 2 / pi."""
+    two = torch.zeros(9, 11)
+    two[3:6, 4:8] = 1.0
+    even = torch.arange(100.0)[torch.randperm(100)]
+    inner = torch.zeros(10, 10, dtype=torch.bool)
+    inner[1:-1, 1:-1] = True
+    line = torch.empty(10, 10)
+    line[inner], line[~inner] = torch.arange(36, 100.0), torch.arange(36.0)
+    found = planted(monkeypatch, two[None].double())
+    assert found.separation.item() == pytest.approx(1) and not found.unsure.any() and found.doubts() == [""]
+    share = 12 / 99
+    assert found.margin.item() == pytest.approx(share / (share * (1 - share)) ** 0.5)
+    found = planted(monkeypatch, even.reshape(1, 10, 10).double())
+    assert found.separation.item() == pytest.approx(0.75 * 1e4 / (1e4 - 1))
+    found = planted(monkeypatch, line[None].double())
+    assert found.margin.item() == pytest.approx((49.5 - 17.5) / np.std(np.arange(100)))
+    normal = torch.randn(1, 80, 90, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = planted(monkeypatch, normal)
+    assert found.separation.item() == pytest.approx(2 / np.pi, abs=0.02)
+    assert found.unsure.all() and "separation 0.6" in found.doubts()[0] and "margin 0.0" in found.doubts()[0]
+
+
+def test_a_flat_image_has_no_sure_foreground(monkeypatch):
+    found = planted(monkeypatch, torch.ones(2, 5, 7))
+    assert found.unsure.all() and found.separation.tolist() == found.margin.tolist() == [0, 0]
 
 
 def test_masks_of_a_batch_equal_one_by_one():

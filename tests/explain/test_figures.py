@@ -42,7 +42,8 @@ def test_an_explanation_is_written_with_its_numbers(subject, tmp_path):
 @pytest.mark.parametrize("method", BY_CLASS)
 def test_every_method_for_classes_is_drawn(subject, method):
     explanation = figures.relevance(subject, method, target="7")
-    assert explanation.results == {"class": [7, 7], "explained": ["7", "7"]}
+    expected = {"class": [7, 7], "explained": ["7", "7"], "outliers": [[], []], "scale": "percentile"}
+    assert explanation.results == expected
     assert explanation.figure() is not None and explanation.page().startswith("<!DOCTYPE html>")
 
 

@@ -39,7 +39,7 @@ def rows_of(item: dict, layers: int, heads: int) -> np.ndarray:
     low, high = (
         np.frombuffer(b64decode(item[k]), "<f4").reshape(layers, heads, item["queries"], 1) for k in ("low", "high")
     )
-    return low + (high - low) * values / 255
+    return low + (high - low) * (values / 255.0) ** 2
 
 
 def test_the_page_holds_the_attention(two):
@@ -55,8 +55,8 @@ def test_the_page_holds_the_attention(two):
     for i, item in enumerate(data["items"]):
         assert item["heads"] == ["mean of heads", "head 0", "head 1", "head 2", "head 3"] and item["first"] == 0
         found = rows_of(item, 3, 5)
-        np.testing.assert_allclose(found[:, 1:], weights[i][..., 1:], atol=0.5 / 255 * weights[i].max())
-        np.testing.assert_allclose(found[:, 0], weights[i].mean(1)[..., 1:], atol=0.5 / 255 * weights[i].max())
+        np.testing.assert_allclose(found[:, 1:], weights[i][..., 1:], atol=1 / 255 * weights[i].max())
+        np.testing.assert_allclose(found[:, 0], weights[i].mean(1)[..., 1:], atol=1 / 255 * weights[i].max())
         before = np.frombuffer(b64decode(item["before"]), "<f4").reshape(3, 5, 25, 1)
         np.testing.assert_allclose(before[:, 1:], weights[i][..., :1], rtol=1e-6)
 

@@ -107,6 +107,12 @@ def test_explain_as_a_picture(client, models, picture, ask):
     heat = explain.relevance(models["small"], image)[0].numpy()
     drawn = overlay(heat, views(models["small"], image)[0])
     np.testing.assert_allclose(np.asarray(Image.open(io.BytesIO(found.content))).astype(int), drawn, atol=1)
+    log = overlay(heat, views(models["small"], image)[0], scale="log")
+    found = ask(client, "/explain?model=small&format=png&scale=log", picture(6))
+    np.testing.assert_allclose(np.asarray(Image.open(io.BytesIO(found.content))).astype(int), log, atol=1)
+    for scale, limits in {"percentile": np.percentile(heat, [1, 99]), "minmax": [heat.min(), heat.max()]}.items():
+        found = ask(client, f"/explain?model=small&scale={scale}", picture(6)).json()
+        np.testing.assert_allclose(found["limits"], limits, rtol=1e-4, atol=1e-6)
 
 
 def test_a_request_without_a_name_goes_to_the_first_that_can(client, picture, ask):

@@ -15,6 +15,7 @@ from vitlab.cli.console import console, load_options, parse_names, print_json, s
 from vitlab.cli.options import BatchSize, Checkpoint, Commands, Images, OptionalImages, choice, option
 from vitlab.errors import UsageError
 from vitlab.explain.methods import BY_CLASS, SHOWN
+from vitlab.explain.scale import DEFAULT, SCALES
 from vitlab.printable import one_line
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class OptionalInputs:
 
 
 @dataclass(frozen=True)
-class Output:
+class FileOutput:
     """Options of all commands."""
 
     out: Annotated[
@@ -64,14 +65,27 @@ class Output:
     ] = False
     image_size: Annotated[
         str | None,
-        typer.Option("--image-size", metavar="HxW", help="Another input size than the model's own, for finer maps."),
+        typer.Option(
+            "--image-size",
+            metavar="HxW",
+            help="Another input size, for finer maps; the whole image is seen, not cropped.",
+        ),
     ] = None
     batch_size: BatchSize = 8
     json: Annotated[bool, typer.Option("--json", help="Print JSON: top classes, files written, scores.")] = False
 
 
 @dataclass(frozen=True)
-class FaithfulnessOutput(Output):
+class Output(FileOutput):
+    """Options of commands that draw heat maps."""
+
+    scale: Annotated[str, choice(*SCALES, help="What the colours of a heat map span; numbers stay as they are.")] = (
+        DEFAULT
+    )
+
+
+@dataclass(frozen=True)
+class FaithfulnessOutput(FileOutput):
     batch_size: BatchSize = 32
 
 
@@ -219,7 +233,7 @@ def reconstruct(
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed hides other patches.")] = 0,
     *,
-    output: Output,
+    output: FileOutput,
 ) -> None:
     """Reconstruct hidden patches with a masked autoencoder.
 
@@ -235,7 +249,7 @@ def pruned(
         str, typer.Option(metavar="tome:r=8|evit:keep=0.7|random:keep=0.7", help="Token reducer.")
     ] = "tome:r=8",
     *,
-    output: Output,
+    output: FileOutput,
 ) -> None:
     """Which patches a reducer kept, merged or dropped, by layer."""
     _run("pruned", inputs, output, reducer=reducer)
@@ -244,7 +258,7 @@ def pruned(
 def _run(
     figure: str,
     inputs: Inputs | OptionalInputs,
-    output: Output,
+    output: FileOutput,
     *,
     texts: Sequence[str] | None = None,
     encoder: bool = True,
@@ -259,6 +273,7 @@ def _run(
     def open_model(checkpoint: str, images: Sequence[Source], encoder: bool = True) -> Subject:
         options: dict[str, Any] = dict(texts=texts or (), encoder=encoder, batch_size=output.batch_size)
         options |= load_options(output.image_size)
+        options |= {"scale": output.scale} if isinstance(output, Output) else {}
         return open_subject(checkpoint, images, skip_unreadable=True, **options)
 
     names = inputs.images or []

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
-    from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.features import Foreground, foreground, foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.outliers import OutlierTokens, outlier_tokens
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
@@ -37,7 +38,8 @@ _NAMES = {  # by module
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
-    "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "features": ("Foreground", "foreground", "foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "outliers": ("OutlierTokens", "outlier_tokens"),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
@@ -48,6 +50,8 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
     "Explanation",
+    "Foreground",
+    "OutlierTokens",
     "Subject",
     "ask",
     "attention_distance",
@@ -58,12 +62,14 @@ __all__ = [
     "compare_methods",
     "curves",
     "filters",
+    "foreground",
     "foreground_mask",
     "grad_cam",
     "gradient_x_input",
     "high_norm_tokens",
     "nearest",
     "open_subject",
+    "outlier_tokens",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",

@@ -15,16 +15,19 @@ from operator import index
 from typing import Literal, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.inputs import Images, TokenModel, batches, run_trace, token_model, wide
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, run_trace, token_model, wide
+from vitlab.explain.outliers import resolve_mask
 from vitlab.explain.stages import Stages, heads_of, row_of
 from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
 
 Query = str | int | Sequence[float] | None
+LeaveOut = Literal["outliers"] | Tensor | None  # patches: those of outlier_tokens, or a mask (B, grid_h, grid_w)
 
 
 @overload
@@ -36,6 +39,7 @@ def attention_maps(
     query: Query = None,
     *,
     prefix: Literal[False] = False,
+    leave_out: LeaveOut = None,
     batch_size: int = 8,
 ) -> Tensor: ...
 
@@ -49,6 +53,7 @@ def attention_maps(
     query: Query = None,
     *,
     prefix: Literal[True],
+    leave_out: LeaveOut = None,
     batch_size: int = 8,
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -61,6 +66,7 @@ def attention_maps(
     query: Query = None,
     *,
     prefix: bool = False,
+    leave_out: LeaveOut = None,
     batch_size: int = 8,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """(B, layers, heads, grid_h, grid_w), on the CPU in float32 (float64 for a float64 model).
@@ -70,6 +76,8 @@ def attention_maps(
     query    the token that looks: "class", "distillation", "mean" (the average over all patches), the number of a patch
              (row by row), or a pixel (x, y) of the model's input. None: what the head reads, "class" or "mean"
     prefix   also return the weights on the tokens before the patches: (maps, (B, layers, heads, prefix tokens))
+    leave_out   "outliers" (see outlier_tokens), or a mask (B, grid_h, grid_w): the weights of these patches are set to
+             0 and the rest of the row is divided by its sum. For models with one grid
 
     For the class token only its row is computed; for others each layer's matrix is held briefly.
 
@@ -81,6 +89,8 @@ def attention_maps(
     model = token_model(model)
     check_offered(["attention"], model.traceable)
     _check_numbers(layers, heads)
+    images = images if leave_out is None else as_batch(model, images)
+    mask = resolve_mask(model, images, leave_out, batch_size)
     grid, parts = (0, 0), []
     for batch in batches(model, images, batch_size):
         grid = model.layout(*batch.images.shape[-2:]).grid
@@ -89,9 +99,21 @@ def attention_maps(
         else:
             parts.append(_rows(model, batch.images, query, layers, heads))
     rows = torch.cat(parts)  # (B, L, h, before + patches)
+    if mask is not None:
+        rows = without_patches(rows, mask)
     before = rows.shape[-1] - grid[0] * grid[1]
     maps = rows[..., before:].unflatten(-1, grid)
     return (maps, rows[..., :before]) if prefix else maps
+
+
+def without_patches(rows: Tensor, mask: Tensor) -> Tensor:
+    """(B, L, h, N) with 0 at the patches of the mask (B, grid_h, grid_w), the rest of each row divided by its sum."""
+    patches = mask[0].numel()
+    if len(mask) != len(rows) or patches > rows.shape[-1]:
+        raise UsageError(f"leave_out is {tuple(mask.shape)}, which does not fit the patches of {len(rows)} images.")
+    kept = F.pad(~mask.flatten(1), (rows.shape[-1] - patches, 0), value=True)[:, None, None]  # (B, 1, 1, N)
+    rows = rows * kept
+    return rows / rows.sum(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def last_attention(model: ModelOrName, images: Images) -> Tensor:

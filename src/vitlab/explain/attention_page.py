@@ -17,6 +17,7 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.attention_maps import default_query
 from vitlab.explain.draw import page
 from vitlab.explain.inputs import ImageBatch, Images, TokenModel, as_batch, run_trace, token_model, wide
+from vitlab.explain.scale import DEFAULT
 from vitlab.explain.stages import Layer, Stages, heads_of
 from vitlab.explain.views import View
 from vitlab.layers.trace import check_offered
@@ -38,6 +39,7 @@ def attention_page(
     title: str = "Where patches look",
     limit: int = page.LIMIT,
     batch_size: int = 4,
+    scale: str = DEFAULT,
 ) -> tuple[str, str]:
     """The page, and a note on what was left out of it ("" if nothing). Holds one layer's attention at a time."""
     model = token_model(model)
@@ -49,7 +51,7 @@ def attention_page(
         head_numbers = list(range(heads_of(model, layers)))
     contents = Contents(batch, views, chosen, head_numbers, limit, batch_size)
     items, texts, note = _staged_items(model, contents) if isinstance(model, Hierarchy) else _items(model, contents)
-    return page.page_of("attention", title, page.about(views), note, items, texts), note
+    return page.page_of("attention", title, page.about(views), note, items, texts, scale=scale), note
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from vitlab.images.read import EXTENSIONS
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 
+SEPARATION, MARGIN = 0.75, 0.25  # below either, a foreground is unsure: see `foreground`
+
 
 @torch.no_grad()
 def patch_tokens(model: ModelOrName, images: Images, layer: int = -1, *, batch_size: int = 8) -> Tensor:
@@ -68,7 +70,7 @@ def pca_rgb(
     tokens = patch_tokens(model, images, layer, batch_size=batch_size)
     mask = torch.ones(tokens.shape[:3], dtype=torch.bool)
     if foreground is True:
-        mask = _foreground(tokens, joint)
+        mask = _foreground(tokens, joint).mask
     elif foreground is not None and foreground is not False:
         mask = torch.as_tensor(foreground).cpu().bool()
         if mask.shape != tokens.shape[:3]:
@@ -110,15 +112,50 @@ def patch_similarity(
     return (tokens * chosen[:, None, None]).sum(-1)
 
 
-def foreground_mask(
+@dataclass(frozen=True)
+class Foreground:
+    """A guess at the foreground, and two measures of how far to trust it."""
+
+    mask: Tensor  # (B, grid_h, grid_w), True on the foreground
+    separation: Tensor  # (B,), share of the component's variance that lies between the two sides, 0 to 1
+    margin: Tensor  # (B,), how far the border lies below the mean of all patches, in standard deviations
+
+    @property
+    def unsure(self) -> Tensor:
+        """(B,), True where the two sides are not well apart, or it is not clear which of them is the background."""
+        return (self.separation < SEPARATION) | (self.margin < MARGIN)
+
+    def doubts(self) -> list[str]:
+        """For each image what makes the mask unsure, "" where it is sure."""
+        texts = []
+        for separation, margin in zip(self.separation.tolist(), self.margin.tolist(), strict=True):
+            reasons = [f"separation {separation:.2f}"] if separation < SEPARATION else []
+            reasons += [f"margin {margin:.2f}"] if margin < MARGIN else []
+            texts.append(f"unsure ({', '.join(reasons)})" if reasons else "")
+        return texts
+
+
+def foreground(
     model: ModelOrName, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
-) -> Tensor:
-    """(B, grid_h, grid_w), True on the foreground: the first principal component above Otsu's threshold.
+) -> Foreground:
+    """The first principal component above Otsu's threshold.
 
     A component's sign is arbitrary; it is chosen so that the border lies below the mean, as background. An object that
     fills the border is taken for background.
+
+    It is unsure where `separation` is below 0.75, which is what Otsu's threshold reaches on evenly spread values
+    without any gap (on normal ones 0.64), or where `margin` is below 0.25. With a trained ViT-S/14 and the objects of
+    100 COCO photos, on which the second number was chosen, the mask has a mean IoU of 0.60 where sure and 0.31 where
+    not, and is more background than objects in 3 % and 46 %; on 100 other photos 0.61 and 0.37, 8 % and 25 %.
     """
     return _foreground(patch_tokens(model, images, layer, batch_size=batch_size), joint)
+
+
+def foreground_mask(
+    model: ModelOrName, images: Images, joint: bool = False, layer: int = -1, *, batch_size: int = 8
+) -> Tensor:
+    """(B, grid_h, grid_w), True on the foreground: the mask of `foreground`, which also says where it is unsure."""
+    return foreground(model, images, joint, layer, batch_size=batch_size).mask
 
 
 @dataclass(frozen=True)
@@ -230,8 +267,9 @@ def otsu(values: Tensor) -> float:
     return float(ordered[cut : cut + 2].mean())
 
 
-def _foreground(tokens: Tensor, joint: bool) -> Tensor:
+def _foreground(tokens: Tensor, joint: bool) -> Foreground:
     mask = torch.zeros(tokens.shape[:3], dtype=torch.bool)
+    separation, margin = torch.zeros(2, len(tokens), dtype=torch.float64)
     border = torch.ones(tokens.shape[1:3], dtype=torch.bool)
     border[1:-1, 1:-1] = False
     for part in _together(len(tokens), joint):
@@ -240,7 +278,18 @@ def _foreground(tokens: Tensor, joint: bool) -> Tensor:
         if first[:, border].mean() > first.mean():
             first = -first
         mask[part] = first > otsu(first)
-    return mask
+        if (spread := first.double().std(correction=0)) > 0:
+            margin[part] = (first.mean() - first[:, border].mean()) / spread
+            separation[part] = _variance_between(first.double(), mask[part]) / spread**2
+    return Foreground(mask, separation, margin)
+
+
+def _variance_between(values: Tensor, mask: Tensor) -> Tensor:
+    """What Otsu's threshold maximises: p (1 - p) (difference of the two means)^2, p the share of True."""
+    share = mask.double().mean()
+    if share == 0:
+        return share
+    return share * (1 - share) * (values[mask].mean() - values[~mask].mean()) ** 2
 
 
 def _together(images: int, joint: bool) -> list[slice]:

@@ -19,12 +19,13 @@ from torch import Tensor
 from vitlab.errors import UsageError
 from vitlab.explain import draw
 from vitlab.explain.agreement import agreement
-from vitlab.explain.attention_maps import attention_maps, default_query
+from vitlab.explain.attention_maps import attention_maps, default_query, without_patches
 from vitlab.explain.attention_page import attention_page
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.faithfulness import Kind, compare_methods
-from vitlab.explain.features import foreground_mask, nearest, patch_similarity, patch_tokens, pca_rgb
+from vitlab.explain.features import Foreground, foreground, nearest, patch_similarity, patch_tokens, pca_rgb
 from vitlab.explain.figure7 import figure7_numbers
+from vitlab.explain.image_outliers import ImageOutliers
 from vitlab.explain.inputs import TokenModel, check_layer
 from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, find_methods
 from vitlab.explain.pruned import pruned_patches
@@ -92,6 +93,14 @@ def attention(
         numbers["query_patch"] = patches
     one_head = len(head_numbers) == 1 and np.max(model.config.heads) > 1
     title = f"Attention of {who}" + (f", head {head_numbers[0]}" if one_head else "")
+    outliers = ImageOutliers.of(subject)
+    left_out = None
+    if outliers.any:
+        rows = torch.cat([before, maps.flatten(3)], dim=-1)  # (B, layers, heads, tokens)
+        left_out = without_patches(rows, outliers.mask)[..., before.shape[-1] :].unflatten(-1, maps.shape[3:])
+        numbers["maps_left_out"] = left_out
+    numbers |= outliers.numbers
+    note = "\n".join(filter(None, [note, outliers.note]))
     figure = lambda: draw.attention(
         views,
         maps,
@@ -100,17 +109,27 @@ def attention(
         title=title,
         patches=patches,
         sights=sights_by_image,
+        outliers=outliers.patches if outliers.any else None,
+        left_out=left_out,
         note=note,
+        scale=subject.scale,
     )
 
     def page() -> str:
-        text, left_out = attention_page(
-            model, subject.images, views, layers=layers, heads=heads, title=f"Attention in {subject.name}"
+        text, too_large = attention_page(
+            model,
+            subject.images,
+            views,
+            layers=layers,
+            heads=heads,
+            title=f"Attention in {subject.name}",
+            scale=subject.scale,
         )
-        notes.extend([left_out] if left_out else [])
+        notes.extend([too_large] if too_large else [])
         return text
 
-    return Explanation(subject, title, figure, numbers, {"query": who, "layers": layer_numbers}, page, notes)
+    results = {"query": who, "layers": layer_numbers, **outliers.results, "scale": subject.scale}
+    return Explanation(subject, title, figure, numbers, results, page, [*notes, *outliers.notes])
 
 
 def rollout(subject: Subject, discard: float = 0.0) -> Explanation:
@@ -118,7 +137,12 @@ def rollout(subject: Subject, discard: float = 0.0) -> Explanation:
     maps = attention_rollout(subject.model, subject.images, discard, batch_size=subject.batch_size)
     note = "Attention multiplied through all layers." + (f" Lowest {discard:.0%} discarded." if discard else "")
     columns, results = {METHODS["rollout"].title: maps.numpy()}, {"discard": discard}
-    return _maps(subject, "Attention rollout", columns, {"maps": maps, **results}, results, note=note)
+    numbers: dict[str, Any] = {"maps": maps, **results}
+    if (outliers := ImageOutliers.of(subject)).any:
+        options: dict[str, Any] = dict(leave_out=outliers.mask, batch_size=subject.batch_size)
+        numbers["maps_left_out"] = attention_rollout(subject.model, subject.images, discard, **options)
+        columns["Outliers left out"] = numbers["maps_left_out"].numpy()
+    return _maps(subject, "Attention rollout", columns, numbers, results, note=note)
 
 
 def relevance(subject: Subject, method: str = "relevance", target: Target = None) -> Explanation:
@@ -188,14 +212,17 @@ def figure7(subject: Subject) -> Explanation:
         for reason in dict.fromkeys(missing.values())
     ]
     title = f"Inside {subject.name}"
-    figure = lambda: draw.figure7(numbers, view=subject.views[0] if subject.views else None, title=title)
-    results: dict[str, Any] = {"missing": missing}
+    outliers = ImageOutliers.of(subject)
+    numbers |= outliers.numbers
+    view = subject.views[0] if subject.views else None
+    figure = lambda: draw.figure7(numbers, view=view, title=title, scale=subject.scale)
+    results: dict[str, Any] = {"missing": missing, **outliers.results, "scale": subject.scale}
     if "distance" in numbers:
         results |= {"distance": numbers["distance"].tolist(), "entropy": numbers["entropy"].tolist()}
     if "high_norm_found" in numbers:
         results["high_norm_tokens"] = numbers["high_norm_found"]
     arrays = {name: value for name, value in numbers.items() if name != "missing"}
-    return Explanation(subject, title, figure, arrays, results, notes=notes)
+    return Explanation(subject, title, figure, arrays, results, notes=[*notes, *outliers.notes])
 
 
 def features(
@@ -210,25 +237,40 @@ def features(
     model, views, images = subject.model, subject.views, subject.images
     layer = check_layer(model, layer)
     options: dict[str, Any] = dict(layer=layer, batch_size=subject.batch_size)
-    foreground = foreground_mask(model, images, **options) if mask else None
-    columns = {"components": pca_rgb(model, images, joint, foreground=foreground, **options).numpy()}
-    if foreground is not None:
-        columns["foreground"] = foreground.numpy()
+    guess = foreground(model, images, **options) if mask else None
+    shown = None if guess is None else guess.mask
+    columns = {"components": pca_rgb(model, images, joint, foreground=shown, **options).numpy()}
+    results, notes, captions = {}, [], None
+    if guess is not None:
+        columns["foreground"] = guess.mask.numpy()
+        results["foreground"] = _trust(guess)
+        captions = [["", text] for text in guess.doubts()]
+        notes = [
+            f"{view.name}: the foreground is {text}." for view, (_, text) in zip(views, captions, strict=True) if text
+        ]
     note = "Like parts have like colours" + (", in all images alike." if joint and len(views) > 1 else ".")
     marks = None
     if at is not None:
         patch = views[0].patch_under(*at)
         columns["likeness"] = patch_similarity(model, images, patch, of=0, **options).numpy()
+        captions = None if captions is None else [[*row, ""] for row in captions]
         marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
         note += " Likeness is to the framed patch" + (" of the first image." if len(views) > 1 else ".")
     title = f"Features of layer {layer}"
-    figure = lambda: draw.heat(views, columns, title=title, note=note, marks=marks)
+    outliers = ImageOutliers.of(subject)
+    drawing: dict[str, Any] = dict(note=note, marks=marks, captions=captions, scale=subject.scale)
+    figure = lambda: draw.heat(views, columns, title=title, **drawing)
 
     def page() -> str:
         tokens = F.normalize(patch_tokens(model, images, **options).flatten(1, 2), dim=-1)  # (B, N, D)
-        return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer}")
+        scale = subject.scale
+        return draw.likeness_page(views, tokens @ tokens.mT, title=title, layer=f"layer {layer}", scale=scale)
 
-    return Explanation(subject, title, figure, {**columns, "layer": layer}, interactive=page)
+    numbers = {**columns, "layer": layer, **outliers.numbers}
+    if guess is not None:
+        numbers |= {"separation": guess.separation.numpy(), "margin": guess.margin.numpy()}
+    results |= {**outliers.results, "scale": subject.scale}
+    return Explanation(subject, title, figure, numbers, results, page, [*notes, *outliers.notes])
 
 
 def neighbours(subject: Subject, folder: str | Path, k: int = 5) -> Explanation:
@@ -307,6 +349,12 @@ def pruned(subject: Subject, reducer: str | Reducer = "tome:r=8") -> Explanation
     return Explanation(subject, title, figure, numbers, {"tokens": result.tokens.tolist()})
 
 
+def _trust(guess: Foreground) -> list[dict[str, Any]]:
+    """How far to trust each image's foreground, for JSON."""
+    measures = zip(guess.separation.tolist(), guess.margin.tolist(), guess.unsure.tolist(), strict=True)
+    return [{"separation": s, "margin": m, "unsure": unsure} for s, m, unsure in measures]
+
+
 def _attention_of(
     subject: Subject,
     layers: str | Sequence[int],
@@ -361,7 +409,13 @@ def _maps(
     captions: Sequence[Sequence[str]] | None = None,
     signed: Sequence[str] = (),
 ) -> Explanation:
-    """Named maps of every image, as `draw.heat` takes them."""
-    figure = lambda: draw.heat(subject.views, columns, title=title, note=note, captions=captions, signed=signed)
-    page = lambda: draw.maps_page(subject.views, columns, title=title, signed=signed)
-    return Explanation(subject, title, figure, numbers, results, page)
+    """Named maps of every image, as `draw.heat` takes them; outlier tokens are framed in those of this subject."""
+    outliers, views = ImageOutliers.of(subject), subject.views
+    own = [not isinstance(column, tuple) or column[0] is views for column in columns.values()]
+    options: dict[str, Any] = dict(title=title, signed=signed, scale=subject.scale)
+    note = "\n".join(filter(None, [note, outliers.note]))
+    marks = outliers.marks(own)
+    figure = lambda: draw.heat(views, columns, note=note, captions=captions, marks=marks, **options)
+    page = lambda: draw.maps_page(views, columns, note=outliers.note, **options)
+    numbers, results = numbers | outliers.numbers, results | outliers.results | {"scale": subject.scale}
+    return Explanation(subject, title, figure, numbers, results, page, outliers.notes)

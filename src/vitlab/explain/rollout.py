@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
-from vitlab.explain.attention_maps import Query, query_rows, resolve_query
-from vitlab.explain.inputs import Images, TokenModel, batches, check_layer, run_trace, token_model, wide
+from vitlab.explain.attention_maps import LeaveOut, Query, query_rows, resolve_query
+from vitlab.explain.inputs import Images, TokenModel, as_batch, batches, check_layer, run_trace, token_model, wide
+from vitlab.explain.outliers import resolve_mask
 from vitlab.explain.stages import Layer, Stages, row_of
 from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
@@ -34,6 +36,7 @@ def rollout(
     query: Query = None,
     heads: Literal["mean", "max", "min"] = "mean",
     *,
+    leave_out: LeaveOut = None,
     batch_size: int = 8,
 ) -> Tensor:
     """(B, grid_h, grid_w): the query's row of A_L ... A_1 over the patches, with A_l = (W_l + I) / its row sums.
@@ -46,6 +49,9 @@ def rollout(
                  tokens (the class token's column) are never touched
     start_layer  the first layer of the product
     query        as in attention_maps. None: what the head reads, the class token or the mean over the patches' rows
+    leave_out    patches that are treated as if they were not there: "outliers" (see outlier_tokens), or a mask (B,
+                 grid_h, grid_w). In every W_l their rows and columns are removed and the other rows divided by their
+                 sums, before anything else; in the map they are 0. For models with one grid
 
     Holds one layer's attention and one (B, N, N) product at a time.
 
@@ -61,20 +67,42 @@ def rollout(
     if not 0 <= discard < 1:
         raise UsageError(f"discard={discard!r} is a share: at least 0 and below 1, e.g. discard=0.9.")
     layers = range(check_layer(model, start_layer), len(model.blocks))
-    parts = []
+    images = images if leave_out is None else as_batch(model, images)
+    mask = resolve_mask(model, images, leave_out, batch_size)
+    parts, start = [], 0
     for batch in batches(model, images, batch_size):
+        left_out = None if mask is None else mask[start : start + len(batch)]
+        start += len(batch)
         if isinstance(model, Hierarchy):
             parts.append(_in_stages(model, batch.images, layers, query, discard, heads).cpu())
         else:
-            parts.append(_in_one_grid(model, batch.images, layers, query, discard, heads).cpu())
+            parts.append(_in_one_grid(model, batch.images, layers, query, discard, heads, left_out).cpu())
     return torch.cat(parts)
 
 
-def _in_one_grid(model: TokenModel, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
+def _in_one_grid(
+    model: TokenModel,
+    images: Tensor,
+    layers: range,
+    query: Query,
+    discard: float,
+    heads: str,
+    left_out: Tensor | None,
+) -> Tensor:
     layout = model.layout(*images.shape[-2:])
-    product = _product(model, images, layers, len(layout.prefix), discard, heads)  # (B, N, N)
-    row = product[:, query_rows(model, images, query), len(layout.prefix) :].mean(1)  # (B, patches)
-    return row.unflatten(1, layout.grid)
+    prefix, rows = len(layout.prefix), query_rows(model, images, query)
+    if left_out is None:
+        product = _product(model, images, layers, prefix, discard, heads)  # (B, N, N)
+        return product[:, rows, prefix:].mean(1).unflatten(1, layout.grid)
+    if left_out.shape != (len(images), *layout.grid):
+        raise UsageError(f"leave_out is {tuple(left_out.shape)} but the patches are {(len(images), *layout.grid)}.")
+    kept = F.pad(~left_out.flatten(1).to(images.device), (prefix, 0), value=True)  # (B, N)
+    if not kept[:, rows].any(dim=1).all():
+        raise UsageError("the query is a patch that is left out: choose another, or leave out others.")
+    product = _product(model, images, layers, prefix, discard, heads, kept)
+    looking = kept[:, rows].to(product)  # (B, queries)
+    row = (looking[..., None] * product[:, rows, prefix:]).sum(1) / looking.sum(1, keepdim=True)  # (B, patches)
+    return (row * kept[:, prefix:]).unflatten(1, layout.grid)
 
 
 def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, discard: float, heads: str) -> Tensor:
@@ -100,12 +128,23 @@ def _in_stages(model: Hierarchy, images: Tensor, layers: range, query: Query, di
     return stages.lay(row[:, layer.prefix :], layer.stage)
 
 
-def _product(model: TokenModel, images: Tensor, layers: range, prefix: int, discard: float, heads: str) -> Tensor:
+def _product(
+    model: TokenModel,
+    images: Tensor,
+    layers: range,
+    prefix: int,
+    discard: float,
+    heads: str,
+    kept: Tensor | None = None,
+) -> Tensor:
     product: Tensor | None = None
 
     def multiply(weights: Tensor, _: int | None) -> None:
         nonlocal product
         A = FUSE[heads](weights)  # (B, N, N)
+        if kept is not None:  # no token reaches those left out, so their own rows do not matter
+            A = A * kept[:, None]
+            A = A / A.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
         if discard:
             A = discard_lowest(A, discard, prefix)
         A = A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)

@@ -22,12 +22,17 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.draw.page import figure_page
 from vitlab.explain.draw.sheet import check_kind, save
 from vitlab.explain.inputs import ImageBatch, TokenModel, as_batch, as_list, token_model
+from vitlab.explain.outliers import OutlierTokens, outlier_tokens
+from vitlab.explain.scale import DEFAULT, check_scale
 from vitlab.explain.views import View, views
 from vitlab.images.read import Source
 from vitlab.models.base import Network
+from vitlab.models.hierarchy import Hierarchy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MANY = 800  # patches, above which images are tested one by one for outliers: a layer's attention grows with the square
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,22 @@ class Subject:
     sources: list[Source]  # the images that could be read
     failed: dict[str, str] = field(default_factory=dict)  # image -> why it could not be read
     batch_size: int = 8
+    scale: str = DEFAULT  # of heat maps' colours: one of explain.scale.SCALES
 
     @cached_property
     def model(self) -> TokenModel:
         """The network itself, or the encoder that it wraps."""
         return token_model(self.network.encoder)
+
+    @cached_property
+    def outliers(self) -> OutlierTokens | None:
+        """The outlier tokens of every image; None without images, and where the model has several grids."""
+        testable = {"attention", "tokens"} <= set(self.model.traceable) and not isinstance(self.model, Hierarchy)
+        if not self.views or not testable:
+            return None
+        rows, columns = self.views[0].grid
+        batch_size = self.batch_size if rows * columns <= MANY else 1
+        return outlier_tokens(self.model, self.images, batch_size=batch_size)
 
     @property
     def images(self) -> Tensor:
@@ -63,6 +79,7 @@ def open_subject(
     encoder: bool = True,
     batch_size: int = 8,
     skip_unreadable: bool = False,
+    scale: str = DEFAULT,
     **load_options: Any,
 ) -> Subject:
     """Load the model and read the images: paths, PIL images, arrays, or samples of a dataset, "cifar10#3".
@@ -70,10 +87,16 @@ def open_subject(
     texts            sentences to explain with a CLIP, which become its classes
     encoder          False: of MAE and DINO, load the decoder and the heads as well
     skip_unreadable  leave out what cannot be read; Subject.failed says why
-    load_options     as in vitlab.load: image_size=(384, 256)
+    scale            of the colours of heat maps: "percentile", "log" or "minmax"
+    load_options     as in vitlab.load. With image_size=(384, 256) the whole image is seen, stretched to this size where
+                     the model's own preprocess would crop it: a map should cover the image, while `predict` and
+                     `evaluate` keep the crop that published accuracies are measured with
     """
+    check_scale(scale)
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
     network = as_network(model, encoder=encoder and not texts, **load_options)
+    if load_options.get("image_size") is not None and network.preprocess is not None:
+        network.preprocess = network.preprocess.whole()
     network = ask(network, texts) if texts else network
     sources: list[Source] = []
     names: list[str] = []
@@ -92,14 +115,14 @@ def open_subject(
         names.append(shown)
         parts.append(part)
     if not parts:
-        return Subject(name, network, None, [], [], failed, batch_size)
+        return Subject(name, network, None, [], [], failed, batch_size, scale)
     batch = ImageBatch(
         torch.cat([part.images for part in parts]),
         [image for part in parts for image in part.originals or []],
         [geometry for part in parts for geometry in part.geometries or []],
     )
     seen = views(network.encoder, batch, names, batch_size=batch_size)
-    return Subject(name, network, ImageBatch(batch.images), seen, sources, failed, batch_size)
+    return Subject(name, network, ImageBatch(batch.images), seen, sources, failed, batch_size, scale)
 
 
 @dataclass

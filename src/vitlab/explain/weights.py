@@ -137,5 +137,9 @@ def high_norm_tokens(
     if threshold is not None:
         limits = torch.full_like(limits, threshold)
     mask = norms > limits[:, None]  # (B, L, patches)
-    last = tuple(range(depth - max(1, depth // 4), depth))
-    return HighNormTokens(mask.double().mean((0, 2)), mask.unflatten(-1, grid), limits, last)
+    return HighNormTokens(mask.double().mean((0, 2)), mask.unflatten(-1, grid), limits, last_layers(depth))
+
+
+def last_layers(depth: int) -> tuple[int, ...]:
+    """The last quarter of the layers, at least one."""
+    return tuple(range(depth - max(1, depth // 4), depth))

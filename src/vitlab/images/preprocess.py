@@ -251,6 +251,10 @@ class Preprocess:
         resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, new.size, self.size, strict=True))
         return replace(new, resize=resize)
 
+    def whole(self) -> Preprocess:
+        """The same without a crop: the whole image is stretched to `size`."""
+        return replace(self, how="stretch", resize=None) if self.how == "crop" else self
+
     def at_one_size(self) -> Preprocess:
         """The same, for those who need images of one size: "stretch" in place of "aspect"."""
         return replace(self, how="stretch", patch=0, max_patches=0) if self.how == "aspect" else self

@@ -17,6 +17,7 @@ from vitlab.explain.clip_prompts import ask
 from vitlab.explain.inputs import ImageBatch, token_model
 from vitlab.explain.methods import METHODS, SHOWN
 from vitlab.explain.relevance import class_numbers
+from vitlab.explain.scale import DEFAULT, SCALES, limits
 from vitlab.inference import Labels, embed_labels, ranked, zero_shot_probabilities
 from vitlab.inference import answer as predicted
 from vitlab.models.base import Network
@@ -69,6 +70,7 @@ class ExplainResponse(ModelResponse):
     probability: float | None
     grid: list[int] = Field(description="Rows and columns of patches.")
     map: list[list[float]] = Field(description="A value for each patch, row by row; higher is more important.")
+    limits: list[float] = Field(description="The values to draw darkest and brightest, by `scale`.")
     size: list[int] = Field(description="Height and width of the image, upright.")
     box: list[float] = Field(description="Left, top, right, bottom of the model's input, in pixels of the image.")
 
@@ -179,20 +181,24 @@ async def explain(
         Query(max_length=MAX_TEXT_LENGTH, description="A class or text, by name or number. Default: the top one."),
     ] = None,
     format: Annotated[Literal["json", "png"], Query(description="png: the map drawn over the image.")] = "json",
+    scale: Annotated[
+        Literal[tuple(SCALES)],  # type: ignore[valid-type]
+        Query(description="What the colours of the png span; `limits` of the JSON."),
+    ] = DEFAULT,
 ) -> Response:
     """Rate the patches: for a class, for a text (CLIP), or by attention alone."""
 
     async def answer(job: InferenceJob) -> dict[str, Any] | Response:
         texts = _texts(job)
         image = await job.image(keep_original=format == "png", one_size=True)
-        content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts), image)
+        content = await job.run_alone(lambda image: _explain(job.served, image, method, target, texts, scale), image)
         return Response(content, media_type="image/png") if isinstance(content, bytes) else content
 
     return await respond(request, "explain", model, answer, ("text",))
 
 
 def _explain(
-    served: ServedModel, image: PreparedImage, method: str | None, target: str | None, texts: list[str]
+    served: ServedModel, image: PreparedImage, method: str | None, target: str | None, texts: list[str], scale: str
 ) -> dict[str, Any] | bytes:
     """The explanation as JSON; drawn as PNG if the image's original was kept."""
     model = token_model(ask(served.model, texts) if texts else served.encoder)
@@ -212,7 +218,7 @@ def _explain(
         raise UsageError("this model has no classes, so target has no meaning.")
     heat = _finite(METHODS[method](model, batch, target)[0])  # (rows, columns)
     if originals is not None:
-        return _draw(model, batch, heat, method)
+        return _draw(model, batch, heat, method, scale)
     h, w = batch.images.shape[-2:]
     return {
         "method": method,
@@ -220,16 +226,18 @@ def _explain(
         "probability": probability,
         "grid": list(heat.shape),
         "map": heat.tolist(),
+        "limits": list(limits(heat.numpy(), scale, METHODS[method].signed)),
         "size": list(image.geometry.original),
         "box": list(image.geometry.to_original((0, 0, w, h))),
     }
 
 
-def _draw(model: Network, batch: ImageBatch, heat: Tensor, method: str) -> bytes:
+def _draw(model: Network, batch: ImageBatch, heat: Tensor, method: str, scale: str) -> bytes:
     try:
         from vitlab.explain.draw import overlay, views
 
-        pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=METHODS[method].signed)
+        signed = METHODS[method].signed
+        pixels: np.ndarray = overlay(heat.numpy(), views(model, batch)[0], signed=signed, scale=scale)
     except ImportError:
         raise UsageError("drawing needs matplotlib, which this server does not have; ask for format=json.") from None
     return encode_png(Image.fromarray(pixels))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.draw.heatmap import overlay
+from vitlab.explain.draw.heatmap import heat_limits, overlay
 from vitlab.explain.draw.sheet import INK, LINE, MARGIN, SOFT, Sheet
+from vitlab.explain.scale import DEFAULT
 from vitlab.explain.views import View
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ LOG = 8  # times the median: longer tokens are drawn on a log scale
 DASHED = "dashed: uniform attention"
 
 
-def figure7(numbers: dict[str, Any], *, view: View | None = None, title: str = "Inside the model") -> Figure:
-    """The panels of `figure7_numbers`; `view` is the image on which token lengths are shown."""
+def figure7(
+    numbers: dict[str, Any], *, view: View | None = None, title: str = "Inside the model", scale: str = DEFAULT
+) -> Figure:
+    """The panels of `figure7_numbers`; `view` is the image on which token lengths are shown, by `scale`."""
     width = 2 * MARGIN + LEFT + 3 * SIDE + 2 * APART
     sheet = Sheet(width, 2 * MARGIN + 2 * (SIDE + HEAD) + 84, title + "".join(numbers["missing"].values()))
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
@@ -35,7 +38,7 @@ def figure7(numbers: dict[str, Any], *, view: View | None = None, title: str = "
         ("distance", "Mean attention distance", _draw_distance),
         ("entropy", "Attention entropy", _draw_entropy),
         ("norms", "Token length", _draw_norms),
-        ("norms", "Register test", partial(_draw_registers, view=view)),
+        ("norms", "Register test", partial(_draw_registers, view=view, scale=scale)),
     ]
     for number, (name, heading, draw) in enumerate(panels):
         row, column = divmod(number, 3)
@@ -137,7 +140,7 @@ def _draw_norms(sheet: Sheet, x: float, y: float, numbers: dict[str, Any]) -> No
     _about(sheet, x, y, f"after each block{', log scale' if far else ''}")
 
 
-def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], view: View | None) -> None:
+def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], view: View | None, scale: str) -> None:
     share, last = numbers["high_norm_found"], numbers["judged"]
     which = f"layer {last[0]}" if len(last) == 1 else f"layers {last[0]} to {last[-1]}"
     _about(sheet, x, y, f"{100 * share:.1f} % of patches above 3 x the median, {which}")
@@ -154,13 +157,18 @@ def _draw_registers(sheet: Sheet, x: float, y: float, numbers: dict[str, Any], v
         return
     rows, columns = numbers["high_norm"].shape[-2:]
     lengths = numbers["norms"][0, -1, -rows * columns :].reshape(rows, columns)
-    pixels = overlay(lengths, view, smooth=False)
+    pixels = overlay(lengths, view, smooth=False, scale=scale)
     tall, wide = pixels.shape[:2]
     factor = min(SIDE / wide, (SIDE - 60) / tall)
     sheet.image(x, y, wide * factor, tall * factor, pixels)
-    below = (f"token length after the last layer: {lengths.min():.3g}", f"{lengths.max():.3g}")
+    low, high = heat_limits(lengths, view, scale=scale)
+    by = "" if scale == "minmax" else f" ({scale})"
+    below = (f"token length, layer {last[-1]}: {low:.3g}", f"{high:.3g}{by}")
     sheet.scale(x, y + tall * factor + 22, below, "inferno", 80)
     sheet.text(x, y + tall * factor + 50, verdict, 7.5, INK)
+    if sinks := int(numbers["sinks"].sum()) if "sinks" in numbers else 0:
+        many = "1 patch is" if sinks == 1 else f"{sinks} patches are"
+        sheet.text(x, y + tall * factor + 76, f"{many} where all tokens look (attention sinks).", 7.5, INK)
 
 
 def _dots(axes: Axes, values: np.ndarray, uniform: float) -> None:

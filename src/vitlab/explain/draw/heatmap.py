@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
+from vitlab.explain.scale import DEFAULT, limits, positions
 from vitlab.explain.views import View, shrink, to_model
 
 COLOURS = "inferno"
@@ -20,10 +21,7 @@ def spread(heat: np.ndarray, view: View, shape: tuple[int, int] | None = None, *
     nan where the model saw nothing. smooth: cubic interpolation between patch centres, clipped to their values; else
     every pixel has the value of its patch. `heat` may also be (H, W) of the model's input.
     """
-    H, W = shape or view.geometry.original
-    x, y = to_model(
-        replace(view.geometry, original=(H, W)), np.arange(W) + 0.5, np.arange(H) + 0.5
-    )  # where each column and row of pixels lies in the model's input
+    x, y = _places(view, shape or view.geometry.original)
     side = 1 if heat.shape[:2] == view.size else view.patch_size
     down = _weights(y / side, heat.shape[0], smooth)  # (H, grid_h)
     across = _weights(x / side, heat.shape[1], smooth)  # (W, grid_w)
@@ -35,24 +33,41 @@ def spread(heat: np.ndarray, view: View, shape: tuple[int, int] | None = None, *
     return pixels
 
 
-def overlay(heat: np.ndarray, view: View, *, smooth: bool = True, signed: bool = False, side: int = 448) -> np.ndarray:
-    """The image under its heat map, (h, w, 3) uint8: dark is low, bright is high.
+def overlay(
+    heat: np.ndarray,
+    view: View,
+    *,
+    smooth: bool = True,
+    signed: bool = False,
+    side: int = 448,
+    scale: str = DEFAULT,
+) -> np.ndarray:
+    """The image under its heat map, (h, w, 3) uint8: dark is low, bright is high, by `scale`.
 
     signed: red above 0, blue below. `side` is about the longer side of the result. What the model did not see is grey.
     """
+    low, high = heat_limits(heat, view, signed=signed, scale=scale)
     image = drawn(view, side)
-    laid = spread(heat, view, (image.height, image.width), smooth=smooth)  # (h, w)
+    places = positions(heat, low, high, scale, signed)  # clipped before it is smoothed, or a spike would be a disc
+    laid = spread(places, view, (image.height, image.width), smooth=smooth)  # (h, w), 0 .. 1
     pixels = np.asarray(image, dtype=np.float64) / 255  # (h, w, 3)
     grey = pixels.mean(axis=2, keepdims=True)
-    if signed:
-        place = np.nan_to_num(0.5 + 0.5 * laid / (np.nanmax(np.abs(laid)) or 1.0), nan=0.5)
-    else:
-        place = scaled(laid)  # (h, w), 0 .. 1
+    place = np.nan_to_num(laid, nan=0.5 if signed else 0.0)
     strength = np.abs(2 * place - 1) if signed else place
     share = (FAINT + (STRONG - FAINT) * strength)[..., None]
     colour = colours_at(place, signed) * (0.85 + 0.3 * grey)
     seen = (1 - share) * DIM * grey + share * colour  # the image is grey, so that all colour is heat
     return _bytes(np.where(np.isnan(laid)[..., None], 0.35 + 0.4 * grey, seen))
+
+
+def heat_limits(heat: np.ndarray, view: View, *, signed: bool = False, scale: str = DEFAULT) -> tuple[float, float]:
+    """The values with the darkest and the brightest colour in `overlay`. Patches that show padding do not count."""
+    x, y = _places(view, view.geometry.original)
+    side = 1 if heat.shape[:2] == view.size else view.patch_size
+    height, width = view.size if side == 1 else view.read
+    rows = np.unique(y[(y >= 0) & (y < height)] // side).astype(int)
+    columns = np.unique(x[(x >= 0) & (x < width)] // side).astype(int)
+    return limits(heat[np.ix_(rows, columns)], scale, signed)
 
 
 def colours_at(place: np.ndarray, signed: bool = False) -> np.ndarray:
@@ -81,15 +96,6 @@ def cut_out(mask: np.ndarray, view: View, *, side: int = 448) -> np.ndarray:
     return _bytes(np.where(laid > 0.5, pixels, dim))
 
 
-def scaled(heat: np.ndarray) -> np.ndarray:
-    """Min-max scaled to 0..1; nan and constants become 0."""
-    finite = heat[np.isfinite(heat)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if high <= low:
-        return np.zeros_like(heat, dtype=np.float64)
-    return np.nan_to_num((heat - low) / (high - low), nan=0.0)
-
-
 def drawn(view: View, side: int) -> Image.Image:
     """The image at about `side` pixels. Small ones are enlarged by a whole factor, so that their pixels show."""
     image = shrink(view.image.convert("RGB"), side)
@@ -97,6 +103,12 @@ def drawn(view: View, side: int) -> Image.Image:
     if factor < 2:
         return image
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def _places(view: View, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each column and each row of pixels lies in the model's input, of the original resized to `shape`."""
+    H, W = shape
+    return to_model(replace(view.geometry, original=shape), np.arange(W) + 0.5, np.arange(H) + 0.5)
 
 
 def _weights(places: np.ndarray, count: int, smooth: bool) -> np.ndarray:

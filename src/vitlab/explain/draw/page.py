@@ -1,7 +1,8 @@
 """HTML pages that need no other file: move over a patch and read its values, in every layer and head or map.
 
-The numbers are stored in 8 bits between each row's lowest and highest value. What would make the file larger than LIMIT
-is left out, and the page says so.
+The numbers are stored in 8 bits between each row's lowest and highest value, in steps that grow with the value, so that
+small ones stay apart where one patch has far more than the rest. What would make the file larger than LIMIT is left
+out, and the page says so.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.draw.heatmap import DIM, FAINT, STRONG, colours_at, drawn, spread
 from vitlab.explain.draw.maps import with_views
 from vitlab.explain.draw.sheet import write_figure
+from vitlab.explain.scale import DECADES, DEFAULT, HIGHEST, LOWEST, check_scale
 from vitlab.explain.views import View
 from vitlab.version import __version__
 
@@ -62,7 +64,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: str) -> str:
+def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: str, scale: str = DEFAULT) -> str:
     """(B, patches, patches): for each patch, how similar the others are."""
     check_size(4 / 3 * np.shape(likeness)[-1] ** 2, LIMIT)
     items = []
@@ -73,10 +75,18 @@ def likeness_page(views: Sequence[View], likeness: Any, *, title: str, layer: st
         items.append(one | names | {"prefix": [], "signed": [False], "first": len(matrix) // 2 + view.grid[1] // 2})
     kept = count_that_fit(items, LIMIT)
     note = left_out_note(kept, len(items))
-    return page_of("likeness", title, about(views), note, items[:kept])
+    return page_of("likeness", title, about(views), note, items[:kept], scale=scale)
 
 
-def maps_page(views: Sequence[View], columns: Mapping[str, Any], *, title: str, signed: Sequence[str] = ()) -> str:
+def maps_page(
+    views: Sequence[View],
+    columns: Mapping[str, Any],
+    *,
+    title: str,
+    signed: Sequence[str] = (),
+    scale: str = DEFAULT,
+    note: str = "",
+) -> str:
     """Named maps, as `heat` takes them: choose one, and read its values patch by patch."""
     items = []
     for i, view in enumerate(views):
@@ -88,7 +98,8 @@ def maps_page(views: Sequence[View], columns: Mapping[str, Any], *, title: str, 
         names |= {"short_heads": [""], "signed": [name in signed for name in columns]}
         items.append(one | names | {"prefix": [], "first": -1})
     kept = count_that_fit(items, LIMIT)
-    return page_of("maps", title, about(views), left_out_note(kept, len(items)), items[:kept])
+    note = " ".join(filter(None, [note, left_out_note(kept, len(items))]))
+    return page_of("maps", title, about(views), note, items[:kept], scale=scale)
 
 
 def figure_page(figure: Figure, *, title: str) -> str:
@@ -181,10 +192,10 @@ def with_mean(A: Tensor, single: bool) -> Tensor:
 
 
 def eight_bits(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(..., n) -> uint8 (..., n), and the values of 0 and 255 in each row, (...)."""
+    """(..., n) -> uint8 (..., n), and each row's values of 0 and 255, (...). b means low + (high - low) (b / 255)^2."""
     low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-    step = torch.where(high > low, high - low, 1.0)
-    return ((rows - low) / step * 255).round().to(torch.uint8).cpu(), low[..., 0].cpu(), high[..., 0].cpu()
+    share = (rows - low) / torch.where(high > low, high - low, 1.0)
+    return (share.sqrt() * 255).round().to(torch.uint8).cpu(), low[..., 0].cpu(), high[..., 0].cpu()
 
 
 def place_of(view: View, url: str) -> dict[str, Any]:
@@ -221,8 +232,20 @@ def page_of(
     note: str,
     items: Sequence[Mapping[str, Any]],
     more: Mapping[str, Any] | None = None,
+    *,
+    scale: str = DEFAULT,
 ) -> str:
-    data = {**TEXTS[kind], **(more or {}), "title": title, "about": about, "note": note, "items": items}
+    data = {
+        "scale": check_scale(scale),
+        "percentiles": [LOWEST, HIGHEST],
+        "decades": DECADES,
+        **TEXTS[kind],
+        **(more or {}),
+        "title": title,
+        "about": about,
+        "note": note,
+        "items": items,
+    }
     data |= {"colours": _colours(), "signed_colours": _colours(signed=True)}
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # so that no name ends the script
     page = _template()

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.explain.scale import HIGHEST, LOWEST
 from vitlab.language import language
 from vitlab.parsing import flat, parse_toml
 from vitlab.training.report.background import Smoothing, rungs_table, smoothing_sentence, start_sentence
@@ -126,8 +127,10 @@ def _mistakes_caption(report: RunReport) -> str:
         "答错而又最有把握的在前：给定标签 → <b>回答</b>。",
     )
     if report.heat:
-        english += f" Bright is what spoke for the answer ({escaped(report.heat)})."
-        chinese += f"亮处是支持这个回答的部分（{escaped(report.heat)}）。"
+        english += f" Bright is what spoke for the answer ({escaped(report.heat)}; colours span each map's "
+        english += f"{LOWEST}st to {HIGHEST}th percentile)."
+        chinese += f"亮处是支持这个回答的部分（{escaped(report.heat)}；颜色从每张图的第 {LOWEST} 百分位"
+        chinese += f"到第 {HIGHEST} 百分位）。"
     return both(english, chinese)
 
 
