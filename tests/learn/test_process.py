@@ -11,7 +11,7 @@ import vitlab.cli.main
 from vitlab.language import language
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
-from vitlab.learn.exercises import EXERCISES, HERE, find
+from vitlab.learn.exercises import EXERCISES, HERE, find, page_links
 from vitlab.learn.grade import grade
 from vitlab.learn.messages import _table
 from vitlab.learn.mistakes import known_mistakes
@@ -41,11 +41,12 @@ def test_a_learners_way(monkeypatch, capsys, tmp_path):
     code, out, _ = run(monkeypatch, capsys, "attention")
     file = tmp_path / "attention.py"
     assert code == 0 and file.is_file() and "vitlab learn attention attention.py" in out
+    assert "http://127.0.0.1:8000/#step=scores" in out.splitlines()[-1]
     wrong = EXERCISES["attention"].solution().replace(" / d**0.5", "")
     file.write_text('print("my own words")\n' + wrong)
     code, out, err = run(monkeypatch, capsys, "attention", "attention.py", "--lang", "zh")
     hint = next(m for m in known_mistakes("attention") if m.name == "no scale")
-    assert code == 1 and hint.zh in out and "还没有通过" in out and "my own words" in err
+    assert code == 1 and hint.zh in out and "还没有通过" in out and err == "my own words\n"
     code, out, _ = run(monkeypatch, capsys, "attention", "--solution")
     file.write_text(out)
     code, out, _ = run(monkeypatch, capsys, "attention", "attention.py")
@@ -150,6 +151,20 @@ def test_a_starter_is_never_written_over(monkeypatch, capsys):
     assert states(Path())["mlp"] == ("mlp.py", "begun")
     code, out, _ = run(monkeypatch, capsys, "mlp", "--print", "--lang", "zh")
     assert out == EXERCISES["mlp"].starter("zh") and "练习 3/8" in out
+
+
+def test_steps_of_the_page_belong_to_one_exercise_each(monkeypatch, capsys):
+    links = page_links()
+    steps = [step for link in links for step in (*link["steps"], link["panel"]) if step]
+    assert len(steps) == len(set(steps)) and [link["exercise"] for link in links] == list(EXERCISES)
+    for link in links:
+        assert (link["panel"] is None) == bool(link["steps"])
+        assert link["fragment"] in (f"#panel={link['panel']}", *(f"#step={step}" for step in link["steps"][:1]))
+        assert find(link["command"].removeprefix("vitlab learn ")).name == link["exercise"]
+    code, out, _ = run(monkeypatch, capsys, "--json")
+    listed = json.loads(out)
+    assert code == 0 and [{**row, "state": "open", "file": row["file"]} for row in listed] == listed
+    assert [{key: row[key] for key in links[0]} for row in listed] == links
 
 
 def test_wrong_names_and_files_are_refused(monkeypatch, capsys):

@@ -63,7 +63,8 @@ def prepare(exercise: Exercise) -> tuple[Task, list[dict[str, Tensor]]]:
 
 def _run(file: Path, folder: Path, seconds: float) -> int | None:
     """Exit code of the child; None if its watchdog did not end it."""
-    command = [sys.executable, "-m", "vitlab.learn.child", str(file), str(folder)]
+    # not -m: vitlab.learn imports its child itself, and Python warns of a module that is then run once more
+    command = [sys.executable, "-c", "from vitlab.learn.child import main; main()", str(file), str(folder)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
     with (folder / "printed.txt").open("wb") as out:
         process = subprocess.Popen(

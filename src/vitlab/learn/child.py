@@ -1,4 +1,4 @@
-"""Runs a learner's file in its own process: `python -m vitlab.learn.child FILE FOLDER`.
+"""Runs a learner's file in its own process: `main`, with FILE and FOLDER as arguments.
 
 FOLDER holds the task (task.json, case0.safetensors, ...) and receives the answer (answer.json, output0.safetensors,
 ...). Errors of the learner's code are answers too. A watchdog ends endless loops and writes their stack to stuck.txt.
@@ -201,7 +201,8 @@ def _where(error: BaseException, file: Path) -> dict[str, Any]:
     return values
 
 
-def main(file: Path, folder: Path) -> None:
+def main() -> None:
+    file, folder = map(Path, sys.argv[1:])
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     with (folder / "stuck.txt").open("w") as stuck:
         faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
@@ -212,7 +213,3 @@ def main(file: Path, folder: Path) -> None:
     for number, output in enumerate(outputs):
         save_file(output, folder / f"output{number}.safetensors")
     (folder / "answer.json").write_text(json.dumps(failure and asdict(failure)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

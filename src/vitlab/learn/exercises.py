@@ -43,10 +43,22 @@ class Exercise:
     variant: type  # its options
     scale: Callable[[int], float] = lambda number: 1.0  # of the inputs of each case
     renamed: dict[str, str] = field(default_factory=dict)  # our name of a weight -> the learner's
+    steps: tuple[str, ...] = ()  # of the page (serve/page/steps.js) that it is about; the first shows it best
+    panel: str | None = None  # of the page (serve/page/panels.js), for what is no step of a forward pass
 
     @property
     def file(self) -> str:
         return f"{self.name.replace('-', '_')}.py"
+
+    @property
+    def command(self) -> str:
+        """Writes the starter file."""
+        return f"vitlab learn {self.name}"
+
+    @property
+    def fragment(self) -> str:
+        """The end of the page's URL that opens it where this exercise is shown."""
+        return f"#step={self.steps[0]}" if self.steps else f"#panel={self.panel}"
 
     def starter(self, language: str) -> str:
         return (HERE / "starters" / language / self.file).read_text(encoding="utf-8")
@@ -197,6 +209,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=_images,
             function=vit.patch_embed,
             variant=vit.PatchEmbedVariant,
+            steps=("embed", "patches"),
         ),
         Exercise(
             *("attention", "Attention", "Attention(width, heads)"),
@@ -207,6 +220,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=_tokens,
             function=vit.attention,
             variant=vit.AttentionVariant,
+            steps=("scores", "qkv", "softmax", "mix", "heads", "proj"),
         ),
         Exercise(
             *("mlp", "MLP", "MLP(width, hidden)"),
@@ -217,6 +231,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=_tokens,
             function=vit.mlp,
             variant=vit.MLPVariant,
+            steps=("gelu", "fc1", "fc2"),
         ),
         Exercise(
             *("block", "Block", "Block(width, heads, hidden)"),
@@ -227,6 +242,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=_tokens,
             function=vit.block,
             variant=vit.BlockVariant,
+            steps=("block", "norm1", "add1", "norm2", "add2"),
             scale=lambda number: (1.0, 0.02)[number],  # small tokens, so that the eps of LayerNorm matters
         ),
         Exercise(
@@ -241,6 +257,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=_images,
             function=vit.vit,
             variant=vit.ViTVariant,
+            steps=("image", "prefix", "norm", "pool", "head", "answer"),
             renamed={"positions.table": "positions"},
         ),
         Exercise(
@@ -257,6 +274,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=lambda s: ((s["B"], s["rows"], s["columns"], s["D"]),),
             function=positions.positions,
             variant=positions.PositionsVariant,
+            steps=("positions",),
             renamed={"positions.table": "table"},
         ),
         Exercise(
@@ -271,6 +289,7 @@ EXERCISES: dict[str, Exercise] = {
             shapes=lambda s: ((s["B"], s["N"], s["C*P*P"]), (s["B"], s["N"])),
             function=mae.masking,
             variant=mae.MaskingVariant,
+            panel="mae",
         ),
         Exercise(
             *("clip-loss", "CLIPLoss", "CLIPLoss(image_width, text_width, width)"),
@@ -281,9 +300,25 @@ EXERCISES: dict[str, Exercise] = {
             shapes=lambda s: ((s["B"], s["I"]), (s["B"], s["T"])),
             function=clip.clip_loss,
             variant=clip.CLIPLossVariant,
+            panel="sentences",
         ),
     )
 }
+
+
+def page_links() -> list[dict[str, Any]]:
+    """Which steps and panels of the page belong to which exercise, as plain values for JSON."""
+    return [
+        {
+            "exercise": e.name,
+            "titles": e.titles,
+            "command": e.command,
+            "steps": list(e.steps),
+            "panel": e.panel,
+            "fragment": e.fragment,
+        }
+        for e in EXERCISES.values()
+    ]
 
 
 def find(name: str) -> Exercise:
