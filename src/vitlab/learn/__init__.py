@@ -1,4 +1,4 @@
-"""Exercises with automatic checks: write a ViT, positions, MAE and CLIP, and learn which mistake explains wrong numbers.
+"""Exercises with automatic checks: write a ViT, MAE and CLIP, and learn which mistake explains wrong numbers.
 
 vitlab learn                           list the exercises and their state
 vitlab learn attention                 write a starter file, attention.py
