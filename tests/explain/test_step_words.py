@@ -36,7 +36,7 @@ def build(**options):
 
 def evaluate(equation: str, names: dict) -> torch.Tensor:
     """The right side of an equation as Python: [a; b] -> cat(a, b), λ₁ ⊙ y -> λ₁ * y, and letters of the paper."""
-    text = equation.rpartition(" = ")[2]
+    text = equation.rpartition(" = ")[2].partition(": ")[0]  # what follows a colon is words
     text = re.sub(r"mean of (.+?) over the patches", r"mean(\1)", text)
     text = re.sub(r"attention of a learned query over (\S+)", r"query(\1)", text)
     text = re.sub(r"\[([^\[\]]+)\]", lambda m: f"cat({m[1].replace(';', ',')})", text)

@@ -235,7 +235,8 @@ def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
     letters = [PREFIX_LETTERS[name] for name in dict.fromkeys(c.prefix)]
     tokens = f"[{'; '.join([*letters, stem])}]" if letters else stem
     made = [kind for kind in ("patch_embed", "prefix", "positions") if kind in model.traceable][-1]  # z₀
-    start = {"patch_embed": stem, "prefix": tokens, "positions": f"{tokens} + E_pos"}
+    stated = f"{stem}: 3×3 convolutions of stride 2, then 1×1" if stem_kind(model) == "conv" else stem
+    start = {"patch_embed": stated, "prefix": tokens, "positions": f"{tokens} + E_pos"}
     last = "z_L" if model.norm is None else f"{ln}(z_L)"
     return {
         "picture": "x ∈ R^(H×W×C)",
