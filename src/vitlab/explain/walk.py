@@ -22,27 +22,14 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
+from vitlab.explain.step_words import equations
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 
-EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
-    "picture": "x ∈ R^(H×W×C)",
-    "patches": "x_p ∈ R^(N×(P²·C))",
-    "patch_embed": "x_p E",
-    "prefix": "[x_class; x_p¹E; …; x_pᴺE]",
-    "positions": "z₀ = [x_class; x_p E] + E_pos",
-    "norm_pre": "z₀ ← LN(z₀)",
-    "blocks": "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ",
-    "norm": "LN(z_L)",
-    "pool": "y = LN(z_L⁰)",
-    "pre_logits": "tanh(y W)",
-    "head": "y W + b",
-    "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
-}
-MEAN = "y = mean of LN(z_L) over the patches"
-POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z'ₗ)"
+STEPS = ("picture", "patches", "patch_embed", "prefix", "positions", "norm_pre", "blocks", "norm", "pool", "pre_logits")
+STEPS = (*STEPS, "head", "softmax")
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ def walk_through(model: ModelOrName, image: Images) -> Walk:
     if len(batch) != 1:
         raise UsageError(f"a walk is through one image, found {len(batch)}.")
     x = batch.images
-    kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
+    kinds = [kind for kind in (*STEPS, "tokens") if kind in model.traceable]
     trace = Trace(*kinds)
     with evaluation_mode(model):
         logits = model(x, trace=trace)
@@ -85,12 +72,11 @@ def walk_through(model: ModelOrName, image: Images) -> Walk:
     layout = model.layout(*x.shape[-2:])
     costs = {s.name: s for s in inspect(model, image_size=(x.shape[-2], x.shape[-1])).at_depth(2)}
     patches = patchify(x, model.config.patch_size)  # (1, N, P*P*C)
-    steps = [_step("picture", x[0], model), _step("patches", patches[0], model)]
-    for (kind, layer), value in trace.items():
-        name = kind if layer is None else f"blocks.{layer}"
-        steps.append(_step(name, value[0], model, costs.get(name)))
-    if model.config.classes:
-        steps.append(_step("softmax", logits[0], model))
+    values = {"picture": x, "patches": patches}
+    values |= {kind if layer is None else f"blocks.{layer}": value for (kind, layer), value in trace.items()}
+    values |= {"softmax": logits} if model.config.classes else {}
+    written = equations(model)
+    steps = [_step(name, v[0], written[name.partition(".")[0]], costs.get(name)) for name, v in values.items()]
     return Walk(steps, layout.prefix, layout.grid, torch.stack(read) if read else None)
 
 
@@ -100,15 +86,9 @@ def _read_out(model: TokenModel, tokens: Tensor) -> Tensor:
     return wide(model.forward_head(tokens))[0].softmax(-1).cpu()
 
 
-def _step(name: str, value: Tensor, model: TokenModel, cost: Step | None = None) -> WalkStep:
-    kind = name.partition(".")[0]
-    equation = EQUATIONS[kind]
-    if kind == "pool" and model.config.pool_kind != "class":
-        equation = MEAN if model.config.pool_kind == "mean" else f"y = {model.config.pool_kind} pooling of LN(z_L)"
-    if kind == "blocks" and model.config.post_norm:
-        equation = POST_NORM
+def _step(name: str, value: Tensor, equation: str, cost: Step | None) -> WalkStep:
     spent = {} if cost is None else {"parameters": cost.parameters, "macs": cost.macs}
-    lengths = wide(value).norm(dim=-1).cpu() if value.ndim == 2 and kind != "patches" else None
+    lengths = wide(value).norm(dim=-1).cpu() if value.ndim == 2 and name != "patches" else None
     return WalkStep(name, tuple(value.shape), equation, **spent, lengths=lengths)
 
 
