@@ -52,7 +52,10 @@ WANTED = {
     "recipes": (["train", "mae_"], ["mae_cifar10", "mae_digits", "mae_folder"]),
     "recipes for a study": (["study", "configs", "dig"], ["digits"]),
     "data sources": (["eval", "m", "fash"], ["fashion-mnist"]),
-    "exercises": (["learn", ""], ["attention", "block", "mlp", "patch-embed", "vit"]),
+    "exercises": (
+        ["learn", ""],
+        ["attention", "block", "clip-loss", "mae-masking", "mlp", "patch-embed", "positions", "vit"],
+    ),
     "data to check": (["check", "fash"], ["fashion-mnist"]),
     "kinds of an option": (["convert", "a", "b", "--to", "t"], ["timm"]),
     "devices": (["eval", "m", "d", "--device", "c"], ["cpu", "cuda"]),

@@ -47,6 +47,20 @@ FLAT = "x = x.flatten(3).flatten(1, 2)  # (B, N, C*P*P)"
 CAT, READ = "torch.cat([first, z], dim=1)", "self.norm(z)[:, 0]"
 POSITIONS = "z = z + self.positions  # eq. 1"
 BLOCKS = "for block in self.blocks:\n            z = block(z)"
+OMEGA, WAVES = "-(torch.arange(D // 4) / (D // 4))", "[by_column.sin(), by_column.cos(), by_row.sin(), by_row.cos()]"
+GRID = 'torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")'
+SINCOS = f"row, column = {GRID}"
+MAP, BICUBIC = "patches.reshape(1, *self.grid, -1).permute(0, 3, 1, 2)", 'size=(rows, columns), mode="bicubic"'
+RESIZED = "return torch.cat([first, x.flatten(2).transpose(1, 2)], dim=1)"
+SHOWN, KEPT = "n = int(N * (1 - self.mask_ratio))", "x = x.gather(1, order[:, :n, None].expand(-1, -1, x.shape[2]))"
+BACK, FILLED = (
+    "x = x.gather(1, restore[..., None].expand(-1, -1, x.shape[2]))",
+    "x = torch.cat([x, self.mask_token.expand(B, N - n, -1)], dim=1)",
+)
+HIDDEN, LOSS = "hidden = (restore >= n).float()", "(error * hidden).sum() / hidden.sum()"
+FILLING = "x = torch.cat([x, self.mask_token.expand(B, N - n, -1)], dim=1)  # (B, N, D), in another order"
+IMAGES, TEXTS = "F.normalize(self.image_projection(images), dim=-1)", "F.normalize(self.text_projection(texts), dim=-1)"
+BOTH = "(of_images + of_texts) / 2"
 
 LEARNERS = [  # exercise, mistake, how a learner makes it
     ("patch-embed", "column order", [(PERMUTE, "x.permute(0, 4, 2, 1, 3, 5)")]),
@@ -60,6 +74,13 @@ LEARNERS = [  # exercise, mistake, how a learner makes it
     ("patch-embed", "reshaped, not transposed", [(CONV, CONV_IS), (CUT, "x = images"), (FLAT, "pass"), ("self.proj(x)", "self.proj(x).reshape(B, -1, self.proj.out_channels)")]),
     ("patch-embed", "no bias", [("self.proj(x)", "x @ self.proj.weight.T")]),
     ("attention", "no scale", [(SCALE, "")]),
+    ("attention", "q q^T", [("q @ k.transpose", "q @ q.transpose")]),
+    ("attention", "k k^T", [("q @ k.transpose", "k @ k.transpose")]),
+    ("attention", "q v^T", [("q @ k.transpose", "q @ v.transpose")]),
+    ("attention", "attention weights averaged", [("weights @ v", "weights.mean(dim=1, keepdim=True) @ v")]),
+    ("attention", "heads averaged", [(MERGE, "x.mean(dim=1)")]),
+    ("attention", "heads averaged and repeated", [(MERGE, "torch.cat([x.mean(dim=1)] * self.heads, dim=-1)"), ("from torch import", "import torch\nfrom torch import")]),
+    ("attention", "heads summed", [(MERGE, "sum(x.unbind(1))")]),
     ("attention", "scale 1/d", [(SCALE, " / d")]),
     ("attention", "scale by the whole width", [(SCALE, " / D**0.5")]),
     ("attention", "scale by heads", [(SCALE, " / self.heads**0.5")]),
@@ -139,6 +160,68 @@ LEARNERS = [  # exercise, mistake, how a learner makes it
     ("vit", "no head", [("self.head(y)", "y")]),
     ("vit", "softmax at the end", [("self.head(y)", "self.head(y).softmax(dim=-1)")]),
     ("vit", "log-softmax at the end", [("self.head(y)", "self.head(y).log_softmax(dim=-1)")]),
+    ("positions", "one number per place", [(SINCOS, "p = torch.arange(rows * columns).reshape(-1, 1) * 10000 ** -(torch.arange(D // 2) / (D // 2)); row = column = torch.zeros(1)"), (WAVES, "[p.sin(), p.cos()]")]),
+    ("positions", "one number per place, interleaved", [(SINCOS, "p = torch.arange(rows * columns).reshape(-1, 1) * 10000 ** -(torch.arange(0, D, 2) / D); row = column = torch.zeros(1)"), (f"torch.cat({WAVES}, dim=1)", "torch.stack([p.sin(), p.cos()], dim=2).reshape(-1, D)")]),
+    ("positions", "row first", [(WAVES, "[by_row.sin(), by_row.cos(), by_column.sin(), by_column.cos()]")]),
+    ("positions", "column by column", [(GRID, GRID.replace("ij", "xy"))]),
+    ("positions", "sines and cosines in turn", [(f"torch.cat({WAVES}, dim=1)", "torch.cat([torch.stack([a.sin(), a.cos()], 2).flatten(1) for a in (by_column, by_row)], dim=1)")]),
+    ("positions", "cosines first", [(WAVES, "[by_column.cos(), by_column.sin(), by_row.cos(), by_row.sin()]")]),
+    ("positions", "exponent by D/2", [(OMEGA, "-(2 * torch.arange(D // 4) / D)")]),
+    ("positions", "counted from 1", [(GRID, "torch.meshgrid(torch.arange(1, rows + 1), torch.arange(1, columns + 1), indexing=\"ij\")")]),
+    ("positions", "bilinear", [("bicubic", "bilinear")]),
+    ("positions", "nearest", [(BICUBIC, "size=(rows, columns)")]),
+    ("positions", "antialiased", [(BICUBIC, BICUBIC + ", antialias=True")]),
+    ("positions", "corners aligned", [(BICUBIC, BICUBIC + ", align_corners=True")]),
+    ("positions", "resized as a line", [(MAP, "patches.transpose(1, 2)"), (BICUBIC, "size=rows * columns, mode=\"linear\"")]),
+    ("positions", "class token resized too", [(MAP, "self.table.transpose(1, 2)"), (BICUBIC, "size=1 + rows * columns, mode=\"linear\""), (RESIZED, "return x.transpose(1, 2)")]),
+    ("positions", "class token's position lost", [("[first, x.", "[0 * first, x.")]),
+    ("positions", "old grid from a square root", [("*self.grid, -1", "int(patches.shape[1] ** 0.5), int(patches.shape[1] ** 0.5), -1")]),
+    ("positions", "old grid turned", [("*self.grid, -1", "*self.grid[::-1], -1")]),
+    ("positions", "new grid turned", [("size=(rows, columns)", "size=(columns, rows)")]),
+    ("positions", "to a map without permute", [(MAP, "patches.reshape(1, -1, *self.grid)")]),
+    ("positions", "from a map without permute", [("x.flatten(2).transpose(1, 2)", "x.reshape(1, rows * columns, -1)")]),
+    ("mae-masking", "loss over all patches", [(LOSS, "error.mean()")]),
+    ("mae-masking", "loss over the visible patches", [(HIDDEN, "hidden = (restore < n).float()")]),
+    ("mae-masking", "divided by N", [(LOSS, "(error * hidden).mean()")]),
+    ("mae-masking", "not averaged", [(LOSS, "(error * hidden).sum()")]),
+    ("mae-masking", "mask in shuffled order", [(HIDDEN, "hidden = torch.ones(B, N); hidden[:, :n] = 0")]),
+    ("mae-masking", "order not restored", [(BACK, "pass")]),
+    ("mae-masking", "order not restored, sorted", [(KEPT, KEPT.replace("order[:, :n, None]", "order[:, :n].sort(dim=1).values[..., None]")), (BACK, "pass")]),
+    ("mae-masking", "restored by the order itself", [(BACK, BACK.replace("restore", "order"))]),
+    ("mae-masking", "highest noise stays", [("noise.argsort(dim=1)", "noise.argsort(dim=1, descending=True)")]),
+    ("mae-masking", "ratio inverted", [(SHOWN, "n = int(N * self.mask_ratio)")]),
+    ("mae-masking", "rounded up", [(SHOWN, "n = N - int(N * self.mask_ratio)")]),
+    ("mae-masking", "one mask for the batch", [("noise.argsort(dim=1)", "noise[0].argsort().repeat(B, 1)")]),
+    ("mae-masking", "no positions in the encoder", [(" + self.positions ", "")]),
+    ("mae-masking", "positions after hiding", [(" + self.positions ", ""), ("self.encoder(x)", "self.encoder(x + self.positions[:, :n])")]),
+    ("mae-masking", "encoder sees everything", [("self.embed(patches) + self.positions", "self.encoder(self.embed(patches) + self.positions)"), ("x = self.encoder(x)", "pass")]),
+    ("mae-masking", "mask tokens in the encoder", [("self.embed(patches) + self.positions", "torch.where((restore >= n)[..., None], self.mask_token, self.embed(patches)) + self.positions"), (KEPT, "pass"), (FILLING, "pass"), (BACK, "pass")]),
+    ("mae-masking", "zeros for hidden patches", [("self.mask_token.expand(B, N - n, -1)", "x.new_zeros(B, N - n, x.shape[2])")]),
+    ("mae-masking", "no positions in the decoder", [("x + self.decoder_positions", "x")]),
+    ("mae-masking", "decoder positions too early", [(FILLED, FILLED + " + self.decoder_positions"), ("self.decoder(x + self.decoder_positions)", "self.decoder(x)")]),
+    ("mae-masking", "targets normalised", [("- patches)", "- (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + 1e-6) ** 0.5)")]),
+    ("mae-masking", "values summed", [(".mean(dim=-1)", ".sum(dim=-1)")]),
+    ("mae-masking", "absolute error", [(".square()", ".abs()")]),
+    ("clip-loss", "images to texts only", [(BOTH, "of_images")]),
+    ("clip-loss", "texts to images only", [("F.cross_entropy(logits, own)", "F.cross_entropy(logits.mT, own)  ")]),
+    ("clip-loss", "not halved", [(BOTH, "of_images + of_texts")]),
+    ("clip-loss", "not normalised", [(IMAGES, "self.image_projection(images)"), (TEXTS, "self.text_projection(texts)")]),
+    ("clip-loss", "texts not normalised", [(TEXTS, "self.text_projection(texts)")]),
+    ("clip-loss", "images not normalised", [(IMAGES, "self.image_projection(images)")]),
+    ("clip-loss", "normalised before the projection", [(IMAGES, "self.image_projection(F.normalize(images, dim=-1))"), (TEXTS, "self.text_projection(F.normalize(texts, dim=-1))")]),
+    ("clip-loss", "normalised over the batch", [(IMAGES, IMAGES.replace("-1", "0")), (TEXTS, TEXTS.replace("-1", "0"))]),
+    ("clip-loss", "normalised by absolute values", [(IMAGES, IMAGES.replace("dim", "p=1, dim")), (TEXTS, TEXTS.replace("dim", "p=1, dim"))]),
+    ("clip-loss", "normalised by the squared length", [(IMAGES, "self.image_projection(images); I_e = I_e / (I_e * I_e).sum(-1, keepdim=True)"), (TEXTS, "self.text_projection(texts); T_e = T_e / (T_e * T_e).sum(-1, keepdim=True)")]),
+    ("clip-loss", "softmax for a norm", [(IMAGES, "self.image_projection(images).softmax(-1)"), (TEXTS, "self.text_projection(texts).softmax(-1)")]),
+    ("clip-loss", "no scale", [("self.log_scale.exp() * ", "")]),
+    ("clip-loss", "logarithm of the scale", [("self.log_scale.exp()", "self.log_scale")]),
+    ("clip-loss", "divided by the scale", [("self.log_scale.exp() * I_e @ T_e.mT", "I_e @ T_e.mT / self.log_scale.exp()")]),
+    ("clip-loss", "divided by the logarithm", [("self.log_scale.exp() * I_e @ T_e.mT", "I_e @ T_e.mT / self.log_scale")]),
+    ("clip-loss", "softmax twice", [("F.cross_entropy(logits, own)", "F.cross_entropy(logits.softmax(dim=-1), own)"), ("F.cross_entropy(logits.mT, own)", "F.cross_entropy(logits.mT.softmax(dim=-1), own)")]),
+    ("clip-loss", "softmax over the whole matrix", [(BOTH, "-(logits.exp() / logits.exp().sum()).log().trace() / len(logits)")]),
+    ("clip-loss", "no negatives", [(BOTH, "-logits.trace() / len(logits)")]),
+    ("clip-loss", "sigmoid loss", [(BOTH, "F.binary_cross_entropy_with_logits(logits, torch.eye(len(logits)), reduction=\"sum\") / len(logits)")]),
+    ("clip-loss", "summed over the batch", [("(logits, own)", "(logits, own, reduction=\"sum\")"), ("(logits.mT, own)", "(logits.mT, own, reduction=\"sum\")")]),
 ]  # fmt: skip
 
 
@@ -181,8 +264,9 @@ def test_every_known_mistake_is_written_by_some_learner():
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_no_two_mistakes_have_the_same_numbers(name):
-    cases = [EXERCISES[name].case(n) for n in range(2)]
-    found = {m.name: [case.variant(**m.options) for case in cases] for m in known_mistakes(name)}
+    cases = EXERCISES[name].all_cases()
+    fitting = [m for m in known_mistakes(name) if cases[-1].last_step_before_error(**m.options) is None]
+    found = {m.name: [case.variant(**m.options) for case in cases] for m in fitting}
     truth = [case.ours()[0] for case in cases]
     for mistake, outputs in found.items():
         far = max(map(distance, outputs, truth))
@@ -193,8 +277,7 @@ def test_no_two_mistakes_have_the_same_numbers(name):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_without_options_the_variants_are_the_layers(name):
-    for number in range(2):
-        case = EXERCISES[name].case(number)
+    for case in EXERCISES[name].all_cases():
         torch.testing.assert_close(case.variant(), case.ours()[0], rtol=1e-5, atol=1e-5)
         steps = case.steps()
         assert list(steps) and torch.equal(list(steps.values())[-1], case.variant())
@@ -206,7 +289,7 @@ def test_the_attention_of_the_variants_is_torchs():
     theirs = torch.nn.MultiheadAttention(D, h, batch_first=True)
     names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "proj.weight"}
     theirs.load_state_dict({**{a: w[b] for a, b in names.items()}, "out_proj.bias": w["proj.bias"]})
-    y, weights = theirs(case.x, case.x, case.x, average_attn_weights=False)
+    y, weights = theirs(*case.inputs * 3, average_attn_weights=False)
     torch.testing.assert_close(case.variant(), y)
     torch.testing.assert_close(case.steps()["weights"], weights)
 
@@ -228,6 +311,12 @@ def test_two_mistakes_at_once(tmp_path):
         ("mlp", [(GELU, "F.gelu(1.1 * x)")], "fc1", "activation"),
         ("block", [("self.mlp(self.norm2(z))", "self.mlp(self.norm2(z)).sin()")], "mlp", "eq. 3"),
         ("patch-embed", [("self.proj(x)", "self.proj(x.flip(-1))")], "patches", "tokens"),
+        ("positions", [("10000", "1000")], None, "sincos"),
+        ("positions", [("return torch.cat([first, x", "return torch.cat([first, 2 * x")], "resized", "table"),
+        ("mae-masking", [("self.decoder(x + ", "self.decoder(x - ")], "restored", "prediction"),
+        ("mae-masking", [("x = self.encoder(x)", "x = self.encoder(x).relu()")], "embedded", "restored"),
+        ("clip-loss", [("* I_e @ T_e.mT", "* (I_e @ T_e.mT) ** 2")], "T_e", "logits"),
+        ("clip-loss", [(BOTH, "torch.maximum(of_images, of_texts)")], "logits", "loss"),
     ],
 )
 def test_an_unknown_mistake_is_measured_and_its_step_named(name, changes, last, first, tmp_path):
@@ -276,6 +365,28 @@ def test_what_right_numbers_can_still_hide(tmp_path):
     assert verdict(tmp_path, "block", inplace).keys == ["not passed", "input changed"]
     fixed = verdict(tmp_path, "mlp", changed("mlp", ("self.fc2(x)", "self.fc2(x) if len(x) == 2 else x[..., :8]")))
     assert "one case" in fixed.keys and "B=1" in fixed.lines("en")[2]
+
+
+def test_other_right_ways_pass_too(tmp_path):
+    """Visible patches in rising order and scattered back; log-softmaxes along both axes; float64 sines."""
+    scattered = changed(
+        "mae-masking",
+        ("order[:, :n, None].expand(-1, -1, x.shape[2]))", "(keep := order[:, :n].sort().values[..., None]).expand(-1, -1, x.shape[2]))"),
+        ("x = torch.cat([x, self.mask_token.expand(B, N - n, -1)], dim=1)", "full = self.mask_token.repeat(B, N, 1)"),
+        (BACK, "x = full.scatter(1, keep.expand_as(x), x)"),
+        (LOSS, "error[restore >= n].mean()"),
+    )  # fmt: skip
+    assert verdict(tmp_path, "mae-masking", scattered).passed
+    by_hand = "-(logits.log_softmax(0).trace() + logits.log_softmax(1).trace()) / (2 * len(logits))"
+    assert verdict(tmp_path, "clip-loss", changed("clip-loss", (BOTH, by_hand))).passed
+    exact = changed("positions", ("torch.arange(D // 4) /", "torch.arange(D // 4, dtype=torch.float64) /"), ("table])[None]", "table.float()])[None]"))  # fmt: skip
+    assert verdict(tmp_path, "positions", exact).passed
+
+
+def test_a_loss_alone_is_no_multiple_of_another(tmp_path):
+    """Any number is a multiple of any other: that says nothing."""
+    found = verdict(tmp_path, "clip-loss", changed("clip-loss", (BOTH, "1.7 * of_images")))
+    assert not found.passed and "scaled" not in found.keys and "difference" in found.keys
 
 
 def test_own_layers_of_earlier_exercises_can_be_imported(tmp_path):

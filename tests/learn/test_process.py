@@ -1,6 +1,7 @@
 """vitlab learn as it is typed: the learner's file runs in a child process; crashes, endless loops and odd files."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import vitlab.cli.main
 from vitlab.language import language
 from vitlab.learn.check import prepare
 from vitlab.learn.child import examine
-from vitlab.learn.exercises import EXERCISES, HERE, find
+from vitlab.learn.exercises import EXERCISES, HERE, find, page_links
 from vitlab.learn.grade import grade
 from vitlab.learn.messages import _table
 from vitlab.learn.mistakes import known_mistakes
@@ -36,15 +37,16 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 def test_a_learners_way(monkeypatch, capsys, tmp_path):
     """List, starter, not yet written, a mistake (in Chinese), right, done."""
     code, out, _ = run(monkeypatch, capsys)
-    assert code == 0 and "Next: vitlab learn patch-embed" in out and out.count(" -\n") == 5
+    assert code == 0 and "Next: vitlab learn patch-embed" in out and out.count(" -\n") == 8
     code, out, _ = run(monkeypatch, capsys, "attention")
     file = tmp_path / "attention.py"
     assert code == 0 and file.is_file() and "vitlab learn attention attention.py" in out
+    assert "http://127.0.0.1:8000/#step=scores" in out.splitlines()[-1]
     wrong = EXERCISES["attention"].solution().replace(" / d**0.5", "")
     file.write_text('print("my own words")\n' + wrong)
     code, out, err = run(monkeypatch, capsys, "attention", "attention.py", "--lang", "zh")
     hint = next(m for m in known_mistakes("attention") if m.name == "no scale")
-    assert code == 1 and hint.zh in out and "还没有通过" in out and "my own words" in err
+    assert code == 1 and hint.zh in out and "还没有通过" in out and err == "my own words\n"
     code, out, _ = run(monkeypatch, capsys, "attention", "--solution")
     file.write_text(out)
     code, out, _ = run(monkeypatch, capsys, "attention", "attention.py")
@@ -102,6 +104,38 @@ def test_odd_files_get_a_clear_word(change, key, said, tmp_path):
     assert len(verdict.lines("zh")) == len(verdict.lines("en"))
 
 
+def test_what_is_right_of_a_half_written_file_is_said(tmp_path):
+    """Of two functions one is written: it is checked, and the other is named."""
+    exercise = EXERCISES["positions"]
+    cut = "first, patches = self.table[:, :1], self.table[:, 1:]"
+    half = exercise.solution().replace(cut, "raise NotImplementedError")
+    (tmp_path / "positions.py").write_text(half)
+    verdict = grade(exercise, *examine(tmp_path / "positions.py", *prepare(exercise)))
+    assert verdict.keys == ["not passed", "right so far", "to write", "at"]
+    assert "the first 2 of" in verdict.lines("en")[1] and verdict.lines("en")[2].startswith("resized is still")
+    (tmp_path / "positions.py").write_text(half.replace("by_column.sin()", "by_row.sin()"))
+    verdict = grade(exercise, *examine(tmp_path / "positions.py", *prepare(exercise)))
+    assert "difference" in verdict.keys and "to write" not in verdict.keys
+
+
+def test_a_vector_of_another_length_is_named(tmp_path):
+    code = (
+        EXERCISES["block"].solution().replace("self.norm2 = nn.LayerNorm(width", "self.norm2 = nn.LayerNorm(2 * width")
+    )
+    (tmp_path / "block.py").write_text(code)
+    verdict = grade(EXERCISES["block"], *examine(tmp_path / "block.py", *prepare(EXERCISES["block"])))
+    assert verdict.keys[1] == "weight shape" and "weight norm2.weight is 30 in your class" in verdict.lines("en")[1]
+
+
+def test_a_hint_comes_before_the_error_that_it_explains(tmp_path):
+    """The mean over the heads has d numbers a token, so proj stops; that they are averaged is measured."""
+    code = EXERCISES["attention"].solution().replace("x.transpose(1, 2).reshape(B, N, D)", "x.mean(dim=1)")
+    (tmp_path / "attention.py").write_text(code)
+    verdict = grade(EXERCISES["attention"], *examine(tmp_path / "attention.py", *prepare(EXERCISES["attention"])))
+    assert verdict.keys == ["not passed", "mistake", "measured stop", "forward", "at", "sizes"]
+    assert verdict.mistakes == ["heads averaged"]
+
+
 def test_the_line_of_an_error_is_the_learners(tmp_path):
     code = EXERCISES["attention"].solution().replace("q @ k.transpose(-2, -1)", "q @ k")
     (tmp_path / "attention.py").write_text(code)
@@ -116,7 +150,21 @@ def test_a_starter_is_never_written_over(monkeypatch, capsys):
     assert code == 0 and Path("mlp.py").read_text() == "mine" and "already here" in out
     assert states(Path())["mlp"] == ("mlp.py", "begun")
     code, out, _ = run(monkeypatch, capsys, "mlp", "--print", "--lang", "zh")
-    assert out == EXERCISES["mlp"].starter("zh") and "练习 3/5" in out
+    assert out == EXERCISES["mlp"].starter("zh") and "练习 3/8" in out
+
+
+def test_steps_of_the_page_belong_to_one_exercise_each(monkeypatch, capsys):
+    links = page_links()
+    steps = [step for link in links for step in (*link["steps"], link["panel"]) if step]
+    assert len(steps) == len(set(steps)) and [link["exercise"] for link in links] == list(EXERCISES)
+    for link in links:
+        assert (link["panel"] is None) == bool(link["steps"])
+        assert link["fragment"] in (f"#panel={link['panel']}", *(f"#step={step}" for step in link["steps"][:1]))
+        assert find(link["command"].removeprefix("vitlab learn ")).name == link["exercise"]
+    code, out, _ = run(monkeypatch, capsys, "--json")
+    listed = json.loads(out)
+    assert code == 0 and [{**row, "state": "open", "file": row["file"]} for row in listed] == listed
+    assert [{key: row[key] for key in links[0]} for row in listed] == links
 
 
 def test_wrong_names_and_files_are_refused(monkeypatch, capsys):
@@ -141,20 +189,21 @@ def test_notes_that_are_broken_are_no_notes(tmp_path):
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_starters_are_the_solution_without_forward(name):
-    """In both languages: the same code, and what stands before forward is the solution's."""
-    exercise = EXERCISES[name]
+def test_starters_are_the_solution_without_what_is_to_be_written(name):
+    """In both languages: the same code, which is the solution's, and the number and the paper of the exercise."""
+    exercise, number = EXERCISES[name], list(EXERCISES).index(name) + 1
     bare = []
-    for spoken in ("en", "zh"):
-        text = exercise.starter(spoken)
-        assert f"vitlab learn {name} {exercise.file}" in text and "arXiv:2010.11929" in text
+    for first in (f"Exercise {number} of {len(EXERCISES)}: ", f"练习 {number}/{len(EXERCISES)}："):
+        text = exercise.starter("en" if first.startswith("E") else "zh")
+        assert text.startswith(f'"""{first}') and f"vitlab learn {name} {exercise.file}" in text
+        assert re.search(r"arXiv:\d{4}\.\d{5}", text)
         code = text.split('"""\n\n', 1)[1]
         bare.append([line.split("  # ")[0].rstrip() for line in code.splitlines()])
     assert bare[0] == bare[1] and bare[0][-1].strip() == "raise NotImplementedError"
-    solution = [line.split("  # ")[0].rstrip() for line in exercise.solution().splitlines()]
     start = next(n for n, line in enumerate(bare[0]) if line.startswith("class "))
-    begin = next(n for n, line in enumerate(solution) if line.startswith("class "))
-    assert solution[begin:][: len(bare[0][start:]) - 1] == bare[0][start:-1]
+    given = [line for line in bare[0][start:] if line.strip() != "raise NotImplementedError"]
+    solution = iter([line.split("  # ")[0].rstrip() for line in exercise.solution().splitlines()])
+    assert all(line in solution for line in given)  # in this order
 
 
 def test_both_languages_say_everything():
@@ -164,7 +213,8 @@ def test_both_languages_say_everything():
             fields = [{part.split(":")[0].split("}")[0] for part in words[k].split("{")[1:]} for k in ("en", "zh")]
             assert fields[0] == fields[1], key
     for exercise in EXERCISES.values():
-        steps = {step.split(" ")[0] if step.startswith("block ") else step for step in exercise.case(1).steps()}
+        steps = {step for case in exercise.all_cases() for step in case.steps()}
+        steps = {step.split(" ")[0] if step.startswith("block ") else step for step in steps}
         assert steps <= _table()["steps"].keys()
         assert exercise.titles.keys() == {"en", "zh"}
         assert all(any("一" <= letter <= "鿿" for letter in m.zh) for m in known_mistakes(exercise.name))

@@ -196,6 +196,17 @@ def test_a_picture_is_forgotten_in_time_and_cannot_be_guessed(client, models, mo
     assert "Send it again" in client.get(f"/page/look/{first}/predict").json()["remedy"]
 
 
+def test_the_page_can_ask_which_exercise_belongs_to_a_step(client):
+    links = client.get("/page/exercises").json()
+    exercise_of = {step: link for link in links for step in link["steps"]}
+    assert exercise_of["softmax"]["exercise"] == "attention" and exercise_of["add1"]["command"] == "vitlab learn block"
+    assert {link["panel"]: link["exercise"] for link in links if link["panel"]} == {
+        "mae": "mae-masking",
+        "sentences": "clip-loss",
+    }
+    assert all(set(link["titles"]) == {"en", "zh"} for link in links)
+
+
 def test_the_page_is_made_of_files_of_its_own(client):
     page = client.get("/")
     assert page.status_code == 200

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def learn(
     exercise: Annotated[
         str | None,
-        argument("EXERCISE", "patch-embed, attention, mlp, block or vit. Default: the list.", complete.exercises),
+        argument("EXERCISE", "patch-embed, attention, ... Default: the list of all.", complete.exercises),
     ] = None,
     file: Annotated[
         Path | None,
@@ -33,7 +33,7 @@ def learn(
     seconds: Annotated[float, typer.Option(help="Time limit for your code.", min=0.01)] = 20.0,
     json: Json = False,
 ) -> None:
-    """Write a ViT yourself, in five exercises that are checked.
+    """Write ViT, MAE and CLIP yourself, in eight checked exercises.
 
     Exit code 1: not yet right.
     """
@@ -55,13 +55,14 @@ def learn(
 
 
 def _list(lang: Language, json: bool) -> None:
-    from vitlab.learn.exercises import EXERCISES
+    from vitlab.learn.exercises import EXERCISES, page_links
     from vitlab.learn.messages import message
     from vitlab.learn.progress import states
 
     exercises = states(Path.cwd())
     if json:
-        print_json([{"exercise": name, "file": file, "state": state} for name, (file, state) in exercises.items()])
+        state_of = {name: {"file": file, "state": state} for name, (file, state) in exercises.items()}
+        print_json([{**link, **state_of[link["exercise"]]} for link in page_links()])
         return
     console().print(message("list", lang))
     grid = table("", "", "", "")
@@ -86,6 +87,7 @@ def _start(exercise: Exercise, lang: Language) -> None:
 
     key = "written" if exercise.write_starter(lang) else "already there"
     console().print(message(key, lang, file=exercise.file, command=_command(exercise.name, exercise.file)))
+    console().print(message("on the page", lang, fragment=exercise.fragment), soft_wrap=True)
 
 
 def _check(exercise: Exercise, file: Path, lang: Language, seconds: float, json: bool) -> None:

@@ -9,7 +9,7 @@ once on fake CPU tensors to see what a backward pass would have to keep.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,76 +22,17 @@ from torch.utils._pytree import tree_leaves
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.flops import flop_counter
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
+from vitlab.explain.step_words import DECODER, TEXT, meaning
 from vitlab.layers.attention import kernel_name
-from vitlab.layers.positions import LearnedPositions
-from vitlab.layers.reduced import Merge, Pool, Reduced
 from vitlab.layers.trace import PARTIAL_KINDS, LayerTrace, TokenLayout, Trace
-from vitlab.layers.windows import Windows
 from vitlab.models import registry
 from vitlab.models.base import Network
-from vitlab.models.hierarchy import Hierarchy, StagedConfig
+from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
-from vitlab.models.plain import PlainConfig
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.two_towers import TwoTowers
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
-MEANINGS: dict[str, str] = {
-    "patch_embed": "every {patch_size}x{patch_size} patch becomes a token of {width} numbers (eq. 1)",
-    "prefix": "{layout}",
-    "positions": "+ {positions} positions{resized} (eq. 1)",
-    "visible": "only the patches that are not hidden go on",
-    "norm_pre": "LayerNorm before the blocks",
-    "norm1": "LayerNorm",
-    "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}",
-    "heads": "softmax(q k^T / sqrt({head_dim})) v; {heads} heads side by side",
-    "proj": "heads mixed",
-    "after_attention": "+ residual (eq. 2)",
-    "norm2": "LayerNorm",
-    "fc1": "{mlp}: {width} to {hidden} channels",
-    "fc2": "{mlp}: back to {width}",
-    "tokens": "+ residual (eq. 3)",
-    "norm": "final LayerNorm (eq. 4)",
-    "stem": "{stem}",
-    "conv1": "convolution, batch norm, relu",
-    "conv2": "convolution, batch norm{relu_of_2}",
-    "conv3": "convolution, batch norm",
-    "shortcut": "the input, made to fit by a 1x1 convolution and batch norm",
-    "block": "+ residual, relu (eqs. 1-2)",
-    "pool": "{pooling} pooling: one vector per image",
-    "pre_logits": "tanh layer before the classifier",
-    "head": "one score for each of {classes} classes",
-    "decoder.embed": "to the decoder's width, {width}",
-    "decoder.masked": "a mask token wherever a patch is hidden",
-    "decoder.norm": "LayerNorm",
-    "decoder.pixels": "{patch_size}x{patch_size} pixels for every patch",
-    "projection": "into the space that images and texts share",
-    "text.embed": "every token of the text becomes {width} numbers",
-    "text.positions": "+ {text_positions} positions",
-    "text.heads": "softmax(q k^T / sqrt({head_dim})) v, {sees}; {heads} heads side by side",
-    "text.norm": "final LayerNorm",
-    "text.end": "the token that ends the text: one vector per text",
-    "text.last": "the last token, often padding: one vector per text",
-    "text.mean": "the mean of all tokens but padding: one vector per text",
-    "logits": "scale x cosine (SigLIP: + bias), every image with every text",
-}
-STAGED_MEANINGS: dict[str, str] = MEANINGS | {  # of networks in stages (Swin, PVT, Twins)
-    "patch_embed": "patches become tokens of {width} numbers{after_embed}",
-    "merge": "{merging}: {grid} tokens of {width} numbers",
-    "positions": "+ {positions}",
-    "qkv": "queries, keys, values: 3 x {heads} heads x {head_dim}{where}",
-    "q": "queries: {heads} heads x {head_dim}",
-    "reduced": "{reducing}: {keys} keys{after_reducing}",
-    "kv": "keys, values: 2 x {heads} heads x {head_dim}",
-    "heads": "softmax(q k^T / sqrt({head_dim}){bias}) v{where}; {heads} heads side by side",
-    "after_attention": "+ residual",
-    "mlp_conv": "3 x 3 convolution of each channel, {activation}",
-    "stage_norm": "LayerNorm at the end of the stage",
-    "tokens": "+ residual",
-    "norm": "final LayerNorm",
-    "pool": "{pooling}: one vector per image",
-}
-DECODER, TEXT = "decoder.", "text."  # prefixes of the steps of MAE's decoder and of a text tower
 
 
 @dataclass
@@ -249,22 +190,11 @@ def inspect(
     sizes = {n: p.numel() for n, p in model.named_parameters()}
     memory = _memory(family, config, input_shape)
 
-    def meaning(kind: str, layer: int | None) -> str:
-        if isinstance(model, Hierarchy):
-            return {**STAGED_MEANINGS, **model.meanings}[kind].format(**_stage_details(model, size, layer))
-        if kind in model.meanings:
-            return model.meanings[kind]
-        if isinstance(model, TwoTowers) and kind.startswith(TEXT):
-            return _meaning(kind, _text_details(model))
-        if not isinstance(config.encoder, PlainConfig | ResNetConfig):
-            return model.meanings.get(kind, "")
-        return _meaning(kind, _details(config.decoder_stack if kind.startswith(DECODER) else config, recorder.layout))
-
     steps = [
         Step(
             step_name(kind, layer, config),
             shape,
-            meaning(kind, layer),
+            meaning(model, kind, layer, size, recorder.layout),
             sum(sizes[n] for n in names),
             macs,
             memory.get((kind, layer), 0),
@@ -311,11 +241,6 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _meaning(kind: str, details: Mapping[str, object]) -> str:
-    base = kind.removeprefix(DECODER).removeprefix(TEXT)
-    return MEANINGS.get(kind, MEANINGS.get(base, "")).format(**details)
-
-
 def step_name(kind: str, layer: int | None, config: Any = None) -> str:
     """The full name of a step that Trace names by kind and layer: blocks.0.attention.qkv."""
     if layer is None:
@@ -326,98 +251,3 @@ def step_name(kind: str, layer: int | None, config: Any = None) -> str:
     if isinstance(config, StagedConfig | ResNetConfig):
         return f"{config.place(layer)}.{kind}"
     return f"blocks.{layer}.{PARTS[kind]}.{kind}" if kind in PARTS else f"blocks.{layer}.{kind}"
-
-
-def _details(config: Any, layout: TokenLayout | None) -> dict[str, Any]:
-    """Values of the placeholders in MEANINGS."""
-    if isinstance(config, ResNetConfig):
-        stem = {
-            "imagenet": "7x7 convolution by 2, batch norm, relu, 3x3 max-pooling by 2",
-            "deep": "three 3x3 convolutions with batch norm and relu, the first by 2; 3x3 max-pooling by 2",
-        }
-        relu = ", relu" if config.block == "bottleneck" else ""
-        blocks = {"stem": stem.get(config.stem, "3x3 convolution, batch norm, relu"), "relu_of_2": relu}
-        return {**blocks, "pooling": "mean", "classes": config.classes}
-    config = config.encoder
-    rows, columns = config.grid
-    resized = "" if layout is None or layout.grid == config.grid else f", resized from {rows} x {columns}"
-    return {
-        "resized": resized,
-        "layout": layout,
-        "patch_size": config.patch_size,
-        "width": config.width,
-        "heads": config.heads,
-        "head_dim": config.head_width,
-        "hidden": config.mlp_hidden,
-        "positions": config.position_kind.split(" + ")[0],  # what is added; rotary and relative ones are not
-        "mlp": config.mlp_name,
-        "pooling": config.pool_kind,
-        "classes": config.classes,
-    }
-
-
-def _text_details(model: TwoTowers) -> dict[str, Any]:
-    c = model.config.text
-    sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": c.mlp_hidden}
-    positions = "learned" if model.text.learns_positions else "computed"
-    return {**sizes, "mlp": c.mlp_name, "sees": model.text.sees, "text_positions": positions}
-
-
-def _stage_details(model: Hierarchy, size: tuple[int, int], layer: int | None) -> dict[str, Any]:
-    """Values of the placeholders in STAGED_MEANINGS at this layer."""
-    config = model.config
-    layer = layer or 0
-    stage, at = config.stage_of(layer), model.places(*size)[layer]
-    rows, columns = at.grid
-    width, heads = config.widths[stage], config.heads[stage]
-    block: Any = model.blocks[layer]
-    return {
-        "width": width,
-        "heads": heads,
-        "head_dim": width // heads,
-        "hidden": block.mlp.fc1.out_features,
-        "grid": f"{rows} x {columns}",
-        "where": _where(at),
-        "bias": " + B" if block.attention.biased else "",
-        "mlp": f"MLP, {config.activation}",
-        "activation": config.activation,
-        "after_embed": ", then LayerNorm",
-        "merging": _merging(config.merges[stage]),
-        "positions": _positions(model, stage, (rows, columns)),
-        **_reducing(at),
-        "pooling": "the class token" if model.prefix else "mean over all tokens",
-        "classes": config.classes,
-    }
-
-
-def _merging(merge: Merge) -> str:
-    overlapping = ", overlapping" if merge.kernel > merge.stride else ""
-    return f"{merge.kernel} x {merge.kernel} tokens become one{overlapping}"
-
-
-def _reducing(at: Windows | Reduced) -> dict[str, str]:
-    if not isinstance(at, Reduced):
-        return {}
-    rows, columns = at.keys
-    keys = {"keys": f"{rows} x {columns}"}
-    if isinstance(at.merge, Pool):
-        return {**keys, "reducing": "means of equal shares, by a matrix", "after_reducing": ", then LayerNorm, GELU"}
-    R = at.merge.kernel
-    return {**keys, "reducing": f"{R} x {R} tokens become one", "after_reducing": ", then LayerNorm"}
-
-
-def _positions(model: Hierarchy, stage: int, grid: tuple[int, int]) -> str:
-    table = dict(model.named_modules()).get(f"embeds.{stage}.positions")
-    if not isinstance(table, LearnedPositions):
-        return "3 x 3 convolution of each channel: where a token stands"
-    resized = "" if table.grid == grid else f", resized from {table.grid[0]} x {table.grid[1]}"
-    return f"learned positions{resized}{'; a class token is first' if table.prefix else ''}"
-
-
-def _where(at: Windows | Reduced) -> str:
-    if isinstance(at, Windows):
-        (high, wide), (down, right) = at.window, at.shift
-        moved = f", shifted by {down}, {right}" if down or right else ""
-        return f" in {at.count} window{'s' if at.count > 1 else ''} of {high} x {wide}{moved}"
-    rows, columns = at.keys
-    return f" at {at.prefix + rows * columns} keys"

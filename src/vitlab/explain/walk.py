@@ -12,7 +12,7 @@ how far the prediction has formed, not what that block was trained for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,64 +23,16 @@ from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
-from vitlab.layers.block import Block, LayerScale
+from vitlab.explain.step_words import equations
 from vitlab.layers.edit import Edit
-from vitlab.layers.patches import ConvStem, PatchEmbed, patchify
+from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.plain import PlainTransformer
 
-POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z'ₗ)"
-SCALED = "z'ₗ = λ₁ ⊙ MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = λ₂ ⊙ MLP(LN(z'ₗ)) + z'ₗ"
-PRE_NORM = "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ"
 STEPS = ("picture", "patches", "patch_embed", "prefix", "positions", "norm_pre", "blocks", "norm", "pool", "pre_logits")
 STEPS = (*STEPS, "head", "softmax")
-STEMS = {
-    "patch": "x_p E",
-    "conv": "stem(x): 3×3 convolutions of stride 2, then 1×1",
-    "other": "stem(x)",
-}
-PREFIX_LETTERS = {"class": "x_class", "distillation": "x_distill", "register": "x_register"}
-POOLING = {
-    "class": "y = LN(z_L⁰)",
-    "class_norm": "y = LN(z_L⁰)",
-    "mean": "y = mean of LN(z_L) over the patches",
-    "mean_norm": "y = LN(mean of z_L over the patches)",
-    "class_mean": "y = [LN(z_L⁰); mean of LN(z_L) over the patches]",
-    "attention": "y = attention of a learned query over LN(z_L)",
-}
-
-
-def stem_kind(model: PlainTransformer | PromptClassifier) -> str:
-    """How the image becomes tokens: patch (one matrix), conv (a small stack of convolutions) or other (a ResNet)."""
-    embed = model.patch_embed
-    return "patch" if isinstance(embed, PatchEmbed) else "conv" if isinstance(embed, ConvStem) else "other"
-
-
-def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
-    """What each step of this model computes, in the letters of ViT (arXiv:2010.11929), where it has them."""
-    c = model.config
-    stem = stem_kind(model)
-    tokens = "x_p E" if stem == "patch" else "stem(x)"
-    letters = [PREFIX_LETTERS.get(name, name) for name in dict.fromkeys(c.prefix)]
-    first_tokens = f"[{'; '.join([*letters, tokens])}]" if letters else tokens
-    block = cast("list[Block]", model.blocks)[0]
-    scaled = isinstance(block.scale1, LayerScale)
-    return {
-        "picture": "x ∈ R^(H×W×C)",
-        "patches": "x_p ∈ R^(N×(P²·C))",
-        "patch_embed": STEMS[stem],
-        "prefix": first_tokens,
-        "positions": f"z₀ = {first_tokens} + E_pos",
-        "norm_pre": "z₀ ← LN(z₀)",
-        "blocks": POST_NORM if c.post_norm else SCALED if scaled else PRE_NORM,
-        "norm": "LN(z_L)",
-        "pool": POOLING[c.pool_kind] if model.norm is not None else POOLING[c.pool_kind].replace("LN(z_L)", "z_L"),
-        "pre_logits": "tanh(y W)",
-        "head": "y W + b",
-        "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
-    }
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Exercises with automatic checks: write the five parts of a ViT, and learn which mistake explains wrong numbers.
+"""Exercises with automatic checks: write a ViT, MAE and CLIP, and learn which mistake explains wrong numbers.
 
 vitlab learn                           list the exercises and their state
 vitlab learn attention                 write a starter file, attention.py
@@ -6,7 +6,7 @@ vitlab learn attention attention.py    check it against our layer, with copied w
 """
 
 from vitlab.learn.check import CheckResult, check
-from vitlab.learn.exercises import EXERCISES, Exercise, find
+from vitlab.learn.exercises import EXERCISES, Exercise, find, page_links
 from vitlab.learn.grade import Grade
 
-__all__ = ["EXERCISES", "CheckResult", "Exercise", "Grade", "check", "find"]
+__all__ = ["EXERCISES", "CheckResult", "Exercise", "Grade", "check", "find", "page_links"]

@@ -49,20 +49,22 @@ def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResu
 
 
 def prepare(exercise: Exercise) -> tuple[Task, list[dict[str, Tensor]]]:
-    """Input of the child process: how to build the learner's class, our weights, and an input."""
-    cases = [exercise.case(n) for n in range(len(exercise.cases))]
+    """Input of the child process: how to build the learner's class, our weights, and the inputs of forward."""
+    cases = exercise.all_cases()
     arguments = [list(case.arguments) for case in cases]
     task = Task(class_name=exercise.class_name, signature=exercise.signature, arguments=arguments)
     tensors = []
     for case in cases:
         weights = {f"weight.{key}": value.contiguous() for key, value in case.learner_weights.items()}
-        tensors.append({"input": case.x, "probe": probe(case.variant()), **weights})
+        inputs = {f"input.{n}": x for n, x in enumerate(case.inputs)}
+        tensors.append({**inputs, "probe": probe(case.variant()), **weights})
     return task, tensors
 
 
 def _run(file: Path, folder: Path, seconds: float) -> int | None:
     """Exit code of the child; None if its watchdog did not end it."""
-    command = [sys.executable, "-m", "vitlab.learn.child", str(file), str(folder)]
+    # not -m: vitlab.learn imports its child itself, and Python warns of a module that is then run once more
+    command = [sys.executable, "-c", "from vitlab.learn.child import main; main()", str(file), str(folder)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1"}
     with (folder / "printed.txt").open("wb") as out:
         process = subprocess.Popen(

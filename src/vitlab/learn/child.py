@@ -1,4 +1,4 @@
-"""Runs a learner's file in its own process: `python -m vitlab.learn.child FILE FOLDER`.
+"""Runs a learner's file in its own process: `main`, with FILE and FOLDER as arguments.
 
 FOLDER holds the task (task.json, case0.safetensors, ...) and receives the answer (answer.json, output0.safetensors,
 ...). Errors of the learner's code are answers too. A watchdog ends endless loops and writes their stack to stuck.txt.
@@ -13,6 +13,7 @@ import json
 import linecache
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +50,7 @@ class LearnerError(Exception):
     def __init__(self, key: str, **values: object):
         super().__init__(key)
         self.key, self.values = key, values
+        self.tensors: list[Tensor] = []  # what forward computed before it
 
 
 class Recorder(TorchFunctionMode):
@@ -67,7 +69,7 @@ class Recorder(TorchFunctionMode):
 
 
 def examine(file: Path, task: Task, cases: list[dict[str, Tensor]]) -> tuple[Failure | None, list[dict[str, Tensor]]]:
-    """Outputs of the learner's code, and its error if it has one."""
+    """Outputs of the learner's code; if it has an error, that, and the tensors it computed before."""
     outputs: list[dict[str, Tensor]] = []
     try:
         learner_class = _class(_import(file), task["class_name"])
@@ -75,9 +77,10 @@ def examine(file: Path, task: Task, cases: list[dict[str, Tensor]]) -> tuple[Fai
             module = _build(learner_class, task["arguments"][number], task["signature"], file)
             weights = {key.removeprefix("weight."): v for key, v in case.items() if key.startswith("weight.")}
             _copy(weights, module)
-            outputs.append(_run(module.eval(), case["input"], case["probe"], file))
+            inputs = [case[f"input.{n}"] for n in range(sum(key.startswith("input.") for key in case))]
+            outputs.append(_run(module.eval(), inputs, case["probe"], file))
     except LearnerError as error:
-        return Failure(error.key, error.values, len(outputs)), outputs
+        return Failure(error.key, error.values, len(outputs)), [*outputs, _numbered(error.tensors)]
     return None, outputs
 
 
@@ -118,8 +121,8 @@ def _build(learner_class: type[nn.Module], arguments: list[object], signature: s
         raise LearnerError("signature", signature=signature, found=actual, error=str(error)) from None
     try:
         return learner_class(*arguments)
-    except NotImplementedError:
-        raise LearnerError("to write") from None
+    except NotImplementedError as error:
+        raise LearnerError("to write", **_where(error, file)) from None
     except Exception as error:
         raise LearnerError("init", **_where(error, file)) from None
 
@@ -135,38 +138,50 @@ def _copy(weights: dict[str, Tensor], module: nn.Module) -> None:
         names = {"missing": ", ".join(missing) or "-", "extra": ", ".join(sorted(extra)) or "-"}
         raise LearnerError("names", **names, like=", ".join(like[:4]))
     for key, weight in weights.items():
-        if own[key].shape != weight.shape and own[key].shape != weight.flatten(1).shape:
-            shapes = [" x ".join(map(str, w.shape)) for w in (own[key], weight)]
+        alike = own[key].shape == weight.shape or (weight.ndim > 1 and own[key].shape == weight.flatten(1).shape)
+        if not alike:
+            shapes = [" x ".join(map(str, w.shape)) or "()" for w in (own[key], weight)]
             raise LearnerError("weight shape", name=key, found=shapes[0], wanted=shapes[1])
         with torch.no_grad():
             own[key].copy_(weight.reshape(own[key].shape))
 
 
-def _run(module: nn.Module, x: Tensor, probe: Tensor, file: Path) -> dict[str, Tensor]:
-    copied = x.clone()
+def _run(module: nn.Module, inputs: list[Tensor], probe: Tensor, file: Path) -> dict[str, Tensor]:
+    copied = [x.clone() for x in inputs]
     recorder = Recorder()
-    with torch.no_grad(), recorder:
-        y = _forward(module, copied, file)
-    again = _forward(module, x.clone(), file)
+    try:
+        with torch.no_grad(), recorder:
+            y = _forward(module, copied, file)
+    except LearnerError as error:
+        error.tensors = recorder.tensors
+        raise
+    again = _forward(module, [x.clone() for x in inputs], file)
     results = {"output": y.detach().clone().float(), "again": again.detach().clone().float()}
-    results["changed"] = torch.tensor(not torch.equal(copied, x))
-    leaf = x.clone().requires_grad_()
-    try:
-        y = module(leaf + 0)  # + 0: the learner's code may modify its input
+    results["changed"] = torch.tensor(not all(map(torch.equal, copied, inputs)))
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    with suppress(Exception):  # no gradient, or another number of outputs than ours
+        y = module(*(x + 0 for x in leaves))  # + 0: the learner's code may modify its input
         (y * probe.reshape(y.shape)).sum().backward()
-    except Exception:  # no gradient, or another number of outputs than ours
-        leaf.grad = None
-    if leaf.grad is not None:
-        results["gradient"] = leaf.grad.float()
-    results |= {f"step.{i:05}": step.contiguous() for i, step in enumerate(recorder.tensors)}
-    return {key: value.contiguous() for key, value in results.items()}
+        results["gradient"] = joined_gradients(leaves)
+    return {key: value.contiguous() for key, value in {**results, **_numbered(recorder.tensors)}.items()}
 
 
-def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
+def joined_gradients(leaves: list[Tensor]) -> Tensor:
+    """One row; zeros for an input that the output does not depend on smoothly (the noise that chooses patches)."""
+    if all(leaf.grad is None for leaf in leaves):
+        raise ValueError("no input has a gradient.")
+    return torch.cat([(torch.zeros_like(x) if x.grad is None else x.grad).flatten().float() for x in leaves])
+
+
+def _numbered(tensors: list[Tensor]) -> dict[str, Tensor]:
+    return {f"step.{i:05}": tensor.contiguous() for i, tensor in enumerate(tensors)}
+
+
+def _forward(module: nn.Module, inputs: list[Tensor], file: Path) -> Tensor:
     try:
-        y = module(x)
-    except NotImplementedError:
-        raise LearnerError("to write") from None
+        y = module(*inputs)
+    except NotImplementedError as error:
+        raise LearnerError("to write", **_where(error, file)) from None
     except (Exception, SystemExit) as error:
         raise LearnerError("forward", **_where(error, file)) from None
     if y is None:
@@ -179,13 +194,15 @@ def _forward(module: nn.Module, x: Tensor, file: Path) -> Tensor:
 def _where(error: BaseException, file: Path) -> dict[str, Any]:
     """The error, and the last line of the learner's file in its traceback."""
     lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == file.resolve()]
-    values = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name, "line": 0, "code": ""}
+    values = {"error": f"{type(error).__name__}: {error}".strip(": "), "file": file.name}
+    values |= {"line": 0, "code": "", "function": "forward"}
     if lines:
-        values |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip()}
+        values |= {"line": lines[-1].lineno, "code": (lines[-1].line or "").strip(), "function": lines[-1].name}
     return values
 
 
-def main(file: Path, folder: Path) -> None:
+def main() -> None:
+    file, folder = map(Path, sys.argv[1:])
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     with (folder / "stuck.txt").open("w") as stuck:
         faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
@@ -196,7 +213,3 @@ def main(file: Path, folder: Path) -> None:
     for number, output in enumerate(outputs):
         save_file(output, folder / f"output{number}.safetensors")
     (folder / "answer.json").write_text(json.dumps(failure and asdict(failure)), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -11,18 +11,19 @@ from torch import Tensor
 from vitlab.learn.child import Failure
 from vitlab.learn.exercises import Exercise, ExerciseCase
 from vitlab.learn.messages import message, step_name
-from vitlab.learn.mistakes import KnownMistake, candidate_mistakes
+from vitlab.learn.mistakes import KnownMistake, candidate_mistakes, known_mistakes
 from vitlab.learn.steps import (
     TOLERANCE,
     axes_order,
     close,
     distance,
     find_divergence,
+    same_but_for_axes,
     same_numbers,
     scale_factor,
     shape_in_letters,
 )
-from vitlab.learn.variants import Sizes
+from vitlab.learn.variants.base import Sizes
 
 
 @dataclass(frozen=True)
@@ -70,30 +71,49 @@ class Grade:
 
 
 def grade(exercise: Exercise, failure: Failure | None, outputs: list[dict[str, Tensor]]) -> Grade:
-    if failure:
-        return _failed(exercise, *_no_numbers(exercise, failure))
-    cases = [exercise.case(n) for n in range(len(exercise.cases))]
-    truth = [case.ours() for case in cases]
-    actual = [output["output"] for output in outputs]
+    cases = exercise.all_cases()
+    if failure and failure.key != "to write":
+        tensors = _steps(outputs[failure.case]) if failure.case < len(outputs) else []
+        return _failed(exercise, *_no_numbers(exercise, failure, cases[failure.case], tensors))
+    complete = failure.case if failure else len(cases)  # cases that were run before a part that is still to be written
+    truth = [case.ours() for case in cases[:complete]]
+    actual = [output["output"] for output in outputs[:complete]]
     expected = [y for y, _ in truth]
-    if all(map(close, actual, expected)):
-        return _right_numbers(exercise, outputs, truth)
-    return _failed(exercise, *_wrong_numbers(exercise, cases, actual, expected, outputs))
+    if not all(map(close, actual, expected)):
+        return _failed(exercise, *_wrong_numbers(exercise, cases[:complete], actual, expected, outputs))
+    if failure:
+        right = [Remark("right so far", {"count": complete})] if complete else []
+        return _failed(exercise, *right, *_no_numbers(exercise, failure, cases[complete], []))
+    return _right_numbers(exercise, outputs, truth)
 
 
 def _failed(exercise: Exercise, *remarks: Remark) -> Grade:
     return Grade(exercise.name, False, (Remark("not passed", {"name": exercise.name}), *remarks))
 
 
-def _no_numbers(exercise: Exercise, failure: Failure) -> list[Remark]:
+def _no_numbers(exercise: Exercise, failure: Failure, case: ExerciseCase, tensors: list[Tensor]) -> list[Remark]:
     remarks = [Remark(failure.key, failure.values)]
+    if failure.key == "forward" and (mistake := _stopping_mistake(exercise, case, tensors)):
+        remarks = [Remark("mistake", {"hint": mistake}), Remark("measured stop"), *remarks]
     if failure.values.get("line") and failure.values.get("code"):
         remarks.append(Remark("at", failure.values))
     if failure.values.get("like"):
         remarks.append(Remark("rename", failure.values))
     if failure.key == "forward":
-        remarks.append(Remark("sizes", {"sizes": _listed(exercise.cases[failure.case])}))
+        remarks.append(Remark("sizes", {"sizes": _listed(case.sizes)}))
     return remarks
+
+
+def _stopping_mistake(exercise: Exercise, case: ExerciseCase, tensors: list[Tensor]) -> KnownMistake | None:
+    """A mistake that stops our computation too, if its last step before that is among the learner's tensors."""
+    right = case.steps().values()
+    for mistake in known_mistakes(exercise.name):
+        last = case.last_step_before_error(**mistake.options)
+        if last is None or any(same_but_for_axes(last, step) for step in right):
+            continue
+        if any(same_but_for_axes(tensor, last) for tensor in tensors):
+            return mistake
+    return None
 
 
 def _right_numbers(exercise: Exercise, outputs: list[dict[str, Tensor]], truth: list[tuple[Tensor, Tensor]]) -> Grade:
@@ -172,9 +192,8 @@ def _describe(a: Tensor, b: Tensor, sizes: Sizes) -> list[Remark]:
 
 
 def _where(case: ExerciseCase, output: dict[str, Tensor]) -> list[Remark]:
-    theirs = [value for key, value in sorted(output.items()) if key.startswith("step.")]
     ours = case.steps()
-    divergence = find_divergence(ours, theirs)
+    divergence = find_divergence(ours, _steps(output))
     if divergence.first is None:
         return [Remark("after all", {"last": divergence.last})]
     if divergence.last is None:
@@ -189,6 +208,11 @@ def _where(case: ExerciseCase, output: dict[str, Tensor]) -> list[Remark]:
             Remark("step shuffled", {"found": shape_in_letters(divergence.shuffled, case.sizes), "wanted": wanted})
         )
     return remarks
+
+
+def _steps(output: dict[str, Tensor]) -> list[Tensor]:
+    """Every tensor that the learner's code computed, in order."""
+    return [value for key, value in sorted(output.items()) if key.startswith("step.")]
 
 
 def _listed(sizes: Sizes) -> str:

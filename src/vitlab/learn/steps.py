@@ -8,9 +8,10 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from vitlab.learn.variants import Sizes
+from vitlab.learn.variants.base import Sizes
 
 TOLERANCE = 1e-5  # of the largest value
+NOT_LENGTHS = ("L", "learned", "mask percent")  # sizes of a case that are the length of no axis
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def axes_order(theirs: Tensor, ours: Tensor) -> bool:
 
 
 def scale_factor(theirs: Tensor, ours: Tensor) -> float | None:
-    """The factor of theirs = factor * ours, unless it is 1 or 0."""
-    if theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
+    """The factor of theirs = factor * ours, unless it is 1 or 0; of a single number it would say nothing."""
+    if ours.numel() < 2 or theirs.shape != ours.shape or not bool(torch.isfinite(theirs).all()):
         return None
     factor = float((theirs * ours).sum() / (ours * ours).sum())
     if abs(factor - 1) < 1e-4 or abs(factor) < 1e-6:
@@ -87,7 +88,7 @@ def _alike(theirs: Tensor, ours: Tensor) -> bool:
 
 def shape_in_letters(shape: tuple[int, ...], sizes: Sizes) -> str:
     """(2, 7, 15) -> (B, N, D) = (2, 7, 15)"""
-    letters = {size: letter for letter, size in reversed(sizes.items()) if letter != "L"}
+    letters = {size: letter for letter, size in reversed(sizes.items()) if letter not in NOT_LENGTHS}
     if "N" in sizes:
         letters.setdefault(sizes["N"] + 1, "N + 1")
     if "D" in sizes:

@@ -100,6 +100,7 @@ class PE(PlainTransformer):
             self.norm = nn.LayerNorm(c.width, eps=c.eps)
         if c.pooling == "attention":
             self.pool = AttentionPool(c.width, c.pool_heads, c.pool_hidden, eps=c.eps)
+            self.meanings = {"pool": "a learned query looks at every token: one vector per image"}
         self.apply(init_weights)
         self.add_head()
 

@@ -28,7 +28,8 @@ from vitlab.explain.inputs import wide
 from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.explain.walk import STEPS, as_numbers, equations, forward_view, stem_kind, walk_through
+from vitlab.explain.step_words import equations, stem_kind
+from vitlab.explain.walk import STEPS, as_numbers, forward_view, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import answer, class_labels, class_probabilities
 from vitlab.layers.block import Block, LayerScale, SwiGLU

@@ -3,7 +3,7 @@ hosts and computes nothing: its numbers come from `page_queries`, under /page/.
 
     POST /page/look?model=digits     multipart image -> {"look": ID, ...}; the server keeps the image for a while
     GET  /page/look/ID/attention?layer=3
-    GET  /page/samples, /page/models, /page/index, /page/runs, /page/runs/NAME?after=BYTE
+    GET  /page/samples, /page/models, /page/exercises, /page/index, /page/runs, /page/runs/NAME?after=BYTE
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fastapi.responses import JSONResponse, Response
 from PIL import Image
 from torch import Tensor
 
+from vitlab.learn.exercises import page_links
 from vitlab.parsing import parse_json
 from vitlab.serve import page_queries
 from vitlab.serve.errors import RequestError
@@ -60,6 +61,12 @@ async def models(request: Request) -> Response:
     pool = context_of(request).pool
     info = lambda: [{**served.summary(), **page_queries.model_info(served)} for served in pool.models.values()]
     return JSONResponse(await compute_async(info))
+
+
+@router.get("/page/exercises")
+async def exercises() -> Response:
+    """Which exercise of `vitlab learn` belongs to which steps and panels of the page."""
+    return JSONResponse(page_links())
 
 
 @router.get("/page/index")

@@ -1,4 +1,4 @@
-"""Exercise 2 of 5: multi-head self-attention, eqs. 5-8 of ViT (arXiv:2010.11929).
+"""Exercise 2 of 8: multi-head self-attention, eqs. 5-8 of ViT (arXiv:2010.11929).
 
     [q, k, v] = z U_qkv              eq. 5, in every head: (B, h, N, d), d = D / h
     A = softmax(q k^T / sqrt(d))     eq. 6, (B, h, N, N), each row sums to 1

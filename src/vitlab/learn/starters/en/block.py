@@ -1,4 +1,4 @@
-"""Exercise 4 of 5: one encoder block, eqs. 2-3 of ViT (arXiv:2010.11929).
+"""Exercise 4 of 8: one encoder block, eqs. 2-3 of ViT (arXiv:2010.11929).
 
     z' = MSA(LN(z)) + z              eq. 2
     z  = MLP(LN(z')) + z'            eq. 3

@@ -1,4 +1,4 @@
-"""Exercise 3 of 5: the MLP of a block, in eq. 3 of ViT (arXiv:2010.11929).
+"""Exercise 3 of 8: the MLP of a block, in eq. 3 of ViT (arXiv:2010.11929).
 
     MLP(x) = fc2(GELU(fc1(x)))       D -> hidden -> D, on every token alone
 

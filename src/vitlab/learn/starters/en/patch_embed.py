@@ -1,4 +1,4 @@
-"""Exercise 1 of 5: images to tokens, the first half of eq. 1 of ViT (arXiv:2010.11929).
+"""Exercise 1 of 8: images to tokens, the first half of eq. 1 of ViT (arXiv:2010.11929).
 
     x_p E        every P x P patch, as one long vector, times one matrix E
 

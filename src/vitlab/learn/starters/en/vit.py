@@ -1,4 +1,4 @@
-"""Exercise 5 of 5: the whole Vision Transformer, eqs. 1-4 of arXiv:2010.11929.
+"""Exercise 5 of 8: the whole Vision Transformer, eqs. 1-4 of arXiv:2010.11929.
 
     z_0 = [x_class; x_p E] + E_pos       eq. 1, (B, N + 1, D)
     z_l = block(z_{l-1}), l = 1 .. L     eqs. 2-3

@@ -1,4 +1,4 @@
-"""练习 3/5：编码器块中的 MLP，见 ViT 论文（arXiv:2010.11929）式 3。
+"""练习 3/8：编码器块中的 MLP，见 ViT 论文（arXiv:2010.11929）式 3。
 
     MLP(x) = fc2(GELU(fc1(x)))       D -> hidden -> D，对每个 token 单独计算
 

@@ -1,4 +1,4 @@
-"""练习 5/5：完整的 Vision Transformer，arXiv:2010.11929 的式 1-4。
+"""练习 5/8：完整的 Vision Transformer，arXiv:2010.11929 的式 1-4。
 
     z_0 = [x_class; x_p E] + E_pos       式 1，(B, N + 1, D)
     z_l = block(z_{l-1})，l = 1 .. L     式 2-3

@@ -1,9 +1,4 @@
-"""The layers of the exercises, step by step, with every common mistake as a variant.
-
-The default variants are eqs. 1-8 of ViT (arXiv:2010.11929), equal to the layers of this package. Any other value is a
-known mistake whose numbers can be compared with a learner's. All have the signature (weights, input, sizes, variant,
-note) -> output.
-"""
+"""Eqs. 1-8 of ViT (arXiv:2010.11929): patches, attention, MLP, block and the whole network."""
 
 from __future__ import annotations
 
@@ -16,23 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.layers.block import ACTIVATIONS
-
-Weights = dict[str, Tensor]
-Sizes = dict[str, int]  # letter -> length; B, N, D and so on, as in the starter files
-Note = Callable[[str, Tensor], Tensor]  # records a step by name and returns it
-
-
-def no_record(name: str, value: Tensor) -> Tensor:
-    return value
-
-
-def with_prefix(w: Weights, prefix: str) -> Weights:
-    return {key.removeprefix(prefix): value for key, value in w.items() if key.startswith(prefix)}
-
-
-def linear(w: Weights, name: str, x: Tensor) -> Tensor:
-    return F.linear(x, w[f"{name}.weight"].flatten(1), w[f"{name}.bias"])
-
+from vitlab.learn.variants.base import Note, Sizes, Weights, linear, no_record, with_prefix
 
 # ---------------------------------------------------------------- eq. 1, first half
 
@@ -92,9 +71,11 @@ class AttentionVariant:
     split: str = "3, h, d"
     order: str = "qkv"
     over: str = "tokens"
+    product: str = "q k^T"
     scale: str = "1/sqrt(d)"
     causal: bool = False
     softmax: str = "keys"
+    average: bool = False
     turned: bool = False
     merge: str = "side by side"
     proj: bool = True
@@ -114,12 +95,14 @@ def attention(w: Weights, x: Tensor, sizes: Sizes, variant: AttentionVariant, no
     if variant.over == "heads":
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each (B, N, h, d)
     factor = SCALES[variant.scale](d, h, D, N)
-    scores = note("scores", q @ k.transpose(-2, -1) * factor)  # (B, h, N, N)
+    left, right = {"q k^T": (q, k), "q q^T": (q, q), "k k^T": (k, k), "q v^T": (q, v)}[variant.product]
+    scores = note("scores", left @ right.transpose(-2, -1) * factor)  # (B, h, N, N)
     if variant.causal:
         above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(above, float("-inf"))
     A = scores if variant.softmax == "none" else scores.softmax(dim=AXES[variant.softmax])
     A = note("weights", A * d**-0.5 if variant.scale == "after" else A)
+    A = A.mean(dim=1, keepdim=True) if variant.average else A
     x_heads = (A.transpose(-2, -1) if variant.turned else A) @ v  # (B, h, N, d)
     if variant.over == "heads":
         x_heads = x_heads.transpose(1, 2)
@@ -128,6 +111,12 @@ def attention(w: Weights, x: Tensor, sizes: Sizes, variant: AttentionVariant, no
         y = x_heads.reshape(B, N, D)
     elif variant.merge == "interleaved":
         y = x_heads.permute(0, 2, 3, 1).reshape(B, N, D)
+    elif variant.merge == "mean":  # (B, N, d), which proj does not take
+        y = x_heads.mean(dim=1)
+    elif variant.merge == "mean, repeated":
+        y = x_heads.mean(dim=1).repeat(1, 1, h)
+    elif variant.merge == "sum":
+        y = x_heads.sum(dim=1)
     else:
         y = x_heads.transpose(1, 2).reshape(B, N, D)
     y = note("merged", y)

@@ -1,4 +1,7 @@
-"""Known mistakes: the variant of each (variants.py), and a hint in both languages."""
+"""Known mistakes, one file per exercise: the options of variants/ that make each, and a hint in both languages.
+
+A hint is given when its options, run on our side, reproduce the learner's numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,8 @@ class KnownMistake:
 
 @cache
 def known_mistakes(exercise: str) -> tuple[KnownMistake, ...]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return tuple(KnownMistake(**row) for row in table[exercise])
+    table = tomllib.loads((HERE / f"{exercise.replace('-', '_')}.toml").read_text(encoding="utf-8"))
+    return tuple(KnownMistake(**row) for row in table["mistake"])
 
 
 def candidate_mistakes(exercise: str) -> Iterator[tuple[KnownMistake, ...]]:
