@@ -22,6 +22,7 @@ import vitlab
 from vitlab.explain import block_view, forward_view, query_attention, relevance
 from vitlab.inference import fingerprint
 from vitlab.layers.edit import Edit
+from vitlab.learn import page_links
 from vitlab.search import Index, update
 from vitlab.serve.app import create_app
 from vitlab.serve.model_pool import ServedModel
@@ -460,3 +461,23 @@ def test_a_server_that_is_gone_is_told(page):
     tab.click("#samples button:nth-child(2)")
     tab.wait_for_selector("#alert:not([hidden])")
     assert "vitlab serve" in tab.inner_text("#alert")
+
+
+def test_a_step_and_its_exercise_know_each_other(page):
+    """The fragment that `vitlab learn` prints opens the page where the exercise is shown, and there it is named."""
+    tab = page(link="#model=small")
+    known = tab.evaluate(
+        "import('/page/files/steps.js').then((s) => { const m = vitlab.data.models.find((one) => one.name === 'small');"
+        " return ['block', ...s.stepsBefore(m), ...s.stepsInside(m), ...s.stepsAfter(m)]; })"
+    )
+    links = page_links()
+    assert sorted(step for link in links for step in link["steps"]) == sorted(set(known) - {"norm_pre", "pre_logits"})
+    for link in links:
+        tab = page(link=f"{link['fragment']}&model=small")
+        place = "#step-exercise" if link["steps"] else "#panel-body"
+        tab.wait_for_function(
+            "([place, command]) => document.querySelector(place).textContent.includes(command)",
+            arg=[place, link["command"]],
+        )
+    chinese = page(link="#step=gelu&model=small", locale="zh-CN")
+    assert chinese.inner_text("#step-exercise") == "亲手写：vitlab learn mlp · 编码器块中的 MLP，式 3"

@@ -221,7 +221,7 @@ async function begin() {
   words();
   buildKnobs();
   try {
-    [data.models, data.samples, data.index] = await Promise.all([source.models(), source.samples(), source.index()]);
+    [data.models, data.samples, data.index, data.exercises] = await Promise.all([source.models(), source.samples(), source.index(), source.exercises()]);
     const wanted = known(readUrl());
     Object.assign(state, wanted, { panel: null });
     drawSamples();

@@ -1,5 +1,6 @@
 // What the active step does, in words that follow the model: its title, its equation, its size and its cost.
 import { data, isPlain } from "./data.js";
+import { exerciseOf } from "./exercise.js";
 import { state } from "./state.js";
 import { equationInside, isInside, SERVER_NAMES } from "./steps.js";
 import { tokenName } from "./photo.js";
@@ -10,7 +11,7 @@ const short = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} G` : n >= 1e6 ? `${(n 
 
 export function drawCaption() {
   const { model, look } = data;
-  if (!model || !look || !isPlain()) { for (const id of ["step-title", "step-equation", "step-why", "step-facts"]) $(id).textContent = ""; return; }
+  if (!model || !look || !isPlain()) { for (const id of ["step-title", "step-equation", "step-why", "step-facts", "step-exercise"]) $(id).textContent = ""; return; }
   const { step, layer } = state, name = step === "block" ? `blocks.${layer}` : SERVER_NAMES[step] ?? step;
   const inside = isInside(model, step), equation = inside ? equationInside(model, step) : model.equations[step === "block" ? "blocks" : name];
   $("step-title").textContent = inside ? `${t("short_block", { n: layer + 1 })} · ${t(`step_${step}`)}` : t(`step_${step}`, { n: layer + 1 });
@@ -19,6 +20,7 @@ export function drawCaption() {
   $("query").textContent = state.token === null ? "" : tokenName(state.token);
   const cost = data.walk?.steps.find((one) => one.name === name);
   $("step-facts").textContent = cost ? [`${t("shape")} ${cost.shape.join(" × ")}`, ...(cost.parameters ? [`${t("parameters")} ${cost.parameters.toLocaleString("en")}`] : []), ...(cost.macs ? [`${t("macs")} ${short(cost.macs)}`] : [])].join(" · ") : "";
+  $("step-exercise").replaceChildren(...exerciseOf({ step }));
 }
 
 function why(model, look, step) {

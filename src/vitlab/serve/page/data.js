@@ -11,7 +11,7 @@ import { highest } from "./draw.js";
 import { isInside } from "./steps.js";
 import { setState, state } from "./state.js";
 
-export const data = { models: [], samples: [], index: null, image: null, model: null, look: null, base: null, now: null, rows: null, block: null, heat: null, walk: null };
+export const data = { models: [], samples: [], exercises: [], index: null, image: null, model: null, look: null, base: null, now: null, rows: null, block: null, heat: null, walk: null };
 
 const listeners = new Set(), turns = {}, WAIT = 120; // milliseconds that a knob rests before the pass is run again
 export function onData(listener) { listeners.add(listener); return () => listeners.delete(listener); }

@@ -2,6 +2,7 @@
 import { source } from "./source.js";
 import { clear, el } from "./draw.js";
 import { data } from "./data.js";
+import { exerciseOf } from "./exercise.js";
 import { setState, state } from "./state.js";
 import { t } from "./text.js";
 import * as compare from "./compare.js";
@@ -43,7 +44,10 @@ export async function drawPanel() {
   };
   body.setAttribute("aria-busy", "true");
   await panel.guard(() => PANELS[name].show(body, panel));
-  if (mine === turn) body.removeAttribute("aria-busy");
+  if (mine !== turn) return;
+  const exercise = exerciseOf({ panel: name });
+  if (exercise.length) body.append(el("p", { class: "quiet" }, ...exercise));
+  body.removeAttribute("aria-busy");
 }
 
 export function onPanelError(handler) { complain = handler; }

@@ -4,6 +4,7 @@
 //               reads (number of the token that the head reads; null: mean or attention pooling), pooling, stem, positions, norm,
 //               norm_kind, qk_norm, layer_scale, gated, mlp, steps, equations, labels, offers: [names], methods, parameters}]
 //   samples()   [{name, url, licence}]
+//   exercises() [{exercise, titles: {en, zh}, command, steps: [names], panel, fragment}], as vitlab.learn.page_links returns them
 //   open(model, blob)                          a look: {id, model, size: [H, W], view, sharp}
 //                                              view: what the model sees, in its pixels; sharp: the same part of the photo, in the photo's
 //   forward(look, edit)                        {logits, probabilities, by_depth, lengths: {step: [N]}}
@@ -44,6 +45,7 @@ export const source = {
   models: () => json("page/models"),
   samples: () => json("page/samples"),
   index: () => json("page/index"),
+  exercises: () => json("page/exercises"),
   runs: () => json("page/runs"),
   run: (name, after) => json(`page/runs/${encodeURIComponent(name)}?after=${after}`),
   file: blob,

@@ -8,6 +8,7 @@ export const WORDS = {
   filehow: ["Choose an image, drop one anywhere, or paste it (Ctrl+V)", "选择图片，或把它拖到页面上，也可以粘贴（Ctrl+V）"],
   samples: ["Sample images", "示例图片"],
   model: ["Model", "模型"],
+  exercise: ["Write it yourself: ", "亲手写："],
   panels: ["More", "更多"],
   keys: ["Keys", "快捷键"],
   token: ["This server asks for a token:", "此服务器需要令牌："],
