@@ -101,6 +101,12 @@ FIRST = {
         2,
         ["没有数据源 'digts'，也没有这个文件或文件夹。是不是 'digits'"],
     ),
+    "wrong exercise": (["learn", "atention"], 2, ["没有练习 'atention'：现有 patch-embed", "是不是 attention？"]),
+    "no file of an exercise": (
+        ["learn", "mlp", "no.py"],
+        2,
+        ["no.py：没有这个文件。vitlab learn mlp 会写出起始文件。"],
+    ),
     "text as weights": (["predict", "text.pth", "x.png"], 2, ["text.pth：是文本，不是权重"]),
 }
 
