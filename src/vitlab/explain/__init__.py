@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any
 from vitlab.explain.methods import METHODS
 
 if TYPE_CHECKING:
+    from vitlab.explain.ablate import ablate
     from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.attribution import attribution
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.lens import lens
+    from vitlab.explain.patch import patch
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
@@ -33,11 +37,15 @@ if TYPE_CHECKING:
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _NAMES = {  # by module
+    "ablate": ("ablate",),
     "attention_maps": ("attention_maps", "attention_masks"),
+    "attribution": ("attribution",),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
     "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "lens": ("lens",),
+    "patch": ("patch",),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
@@ -49,12 +57,14 @@ _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.mo
 __all__ = [
     "Explanation",
     "Subject",
+    "ablate",
     "ask",
     "attention_distance",
     "attention_entropy",
     "attention_maps",
     "attention_masks",
     "attention_statistics",
+    "attribution",
     "compare_methods",
     "curves",
     "filters",
@@ -62,8 +72,10 @@ __all__ = [
     "grad_cam",
     "gradient_x_input",
     "high_norm_tokens",
+    "lens",
     "nearest",
     "open_subject",
+    "patch",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",

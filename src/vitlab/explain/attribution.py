@@ -24,7 +24,7 @@ from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.inputs import Images, TokenModel, run_trace
 from vitlab.explain.relevance import Target, class_numbers, classifier, target_parts
 from vitlab.explain.stages import Stages, heads_at, last_stage
-from vitlab.layers.attention import Attention, Heads
+from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
@@ -39,8 +39,8 @@ BEFORE_BLOCKS = ("norm_pre", "positions", "prefix", "patch_embed")  # the last o
 
 @dataclass
 class Attribution:
-    """Shares in the logit of each image's class. `layers` are all, or in stages (Swin, PVT, Twins) those of the last one:
-    there `embedding` is what entered that stage.
+    """Shares in the logit of each image's class. `layers` are all, or in stages (Swin, PVT, Twins) those of the last
+    one, where `embedding` is what entered that stage.
     """
 
     target: list[int]
@@ -124,7 +124,11 @@ def _attribute(model: TokenModel, images: Tensor, target: Target) -> Attribution
     direction = _reading(model, last, numbers)
     B, depth, h = len(images), len(layers), heads_at(model, layers[-1])
     zero = last.new_zeros(B, dtype=torch.float64)
-    heads, bias, mlps = zero[:, None, None].repeat(1, depth, h), zero[:, None].repeat(1, depth), zero[:, None].repeat(1, depth)
+    heads, bias, mlps = (
+        zero[:, None, None].repeat(1, depth, h),
+        zero[:, None].repeat(1, depth),
+        zero[:, None].repeat(1, depth),
+    )
     positions, to_heads = zero, dict[int, Tensor]()
     entering = _entering_tokens(model, trace, layers[0])
     for place, layer in reversed(list(enumerate(layers))):
@@ -171,13 +175,20 @@ def _reading(model: TokenModel, last: Tensor, numbers: Tensor) -> Direction:
     tower: Any = model.clip.image if isinstance(model, PromptClassifier) else model
     if tower.pool is not None or (isinstance(tower, VisionTransformer) and tower.pre_logits is not None):
         raise UsageError(
-            "the head of this model is not linear (attention pooling, or a tanh layer), so its logit is no sum of shares: "
-            "use ablate, or relevance."
+            "the head of this model is not linear (attention pooling, or a tanh layer), so its logit is no sum of "
+            "shares: use ablate, or relevance."
         )
     normed = last if tower.norm is None else tower.norm(last)
     g = torch.zeros_like(last, dtype=torch.float64)
-    if isinstance(tower, VisionTransformer) and tower.head_distill is not None and not isinstance(model, PromptClassifier):
-        (w, b), (v, c) = _linear(cast(nn.Linear, tower.head), numbers), _linear(cast(nn.Linear, tower.head_distill), numbers)
+    if (
+        isinstance(tower, VisionTransformer)
+        and tower.head_distill is not None
+        and not isinstance(model, PromptClassifier)
+    ):
+        (w, b), (v, c) = (
+            _linear(cast(nn.Linear, tower.head), numbers),
+            _linear(cast(nn.Linear, tower.head_distill), numbers),
+        )
         g[:, 0], g[:, 1] = w / 2, v / 2  # the answer is the mean of the two heads
         return Direction(g, (b + c) / 2).before(tower.norm, last)
     w, constant = _head(model, tower, normed, numbers)

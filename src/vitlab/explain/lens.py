@@ -4,8 +4,8 @@
     result.probabilities[0]                    # (L, classes): what the head would say if the network ended there
     result.patch_class[0, 3]                   # (grid_h, grid_w): what it would say of each patch after layer 3
 
-The tokens after a layer go through the network's own last norm and head. A patch is read as if it were all that the head
-reads: its token stands in the place of the class token, or of the mean.
+The tokens after a layer go through the network's own last norm and head. A patch is read as if it were all that the
+head reads: its token stands in the place of the class token, or of the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
-from vitlab.explain.inputs import Images, TokenModel, batches, run_trace, wide
+from vitlab.explain.inputs import Images, TokenModel, run_trace, wide
 from vitlab.explain.relevance import Target, class_numbers, classifier, target_parts
 from vitlab.explain.stages import last_stage
 from vitlab.layers.trace import check_offered

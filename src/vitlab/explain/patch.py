@@ -1,4 +1,4 @@
-"""Activation patching: one image goes through the network, and a part of another image's pass takes the place of its own.
+"""Activation patching: an image goes through the network, and a part of another one's pass takes the place of its own.
 
     result = patch("bundled:cifar10", "cat.jpg", "dog.jpg")
     result.moved(result.groups["patches"])     # (L,): 0 is still the first image's logit, 1 the other one's
