@@ -19,61 +19,80 @@ from typing import TYPE_CHECKING, Any
 from vitlab.explain.methods import METHODS
 
 if TYPE_CHECKING:
+    from vitlab.explain.ablate import ablate
     from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.attribution import attribution
+    from vitlab.explain.block_view import BlockView, block_view, query_attention
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import Foreground, foreground, foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.lens import lens
     from vitlab.explain.outliers import OutlierTokens, outlier_tokens
+    from vitlab.explain.patch import patch
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
     from vitlab.explain.subject import Explanation, Subject, open_subject
-    from vitlab.explain.walk import walk_through
+    from vitlab.explain.walk import ForwardView, forward_view, walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _NAMES = {  # by module
+    "ablate": ("ablate",),
     "attention_maps": ("attention_maps", "attention_masks"),
+    "block_view": ("BlockView", "block_view", "query_attention"),
+    "attribution": ("attribution",),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
     "features": ("Foreground", "foreground", "foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
     "outliers": ("OutlierTokens", "outlier_tokens"),
+    "lens": ("lens",),
+    "patch": ("patch",),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
-    "walk": ("walk_through",),
+    "walk": ("ForwardView", "forward_view", "walk_through"),
     "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
+    "BlockView",
     "Explanation",
     "Foreground",
+    "ForwardView",
     "OutlierTokens",
     "Subject",
+    "ablate",
     "ask",
     "attention_distance",
     "attention_entropy",
     "attention_maps",
     "attention_masks",
     "attention_statistics",
+    "attribution",
+    "block_view",
     "compare_methods",
     "curves",
     "filters",
     "foreground",
     "foreground_mask",
+    "forward_view",
     "grad_cam",
     "gradient_x_input",
     "high_norm_tokens",
+    "lens",
     "nearest",
     "open_subject",
     "outlier_tokens",
+    "patch",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",
     "pruned_patches",
+    "query_attention",
     "reconstruct",
     "relevance",
     "rollout",

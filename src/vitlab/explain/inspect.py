@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.flops import flop_counter
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.explain.step_words import DECODER, TEXT, meaning
 from vitlab.layers.attention import kernel_name
-from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
+from vitlab.layers.trace import PARTIAL_KINDS, LayerTrace, TokenLayout, Trace
 from vitlab.models import registry
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import StagedConfig
@@ -114,9 +114,10 @@ class _Recorder(Trace):
     def wants(self, kind: str) -> bool:
         return False  # compute nothing beside the pass
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        if pick is None:  # per-head values are computed on request only
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> Tensor:
+        if pick is None and kind not in PARTIAL_KINDS:  # per-head values are computed on request only
             self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
+        return value
 
 
 class _PartRecorder(_Recorder):
@@ -126,8 +127,8 @@ class _PartRecorder(_Recorder):
         super().__init__(encoder.since_last)
         self.encoder, self.part = encoder, part
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        self.encoder.mark(self.part + kind, value, layer, pick)
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> Tensor:
+        return value if kind in PARTIAL_KINDS else self.encoder.mark(self.part + kind, value, layer, pick)
 
 
 def _run(model: Network, images: Tensor, recorder: _Recorder) -> None:
@@ -175,7 +176,7 @@ def inspect(
         model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(input_shape)
         used = _ParametersRead(model)
-        flops = FlopCounterMode(display=False)
+        flops = flop_counter()
         last = 0
 
         def counted() -> tuple[int, list[str]]:
