@@ -172,5 +172,6 @@ def _stage_note(model: TokenModel) -> list[str]:
 
 def _plain(values: Tensor) -> Any:
     """Nested lists, with None for what does not exist."""
-    array = np.asarray(values, dtype=object)
-    return np.where(np.isfinite(np.asarray(values, dtype=float)), array, None).tolist()
+    array = values.numpy().astype(object)
+    array[~np.isfinite(values.numpy())] = None
+    return array.tolist()
