@@ -50,7 +50,7 @@ def main() -> None:
     rows = []
     for name in args.models.split(","):
         model = vitlab.create(name).eval()
-        images = torch.randn(args.batch, 3, *model.config.image_size)
+        images = torch.randn(args.batch, model.config.channels, *model.config.image_size)
         runs: dict[str, Callable[[], object]] = {"plain": partial(model, images)}
         runs |= {what: partial(model, images, edit=edit) for what, edit in edits().items()}
         with torch.inference_mode():
