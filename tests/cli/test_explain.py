@@ -231,6 +231,45 @@ def test_pruned(run, made):
     assert "Did you mean 'tome'" in told and "evit:keep=0.7" in told
 
 
+def test_lens(run, made):
+    found = json.loads(run("lens", checkpoint(made), *made.pictures[:2], "--target", "dog", "--json").stdout)
+    expected, data = vitlab.explain.lens(made.model, made.pictures[:2], "dog"), numbers("explain-lens.npz")
+    np.testing.assert_allclose(data["logits"], expected.logits, atol=1e-5)
+    assert (data["patch_class"] == expected.patch_class.numpy()).all()
+    np.testing.assert_allclose(found["explained_probability"], expected.probabilities[:, :, 3], atol=1e-5)
+    text = run("lens", checkpoint(made), made.pictures[0]).stdout
+    assert "written: explain-lens.png" in text and text.count(found["top"][0][-1]) >= 1
+
+
+def test_attribution(run, made):
+    found = json.loads(run("attribution", checkpoint(made), made.pictures[0], "--json").stdout)
+    assert found["sum"] == pytest.approx(found["logit"], abs=1e-4)
+    assert sum(found["shares"][0].values()) == pytest.approx(found["logit"][0], abs=1e-4)
+    data, expected = numbers("explain-attribution.npz"), vitlab.explain.attribution(made.model, made.pictures[0])
+    np.testing.assert_allclose(data["sources"], expected.sources, atol=1e-5)
+    assert "attention 2" in run("attribution", checkpoint(made), *made.pictures).stdout
+
+
+def test_ablate(run, made):
+    args = ("--how", "mean", "--target", "cat")
+    found = json.loads(run("ablate", checkpoint(made), *made.pictures[:2], *args, "--json").stdout)
+    expected = vitlab.explain.ablate(made.model, made.pictures[:2], "cat", "mean")
+    np.testing.assert_allclose(found["heads"], expected.heads, atol=1e-5)
+    np.testing.assert_allclose(numbers("explain-ablate.npz")["mlps"], expected.mlps, atol=1e-5)
+    assert "layer 2, head" in run("ablate", checkpoint(made), made.pictures[0]).stdout
+    assert '"zero" or "mean"' in run("ablate", checkpoint(made), made.pictures[0], "--how", "none", code=2).stderr
+
+
+def test_patch(run, made):
+    found = json.loads(run("patch", checkpoint(made), *made.pictures[:2], "--by-patch", "--json").stdout)
+    expected = vitlab.explain.patch(made.model, *made.pictures[:2], by_patch=True)
+    assert found["explained"] == LABELS[expected.target]
+    np.testing.assert_allclose(found["moved"]["prefix"], expected.moved(expected.groups["prefix"]), atol=1e-4)
+    np.testing.assert_allclose(numbers("explain-patch.npz")["patches"], expected.moved(expected.patches), atol=1e-4)
+    assert "logit of" in run("patch", checkpoint(made), *made.pictures[1:3]).stdout
+    assert "missing.png: no such file" in run("patch", checkpoint(made), made.pictures[0], "missing.png", code=2).stderr
+
+
 def test_a_page_alone(run, made):
     done = run("attention", checkpoint(made), *made.pictures, "-o", "only.html", "--json")
     assert json.loads(done.stdout)["files"] == ["only.html", "only.npz"]

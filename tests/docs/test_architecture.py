@@ -117,7 +117,7 @@ def test_a_data_source_is_one_file_and_one_line(monkeypatch):
 def test_both_languages_hold_the_same():
     fences = [re.findall(r"^```python.*?^```$", text, re.M | re.S) for text in PAGES.values()]
     code = [[re.sub(r"\s+# .*", "", block) for block in page] for page in fences]
-    assert code[0] == code[1] and len(code[0]) == 8
+    assert code[0] == code[1] and len(code[0]) == 9
     prose = [re.sub(r"^```.*?^```$", "", t, flags=re.M | re.S) for t in PAGES.values()]
     for pattern in (r"^#+ ", r"^\|", r"^\d\. ", r"^- "):
         assert len(re.findall(pattern, prose[0], re.M)) == len(re.findall(pattern, prose[1], re.M)), pattern

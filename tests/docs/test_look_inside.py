@@ -27,6 +27,7 @@ PICTURES = ROOT / "docs" / "pictures"
 TEXTS = {lang: (ROOT / "docs" / lang / "look_inside.md").read_text(encoding="utf-8") for lang in ("en", "zh")}
 READMES = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md")]
 VERBS = ("attention", "rollout", "relevance", "features", "figure7", "faithfulness", "pruned", "compare", "diff")
+VERBS += ("lens", "attribution", "ablate", "patch")
 DRAW = runpy.run_path(str(PICTURES / "draw.py"), run_name="draw")
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 

@@ -271,4 +271,4 @@ def test_pictures_take_numbers_only():
     heads = np.array([[0.5, -0.25], [np.nan, 0.0]])
     figure = draw.ablation(heads, {"MLP": np.array([0.1, 0.2])}, title="A", lines=["B"])
     texts = [text.get_text() for axes in figure.get_axes() for text in axes.texts]
-    assert {"A", "B", "0.5", "-0.25", "0", "0.1", "0.2"} <= set(texts)  # a missing head has no number
+    assert {"A", "B", "0.50", "-0.25", "0.00", "0.10", "0.20"} <= set(texts)  # a missing head has no number

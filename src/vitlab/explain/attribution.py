@@ -117,7 +117,7 @@ def _attribute(model: TokenModel, images: Tensor, target: Target) -> Attribution
     layers = last_stage(model)
     staged = isinstance(model, Hierarchy)
     kinds = [kind for kind in (*ADDED, *_entering(model, layers[0])) if kind in model.traceable]
-    trace = Trace(*dict.fromkeys(kinds))  # what stands at the beginning of a stage is marked at its first block
+    trace = Trace(*dict.fromkeys(kinds), layers=layers)  # what stands before a stage is shown at its first block
     logits = model(images, trace=trace)
     numbers = class_numbers(model, logits, target)  # (B,)
     last = trace["tokens", layers[-1]]

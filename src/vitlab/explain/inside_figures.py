@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
@@ -21,6 +22,7 @@ from vitlab.explain.stages import Stages
 from vitlab.explain.subject import Explanation, Subject
 from vitlab.models.hierarchy import Hierarchy
 
+CLOSE = 0.5  # between two logits
 STAGE = "Only the last stage has tokens that the head can read: its layers, and its own grid."
 
 
@@ -37,7 +39,8 @@ def lens(subject: Subject, target: Target = None) -> Explanation:
     names = {number: model.label_of(number) for number in range(result.logits.shape[-1])}
     title = f"Logit lens of {subject.name}"
     maps, probability = result.patch_class.numpy(), result.patch_probability.numpy()
-    figure = lambda: draw.lens(subject.views, maps, probability, names, captions, layers=result.layers, title=title)
+    shown = (_painted(subject, maps).round().astype(int), _painted(subject, probability))
+    figure = lambda: draw.lens(subject.views, *shown, names, captions, layers=result.layers, title=title)
     numbers = {
         "class": result.target,
         "layers": result.layers,
@@ -134,6 +137,11 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
         f"Logit of {label}: {result.logit:.3f} of the image, {result.other_logit:.3f} of the other.",
         "0: as if nothing had been patched. 1: as the other image.",
     ]
+    notes: list[str] = []
+    if abs(result.other_logit - result.logit) < CLOSE:
+        notes.append(
+            f"Both logits of {label} are nearly the same, so how far one moves says little: choose another target."
+        )
     figure = lambda: draw.patching(subject.views, groups, heads, patches, title=title, lines=lines)
     numbers: dict[str, Any] = {"class": result.target, "logits": [result.logit, result.other_logit], "heads": heads}
     numbers |= {f"group_{name}": result.moved(values) for name, values in result.groups.items()}
@@ -141,7 +149,7 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
     results: dict[str, Any] = {"explained": label, "logit": result.logit, "other_logit": result.other_logit}
     results |= {"moved": {name: _plain(result.moved(values)) for name, values in result.groups.items()}}
     results |= {"heads": _plain(result.moved(result.heads))}
-    return Explanation(subject, title, figure, numbers, results)
+    return Explanation(subject, title, figure, numbers, results, notes=notes)
 
 
 def _labels(model: TokenModel, numbers: list[int]) -> list[str]:
@@ -166,11 +174,21 @@ def _group_name(model: TokenModel, name: str) -> str:
     return {"patches": "all patches", "attention": "what attention adds", "MLP": "what the MLP adds"}[name]
 
 
+def _painted(subject: Subject, maps: np.ndarray) -> np.ndarray:
+    """(..., grid_h, grid_w) of the last stage, on the first stage's grid, which the views have."""
+    model = subject.model
+    if not isinstance(model, Hierarchy):
+        return maps
+    stages = Stages(model, *subject.views[0].size)
+    return stages.paint(torch.from_numpy(maps).double().flatten(-2), len(model.stages) - 1).numpy()
+
+
 def _stage_note(model: TokenModel) -> list[str]:
     return [STAGE] if isinstance(model, Hierarchy) else []
 
 
 def _plain(values: Tensor) -> Any:
     """Nested lists, with None for what does not exist."""
-    array = np.asarray(values, dtype=object)
-    return np.where(np.isfinite(np.asarray(values, dtype=float)), array, None).tolist()
+    array = values.numpy().astype(object)
+    array[~np.isfinite(values.numpy())] = None
+    return array.tolist()

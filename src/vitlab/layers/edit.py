@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import index
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, cast, get_args
 
 import torch
 from torch import Tensor
@@ -23,9 +23,18 @@ from torch import Tensor
 from vitlab.errors import UsageError
 
 Action = Literal[
-    *("zero", "mean", "replace", "add", "scale"),  # of a step's values
-    *("uniform_attention", "hide_keys", "hide_patches", "temperature", "without_sqrt_d"),  # of weights and scores
-    *("remove_positions", "shuffle_positions"),
+    "zero",
+    "mean",
+    "replace",
+    "add",
+    "scale",
+    "uniform_attention",
+    "hide_keys",
+    "hide_patches",
+    "temperature",
+    "without_sqrt_d",
+    "remove_positions",
+    "shuffle_positions",
 ]
 ACTIONS: tuple[str, ...] = get_args(Action)
 OF_A_STEP = ("zero", "mean", "replace", "add", "scale", "uniform_attention")
@@ -64,9 +73,8 @@ class Change:
         object.__setattr__(self, "heads", _places("heads", self.heads))
 
     def to_json(self) -> dict[str, Any]:
-        parts = {name: getattr(self, name) for name in ("action", "kind", "value", "layer", "tokens", "heads")}
-        plain = {name: part.tolist() if isinstance(part, Tensor) else part for name, part in parts.items()}
-        return {n: list(part) if isinstance(part, tuple) else part for n, part in plain.items() if part is not None}
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,13 +210,13 @@ class Edit:
         for name, read in SHORT_FORMS.items():
             if name in values:
                 edit = read(edit, values[name], values)
+        names = [field.name for field in fields(Change)]
         for change in _list("changes", values.get("changes", [])):
-            names = [field.name for field in fields(Change)]
-            if not isinstance(change, dict) or "action" not in change or not set(change) <= set(names):
+            if not isinstance(change, dict) or "action" not in change or not {*change} <= {*names}:
                 raise UsageError(
                     f"a change must be a dictionary of action and any of {', '.join(names[1:])}: {change!r}."
                 )
-            edit = edit._with(Change(**change))
+            edit = edit._with(Change(**cast("dict[str, Any]", change)))
         return edit
 
     def _with(self, change: Change) -> Edit:
@@ -269,7 +277,14 @@ def _tensor(action: str, value: Any) -> Tensor:
 def _list(name: str, given: Any) -> list[Any]:
     if not isinstance(given, list | tuple):
         raise UsageError(f"{name}={given!r} must be a list.")
-    return list(given)
+    return list(cast("Sequence[Any]", given))
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or a tuple as a list."""
+    if isinstance(value, Tensor):
+        return cast("list[Any]", value.tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no types here
+    return list(cast("Sequence[int]", value)) if isinstance(value, tuple) else value
 
 
 # ---- short forms of JSON
@@ -293,7 +308,7 @@ def _read_layers(method: Callable[[Edit, Any], Edit]) -> Read:
 
 
 def _read_temperature(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
-    return edit if given == 1 and given is not True else edit.temperature(given)
+    return edit.temperature(given) if isinstance(given, bool) or given != 1 else edit
 
 
 def _read_sqrt_d(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:

@@ -5,6 +5,7 @@ Each function takes numbers. Tables of layers and heads are red above 0 and blue
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,7 @@ def ablation(
     gap = np.full((layers, 1), np.nan)
     values = np.concatenate([heads, gap, *(column[:, None] for column in halves.values())], axis=1)
     columns = [*(str(n) for n in range(count)), "", *halves]
-    wide = max(WIDE, 44 * values.shape[1])
+    wide = max(WIDE, 58 * values.shape[1])
     tall = max(220, min(34 * layers, 900))
     sheet = Sheet(max(2 * MARGIN + 70 + wide, 760), 2 * MARGIN + HEAD + tall + 110, title + "".join(lines))
     _title(sheet, title, lines)
@@ -216,8 +217,14 @@ def _table(
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.6 * largest else INK
-                axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=5.5, color=ink)
+                axes.text(column, row, _rounded(value, largest), ha="center", va="center", fontsize=5.5, color=ink)
     sheet.scale(x, y + h + 60, (f"{-largest:.2g}", f"{largest:.2g}"), SIGNED)
+
+
+def _rounded(value: float, largest: float) -> str:
+    """With as many decimals as tell it from the largest value of its table."""
+    decimals = 2 if 0.1 <= largest < 10 else max(0, 1 - math.floor(math.log10(largest)))
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"  # + 0.0: no -0.00
 
 
 def _layer_axis(axes: Axes, count: int) -> None:
