@@ -6,7 +6,7 @@ Weights that half precision holds exactly are stored in it and cast when the gra
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,23 +26,21 @@ SMALL = 256  # bytes; smaller constants stay in the graph
 ALIGNMENT = 64
 
 
-def to_onnx(module: nn.Module, example: Mapping[str, Tensor], outputs: list[str], dynamic: str | None = None) -> Any:
-    """An ONNX model whose inputs are named as in `example`; the last axis of the input `dynamic` has any length."""
+def to_onnx(
+    module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str], any_length: str | None = None
+) -> ModelProto:
+    """An ONNX model whose inputs are those of `example`, in the order of the module's arguments. `any_length`: the
+    input, a list of numbers, that may be of another length.
+    """
     require("onnx", "onnxscript")
-    shapes: Any = {name: {} for name in example}
-    if dynamic is not None:
-        shapes[dynamic] = {example[dynamic].ndim - 1: Dim("count", min=1, max=2**16)}
+    shapes: Any = None
+    if any_length is not None:
+        shapes = tuple({0: Dim("count", min=1, max=2**16)} if name == any_length else {} for name in example)
+    names: dict[str, Any] = dict(input_names=list(example), output_names=list(outputs))
     try:
         with torch.no_grad(), suppress_output():
-            program = torch.export.export(module.eval(), (), dict(example), dynamic_shapes=shapes, strict=False)
-            exported = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=list(example),
-                output_names=outputs,
-                verbose=False,
-            )
+            program = torch.export.export(module, tuple(example.values()), dynamic_shapes=shapes, strict=False)
+            exported = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False, **names)
     except Exception as error:  # torch raises many kinds here
         raise ExportError(f"this network cannot be exported for a page: {first_line(error)}") from error
     assert exported is not None
@@ -51,7 +49,7 @@ def to_onnx(module: nn.Module, example: Mapping[str, Tensor], outputs: list[str]
 
 def save_graphs(graphs: Mapping[str, ModelProto], folder: Path, weights_name: str) -> list[Path]:
     """Write NAME.onnx for each graph and their weights, each tensor once, as `weights_name`."""
-    weights, places = bytearray(), {}
+    weights, places = bytearray(), dict[bytes, int]()
     files = []
     for name, graph in graphs.items():
         _strip_origin(graph)
@@ -67,29 +65,51 @@ def save_graphs(graphs: Mapping[str, ModelProto], folder: Path, weights_name: st
 def _store_outside(
     model: ModelProto, tensor: TensorProto, weights: bytearray, places: dict[bytes, int], weights_name: str
 ) -> None:
+    """Move a constant into `weights`; what it is stored as, and made of again when the graph is loaded: float32 as half
+    precision, where that is exact, and a matrix as its transpose, where another graph has stored that.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     values = numpy_helper.to_array(tensor)
     if values.nbytes < SMALL:
         return
-    if values.dtype == np.float32 and (values.astype(np.float16).astype(np.float32) == values).all():
-        stored = f"{tensor.name}.half"
-        model.graph.node.insert(0, helper.make_node("Cast", [stored], [tensor.name], to=TensorProto.FLOAT))
-        tensor.name, tensor.data_type, values = stored, TensorProto.FLOAT16, values.astype(np.float16)
-    content = values.tobytes()
-    digest = hashlib.sha256(content).digest()
+    nodes = []
+    if values.ndim == 2 and _digest(_compact(values)) not in places and _digest(_compact(values.T)) in places:
+        values = values.T
+        nodes.append(helper.make_node("Transpose", [f"{tensor.name}.T"], [tensor.name], perm=[1, 0]))
+        tensor.name = f"{tensor.name}.T"
+    values, kind = _compact(values), tensor.data_type
+    if values.dtype == np.float16 and kind == TensorProto.FLOAT:
+        nodes.insert(0, helper.make_node("Cast", [f"{tensor.name}.half"], [tensor.name], to=kind))
+        tensor.name, kind = f"{tensor.name}.half", TensorProto.FLOAT16
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+    digest, content = _digest(values), values.tobytes()
     if digest not in places:
         weights.extend(b"\0" * (-len(weights) % ALIGNMENT))
         places[digest] = len(weights)
         weights.extend(content)
-    tensor.ClearField("raw_data")
-    tensor.ClearField("float_data")
-    tensor.ClearField("int64_data")
+    name = tensor.name
+    tensor.Clear()
+    tensor.name, tensor.data_type = name, kind
+    tensor.dims.extend(values.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    del tensor.external_data[:]
     for key, value in (("location", weights_name), ("offset", places[digest]), ("length", len(content))):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, str(value)
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """In half precision, if no value changes."""
+    if values.dtype != np.float32:
+        return values
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    return halves if (halves.astype(np.float32) == values).all() else values
+
+
+def _digest(values: np.ndarray) -> bytes:
+    return hashlib.sha256(f"{values.dtype} {values.shape}".encode() + values.tobytes()).digest()
 
 
 def _strip_origin(model: ModelProto) -> None:
