@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.bands import PHOTO
@@ -35,7 +36,7 @@ from vitlab.serve.page_samples import page_samples
 from vitlab.serve.static_page import verify
 from vitlab.serve.static_page.graphs import Heat, Inside, Knobs, Reconstruction, Text, plain_encoder
 from vitlab.serve.static_page.onnx_files import save_graphs, to_onnx
-from vitlab.serve.static_page.runtime import VERSION, runtime_files
+from vitlab.serve.static_page.runtime import LICENSE, runtime_files
 from vitlab.text.tokenizer import Tokenizer
 from vitlab.version import __version__
 
@@ -50,9 +51,8 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-NOT_STATIC = ("fewer", "distance", "walk", "predict")  # queries that only a server answers, or that others replace
-NOTICE = f"""This page runs on onnxruntime-web {VERSION}, Copyright (c) Microsoft Corporation, MIT License:
-"""
+API_LINK = '<a href="docs" data-t="api"></a>'  # of the server
+FOOTER = 'data-t="footer"'
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,13 @@ def _write_model(served: ServedModel, folder: Path) -> tuple[BuiltModel, dict[st
     about = {
         **served.summary(),
         **info,
-        "offers": [query for query in info["offers"] if query not in NOT_STATIC],
+        "offers": [query for query in info["offers"] if query != "sentences" or "text" in graphs],
         "preprocess": served.preprocess.to_dict(),
         "task": model.task.to_dict(),
         "files": {"folder": folder.name, "weights": WEIGHTS, **{name: f"{name}.onnx" for name in graphs}},
     }
+    if "walk" in info["offers"]:
+        about["walk"] = {"steps": steps_of(encoder, zeros)}
     if encoder.positions is not None:
         table = position_similarity(encoder, encoder.layout(*size).grid).numpy().astype("<f4")
         (folder / POSITIONS).write_bytes(table.tobytes())
@@ -186,6 +188,12 @@ def _write_model(served: ServedModel, folder: Path) -> tuple[BuiltModel, dict[st
     size_on_disk = sum(file.stat().st_size for file in folder.iterdir())
     largest = max(d.difference / max(1.0, d.largest) for d in differences)
     return BuiltModel(served.name, size_on_disk, largest), about
+
+
+def steps_of(encoder: PlainTransformer, images: Tensor) -> list[dict[str, Any]]:
+    """Shapes and costs of every step, which are the same for all images of this size."""
+    names = ("name", "shape", "equation", "parameters", "macs")
+    return [{name: step[name] for name in names} for step in as_numbers(walk_through(encoder, images))["steps"]]
 
 
 def _compare(served: ServedModel, graphs: dict[str, Path]) -> list[verify.Difference]:
@@ -238,17 +246,23 @@ def _write_samples(folder: Path) -> list[dict[str, str]]:
 def _write_page(folder: Path, library: Sequence[Path]) -> None:
     """The page's own files, with numbers from static.js instead of a server."""
     target = folder / "page" / "files"
-    target.mkdir()
     for source in (PAGE, BROWSER):
-        for entry in source.iterdir():
-            if entry.is_file() and entry.name != "index.html":
-                (target / entry.name).write_bytes(entry.read_bytes())
-    (target / "source.js").write_text('export * from "./static.js";\n', encoding="utf-8")
+        with as_file(source) as path:
+            shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("index.html", "served.js"))
+    (target / "source.js").write_text('export { source } from "./static.js";\n', encoding="utf-8")
     for file in library:
         shutil.copyfile(file, target / file.name)
+    (target / "ONNXRUNTIME-LICENSE.txt").write_text(LICENSE, encoding="utf-8")
+    (folder / "index.html").write_text(static_html((PAGE / "index.html").read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def static_html(html: str) -> str:
+    """The page's HTML with its policy, which a server sends in a header, and without what needs a server."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    html = (PAGE / "index.html").read_text(encoding="utf-8")
-    (folder / "index.html").write_text(html.replace("<head>", f"<head>\n{policy}", 1), encoding="utf-8")
+    for before, after in (("<head>", f"<head>\n{policy}"), (API_LINK, ""), (FOOTER, 'data-t="footer_static"')):
+        assert html.count(before) == 1, f"the page has {html.count(before)} times {before}"
+        html = html.replace(before, after)
+    return html
 
 
 def _measure(result: BuiltPage, folder: Path, first_model: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vitlab.explain.methods import METHODS, SHOWN
@@ -153,7 +154,32 @@ class Heat(nn.Module):
 
     def traced(self, *example: Tensor) -> nn.Module:
         """The same with the gradients written out as operations: torch.export does not take them itself."""
-        return make_fx(lambda *inputs: self(*inputs))(*example)
+        module = make_fx(lambda *inputs: self(*inputs))(*example)
+        merge_equal_operations(module)
+        return module
+
+
+def merge_equal_operations(module: GraphModule) -> None:
+    """Compute once what several methods compute: each runs the whole network. Operations that write into a tensor, or
+    make one of nothing, stay.
+    """
+    known: dict[Any, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            key = ("constant", id(getattr(module, node.target)))
+        elif node.op == "call_function" and node.all_input_nodes and not _writes(node.target):
+            key = (node.target, str(node.args), str(node.kwargs))  # nodes are written by their names, which are unique
+        else:
+            continue
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def _writes(operation: Any) -> bool:
+    return isinstance(operation, torch._ops.OpOverload) and operation._schema.is_mutable
 
 
 def scored(model: Network, weights: Tensor | float = 1.0, knobs: Knobs | None = None) -> PlainTransformer:
@@ -197,7 +223,7 @@ class Reconstruction(nn.Module):
 class Text(nn.Module):
     """Token numbers (1, context) of a CLIP -> the unit-length embedding of the sentence (E,)."""
 
-    outputs = ("embedding",)
+    outputs = ("sentence",)
 
     def __init__(self, model: TwoTowers):
         super().__init__()

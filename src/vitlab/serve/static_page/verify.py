@@ -149,7 +149,7 @@ def compare_reconstruction(model: MaskedAutoencoder, session: PageSession, image
 @torch.no_grad()
 def compare_text(model: TwoTowers, session: PageSession) -> list[Difference]:
     ids = model.require_tokenizer()([SENTENCE])
-    return _differences({"embedding": model.encode_text(ids)[0]}, session(ids=ids))
+    return _differences({"sentence": model.encode_text(ids)[0]}, session(ids=ids))
 
 
 def _differences(expected: Mapping[str, Tensor], actual: Outputs) -> list[Difference]:

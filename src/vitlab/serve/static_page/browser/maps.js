@@ -35,6 +35,21 @@ export function rollout(model, layers, heads, tokens) {
   return Float32Array.from(row.subarray(model.prefix.length));
 }
 
+// attention (h, N, N) -> (h): how far a head looks on average, in pixels between the centres of patches (figure 7 of ViT)
+export function attentionDistance({ prefix, grid: [, columns], patch }, attention, heads, tokens) {
+  const before = prefix.length, patches = tokens - before;
+  const far = (a, b) => patch * Math.hypot(Math.floor(a / columns) - Math.floor(b / columns), (a % columns) - (b % columns));
+  return Array.from({ length: heads }, (_, h) => {
+    let total = 0, queries = 0;
+    for (let q = 0; q < patches; q++) {
+      let share = 0, reach = 0;
+      for (let k = 0, at = (h * tokens + before + q) * tokens + before; k < patches; k++) { share += attention[at + k]; reach += attention[at + k] * far(q, k); }
+      if (share > 0) { total += reach / share; queries++; }
+    }
+    return total / queries;
+  });
+}
+
 // (n, D) -> (n, n): cosine of every row with every other
 export function cosines(values, n, width) {
   const unit = new Float64Array(values.length), result = new Float32Array(n * n);

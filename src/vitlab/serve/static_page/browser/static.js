@@ -1,31 +1,35 @@
-// Where the page's numbers come from when there is no server: ONNX graphs that run in this browser (worker.js). The same
-// functions as served.js has.
-import { cosines, lastAttention, principalColours, rollout } from "./maps.js";
+// Where the page's numbers come from when there is no server: ONNX graphs that run in this browser (worker.js). `source` has
+// the functions that served.js describes.
+import { Refused } from "./net.js";
+import { cut } from "./photo_crop.js";
+import { t } from "./text.js";
+import { attentionDistance, cosines, lastAttention, principalColours, rollout } from "./maps.js";
 import { toPixels } from "./preprocess.js";
 import { torchPermutation, uniform } from "./random.js";
 import { tokenIds } from "./tokenizer.js";
 
 const ROOT = new URL("../static/", import.meta.url);
-const KEPT = 4; // results of one photo: sliders are moved back and forth
+const KEPT = 4; // passes of one photo: knobs are turned back and forth
+const TOP = 5; // classes in a short answer
+const KNOBS = ["mask_patches", "drop_heads", "temperature", "scale_by_sqrt_d", "positions", "seed"];
+const BEFORE = ["patch_embed", "prefix", "positions", "norm_pre"]; // steps before the blocks, in their order
+const refuse = (key, values) => { throw new Refused(422, t(key, values), ""); };
 
 // ---------------------------------------------------------------- the worker
 
-let worker = null, calls = 0;
-const waiting = new Map();
+const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" }), waiting = new Map();
+let calls = 0;
+worker.onmessage = ({ data: { id, result, error } }) => {
+  const { resolve, reject } = waiting.get(id);
+  waiting.delete(id);
+  error === undefined ? resolve(result) : reject(new Refused(500, error, ""));
+};
+worker.onerror = (event) => {
+  for (const { reject } of waiting.values()) reject(new Refused(500, event.message || t("static_gone"), ""));
+  waiting.clear();
+};
 
 function call(name, options) {
-  if (!worker) {
-    worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
-    worker.onmessage = ({ data: { id, result, error } }) => {
-      const { resolve, reject } = waiting.get(id);
-      waiting.delete(id);
-      error === undefined ? resolve(result) : reject(new Error(error));
-    };
-    worker.onerror = (event) => {
-      for (const { reject } of waiting.values()) reject(new Error(event.message || "the worker could not be loaded"));
-      waiting.clear();
-    };
-  }
   return new Promise((resolve, reject) => {
     waiting.set(++calls, { resolve, reject });
     worker.postMessage({ id: calls, call: name, ...options });
@@ -38,37 +42,35 @@ const wholes = (data, dims) => ({ type: "int64", data: BigInt64Array.from(data, 
 
 // ---------------------------------------------------------------- models and photos
 
+async function file(address) {
+  const answer = await fetch(address).catch(() => null);
+  if (!answer?.ok) throw new Refused(answer?.status ?? 500, `${t("static_gone")} (${new URL(address, ROOT).pathname})`, "");
+  return answer;
+}
+
 let contents = null;
 async function about() {
-  contents ??= fetch(new URL("page.json", ROOT)).then((answer) => {
-    if (!answer.ok) throw new Error(`page.json: ${answer.status}`);
-    return answer.json();
-  }).catch((error) => { contents = null; throw error; });
-  return contents;
+  contents ??= file(new URL("page.json", ROOT)).then((answer) => answer.json());
+  try { return await contents; } catch (error) { contents = null; throw error; }
 }
 
-export const models = async () => (await about()).models;
-export const samples = async () => (await about()).samples.map((sample) => ({ ...sample, url: new URL(sample.file, ROOT).href }));
-const named = async (name) => (await models()).find((model) => model.name === name);
-
-// A photo as a model sees it: { model, view, geometry }
-export async function open(name, image) {
-  const model = await named(name);
+async function open(name, image) {
+  const model = (await about()).models.find((one) => one.name === name), size = model.preprocess.size;
   const { input, geometry } = await call("prepare", { blob: image, preprocess: model.preprocess });
-  const [h, w] = model.preprocess.size;
-  const view = await createImageBitmap(new ImageData(toPixels(input, model.preprocess), w, h));
-  return { model: name, about: model, view, geometry, input, results: new Map(), heats: new Map() };
+  const view = await bitmap(input, model);
+  return { model: name, about: model, size, view, sharp: await cut(image, geometry, size, view), input, passes: new Map(), heats: new Map() };
 }
+
+const bitmap = (input, { preprocess }) => createImageBitmap(new ImageData(toPixels(input, preprocess), preprocess.size[1], preprocess.size[0]));
 
 // ---------------------------------------------------------------- a forward pass, and what an edit changes in it
 
-const KNOBS = ["mask_patches", "drop_heads", "temperature", "scale_by_sqrt_d", "positions", "seed"];
-
+// The edit as inputs of the graphs
 function knobs(model, edit) {
   const unknown = Object.keys(edit).find((name) => !KNOBS.includes(name));
-  if (unknown) throw new Error(capabilities.edit(unknown));
+  if (unknown) refuse("static_edit", { name: unknown });
   const [rows, columns] = model.grid, patches = rows * columns, positions = edit.positions ?? "kept";
-  if (positions !== "kept" && !model.offers.includes("positions")) throw new Error(capabilities.positions);
+  if (positions !== "kept" && !model.files.positions) refuse("static_positions");
   const patchFactors = new Float32Array(patches).fill(1), headFactors = new Float32Array(model.depth * model.heads).fill(1);
   for (const patch of edit.mask_patches ?? []) patchFactors[patch] = 0;
   for (const [layer, head] of edit.drop_heads ?? []) headFactors[((layer + model.depth) % model.depth) * model.heads + head] = 0;
@@ -77,13 +79,13 @@ function knobs(model, edit) {
     patch_factors: floats(patchFactors, [patches]),
     head_factors: floats(headFactors, [model.depth, model.heads]),
     score_factor: floats([scoreFactor(model, edit)], [1]),
-    position_factor: floats([positions === "removed" || positions === "none" ? 0 : 1], [1]),
+    position_factor: floats([positions === "removed" ? 0 : 1], [1]),
     position_order: wholes(order, [patches]),
   };
 }
 
 const scoreFactor = (model, edit) => (edit.scale_by_sqrt_d === false ? Math.sqrt(model.head_dim) : 1) / (edit.temperature ?? 1);
-const image = (look) => floats(look.input, [1, look.about.preprocess.mean.length, ...look.about.preprocess.size]);
+const image = (look) => floats(look.input, [1, look.about.preprocess.mean.length, ...look.size]);
 
 function kept(map, key, make) {
   if (!map.has(key)) {
@@ -94,9 +96,7 @@ function kept(map, key, make) {
 }
 
 // Every output of the graph for this photo and edit: { name: { dims, data } }
-async function pass(look, edit = {}) {
-  return kept(look.results, JSON.stringify(edit), async () => run(look.about, look.about.files.inside, { images: image(look), ...knobs(look.about, edit) }));
-}
+const pass = (look, edit = {}) => kept(look.passes, JSON.stringify(edit), async () => run(look.about, look.about.files.inside, { images: image(look), ...knobs(look.about, edit) }));
 
 function softmax(values) {
   const most = values.reduce((a, b) => Math.max(a, b)), powers = Array.from(values, (x) => Math.exp(x - most));
@@ -119,9 +119,9 @@ function layerOf({ dims: [depth, ...dims], data }, layer) {
   return { dims, data: data.subarray(layer * size, (layer + 1) * size) };
 }
 
-export async function forward(look, edit) {
+async function forward(look, edit) {
   const model = look.about, values = await pass(look, edit), lengths = {};
-  for (const step of ["patch_embed", "prefix", "positions", "norm_pre"]) if (values[step]) lengths[step] = lengthsOf(values[step]);
+  for (const step of BEFORE) if (values[step]) lengths[step] = lengthsOf(values[step]);
   for (let layer = 0; layer < model.depth; layer++) lengths[`blocks.${layer}`] = lengthsOf(layerOf(values.tokens, layer));
   if (values.norm) lengths.norm = lengthsOf(values.norm);
   if (!values.logits) return { logits: null, probabilities: null, by_depth: null, lengths };
@@ -130,9 +130,9 @@ export async function forward(look, edit) {
 }
 
 // One token's way through one block, by the names of vitlab.explain.block_view.
-export async function block(look, { layer, head, token }, edit = {}) {
+async function block(look, { layer, head, token }, edit = {}) {
   const model = look.about, values = await pass(look, edit), arrays = {};
-  const before = ["norm_pre", "positions", "prefix", "patch_embed"].find((step) => values[step]);
+  const before = BEFORE.findLast((step) => values[step]);
   const row = ({ dims: [, width], data }) => data.slice(token * width, (token + 1) * width);
   const here = (name) => layerOf(values[name], layer);
   const ofHead = (name) => { const { dims: [, n, d], data } = here(name); return data.slice(head * n * d, (head + 1) * n * d); };
@@ -146,8 +146,8 @@ export async function block(look, { layer, head, token }, edit = {}) {
   arrays.weights_by_head = new Float32Array(model.heads * n);
   for (let h = 0; h < model.heads; h++) arrays.weights_by_head.set(here("attention").data.subarray((h * n + token) * n, (h * n + token + 1) * n), h * n);
   arrays.weights = arrays.weights_by_head.slice(head * n, (head + 1) * n);
+  arrays.mixed = mix(arrays.weights, arrays.values, d); // of a dropped head what it found; `heads` has what is left of it
   arrays.heads = row(here("heads"));
-  arrays.mixed = arrays.heads.slice(head * d, (head + 1) * d);
   for (const name of ["proj", "after_attention", "norm2", "fc1_pre", "fc1", "fc2"]) if (values[name]) arrays[name] = row(here(name));
   for (const name of ["scale1", "scale2"]) if (values[name]) arrays[name] = here(name).data.slice();
   arrays.output = row(here("tokens"));
@@ -163,14 +163,20 @@ function dots(query, keys, count, factor) {
   });
 }
 
+function mix(weights, values, d) {
+  const sum = new Float32Array(d);
+  weights.forEach((weight, i) => { for (let c = 0; c < d; c++) sum[c] += weight * values[i * d + c]; });
+  return sum;
+}
+
 // (h, N, N)
-export async function attention(look, layer, edit) {
+async function attention(look, layer, edit) {
   const { dims, data } = layerOf((await pass(look, edit)).attention, layer);
   return { shape: dims, data };
 }
 
 // (L, h, N): where one token looks in every layer and head
-export async function rows(look, token, edit) {
+async function rows(look, token, edit) {
   const { dims: [depth, heads, n], data } = (await pass(look, edit)).attention, result = new Float32Array(depth * heads * n);
   for (let i = 0; i < depth * heads; i++) result.set(data.subarray((i * n + token) * n, (i * n + token + 1) * n), i * n);
   return { shape: [depth, heads, n], data: result };
@@ -178,32 +184,40 @@ export async function rows(look, token, edit) {
 
 // ---------------------------------------------------------------- maps of the patches
 
-// (r, c): how much each patch counts, by a method of vitlab.explain
-export async function heat(look, method, label, edit = {}) {
+// Layers of attention, (h, N, N) each
+async function attentionLayers(look, edit) {
+  const { attention } = await pass(look, edit), [depth, heads, tokens] = attention.dims;
+  return { layers: Array.from({ length: depth }, (_, layer) => layerOf(attention, layer).data), heads, tokens };
+}
+
+// (rows, columns): how much each patch counts, by a method of vitlab.explain
+async function heat(look, method, number, edit = {}) {
   const model = look.about, shape = model.grid;
   if (method === "attention" || method === "rollout") {
-    const { attention } = await pass(look, edit), [depth, heads, n] = attention.dims;
-    const layers = Array.from({ length: depth }, (_, layer) => layerOf(attention, layer).data);
-    return { shape, data: method === "rollout" ? rollout(model, layers, heads, n) : lastAttention(model, layers[depth - 1], heads, n) };
+    const { layers, heads, tokens } = await attentionLayers(look, edit);
+    return { shape, data: method === "rollout" ? rollout(model, layers, heads, tokens) : lastAttention(model, layers.at(-1), heads, tokens) };
   }
-  const weights = new Float32Array(model.labels?.length ?? 0);
-  weights[label] = 1;
+  if (!model.files.heat || number === null) refuse("static_method", { name: method });
+  const weights = new Float32Array(model.classes);
+  weights[number] = 1;
   const maps = await gradientMaps(look, weights, edit);
-  if (!maps[method]) throw new Error(capabilities.method(method));
+  if (!maps[method]) refuse("static_method", { name: method });
   return { shape, data: maps[method].data };
 }
 
-async function gradientMaps(look, weights, edit) {
-  if (!look.about.files.heat) throw new Error(capabilities.classes);
-  const key = JSON.stringify([edit, Array.from(weights)]);
-  return kept(look.heats, key, async () => run(look.about, look.about.files.heat, { images: image(look), weights: floats(weights, [weights.length]), ...knobs(look.about, edit) }));
+const gradientMaps = (look, weights, edit) => kept(look.heats, JSON.stringify([edit, Array.from(weights)]), async () =>
+  run(look.about, look.about.files.heat, { images: image(look), weights: floats(weights, [weights.length]), ...knobs(look.about, edit) }));
+
+async function distance(look, edit) {
+  const { layers, heads, tokens } = await attentionLayers(look, edit);
+  return { distance: layers.map((layer) => attentionDistance(look.about, layer, heads, tokens)) };
 }
 
 // (r, c, r, c): cosine of the position vectors; computed when the page was built
-export async function positions(look) {
+async function positions(look) {
   const [r, c] = look.about.grid;
-  if (!look.about.files.positions) throw new Error(capabilities.positions);
-  const answer = await fetch(new URL(`${look.about.files.folder}/${look.about.files.positions}`, ROOT));
+  if (!look.about.files.positions) refuse("static_positions");
+  const answer = await file(new URL(`${look.about.files.folder}/${look.about.files.positions}`, ROOT));
   return { shape: [r, c, r, c], data: new Float32Array(await answer.arrayBuffer()) };
 }
 
@@ -215,13 +229,13 @@ async function patchTokens(look, edit) {
 }
 
 // (N, N)
-export async function similarity(look, edit) {
+async function similarity(look, edit) {
   const { data, count, width } = await patchTokens(look, edit);
   return { shape: [count, count], data: cosines(data, count, width) };
 }
 
 // (r, c, 3), bytes
-export async function colours(look, edit) {
+async function colours(look, edit) {
   const { data, count, width } = await patchTokens(look, edit);
   return { shape: [...look.about.grid, 3], data: Uint8Array.from(principalColours(data, count, width), (x) => Math.round(255 * x)) };
 }
@@ -229,22 +243,26 @@ export async function colours(look, edit) {
 // ---------------------------------------------------------------- MAE, CLIP
 
 // hide: { mask: "0110..." } with a 1 for each hidden patch, or { percent, seed }
-export async function painted(look, hide) {
-  const model = look.about, [rowCount, columnCount] = model.grid, patches = rowCount * columnCount;
-  if (!model.files.reconstruction) throw new Error(capabilities.painted);
-  const hidden = hide.mask ? Array.from(hide.mask, (bit) => bit === "1") : chosenByChance(patches, hide.percent / 100, hide.seed);
+async function reconstruction(look, hide) {
+  const model = look.about, [rowCount, columnCount] = model.grid, patches = rowCount * columnCount, [h, w] = look.size;
+  const hidden = hide.mask ? Array.from(hide.mask, (bit) => bit === "1") : chosenByChance(patches, Number(hide.percent) / 100, Number(hide.seed));
   const visible = hidden.flatMap((is, patch) => (is ? [] : [patch]));
-  if (!visible.length || visible.length === patches) throw new Error(capabilities.mask);
+  if (!visible.length || visible.length === patches) refuse("static_mask");
   const { painted, errors } = await run(model, model.files.reconstruction, { images: image(look), visible: wholes(visible, [visible.length]) });
-  const [h, w] = model.preprocess.size, channels = model.preprocess.mean.length, pasted = look.input.slice(), seen = look.input.slice();
+  const channels = model.preprocess.mean.length, pasted = look.input.slice(), seen = look.input.slice();
   for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
     if (!hidden[Math.floor((y * rowCount) / h) * columnCount + Math.floor((x * columnCount) / w)]) continue;
     for (let c = 0; c < channels; c++) { const at = (c * h + y) * w + x; pasted[at] = painted.data[at]; seen[at] = 0; }
   }
-  let error = 0;
-  hidden.forEach((is, patch) => { if (is) error += errors.data[patch] / (patches - visible.length); });
-  const images = await Promise.all([look.input, seen, pasted].map((one) => createImageBitmap(new ImageData(toPixels(one, model.preprocess), w, h))));
-  return { images, mask: hidden.map(Number).join(""), error };
+  const error = hidden.reduce((sum, is, patch) => sum + (is ? errors.data[patch] : 0), 0) / (patches - visible.length);
+  const pixels = [look.input, seen, pasted].flatMap((one) => Array.from(toPixels(one, model.preprocess)).filter((_, i) => i % 4 < 3));
+  return { shape: [3, h, w, 3], pixels: base64(pixels), mask: hidden.map(Number).join(""), error };
+}
+
+function base64(bytes) {
+  let text = "";
+  for (const byte of bytes) text += String.fromCharCode(byte);
+  return btoa(text);
 }
 
 // The patches of lowest noise stay visible, as in vitlab.explain.reconstruct.
@@ -254,33 +272,38 @@ function chosenByChance(patches, ratio, seed) {
   return Array.from(noise, (_, patch) => !visible.has(patch));
 }
 
-// Of each text: cosine with the photo, probability among the texts, relevance of the patches
-export async function sentences(look, texts) {
-  const model = look.about;
-  if (!model.files.text) throw new Error(capabilities.sentences);
-  const { embedding } = await pass(look), found = { texts, cosine: [], maps: [] };
+// Of each line: cosine with the photo, probability among the lines, relevance of the patches
+async function sentences(look, lines) {
+  const model = look.about, [rowCount, columnCount] = model.grid;
+  const texts = [...new Set(lines.split("\n").map((line) => line.trim()).filter(Boolean))], cosine = [], maps = [];
+  if (!texts.length) refuse("static_sentences");
+  const { embedding } = await pass(look);
   for (const text of texts) {
     const ids = tokenIds(model.tokenizer, text);
-    const { embedding: words } = await run(model, model.files.text, { ids: wholes(ids, [1, ids.length]) });
-    found.cosine.push(words.data.reduce((sum, x, i) => sum + x * embedding.data[i], 0));
-    found.maps.push((await gradientMaps(look, words.data, {})).relevance.data);
+    const { sentence: words } = await run(model, model.files.text, { ids: wholes(ids, [1, ids.length]) });
+    cosine.push(words.data.reduce((sum, x, i) => sum + x * embedding.data[i], 0));
+    const { relevance } = await gradientMaps(look, words.data, {});
+    maps.push(Array.from({ length: rowCount }, (_, r) => Array.from(relevance.data.subarray(r * columnCount, (r + 1) * columnCount))));
   }
-  const logits = found.cosine.map((x) => model.scale * x + (model.bias ?? 0));
-  return { ...found, probability: softmax(logits) };
+  return { texts, cosine, probability: softmax(cosine.map((x) => model.scale * x + (model.bias ?? 0))), maps };
 }
 
-// ---------------------------------------------------------------- what it cannot do
+// ---------------------------------------------------------------- all of it
 
-const SERVE = "vitlab serve";
-export const capabilities = {
-  search: `Search needs an index of your photos: ${SERVE} --index INDEX.`,
-  training: `A training run is followed by a server: ${SERVE}.`,
-  fewer: `Merging and dropping tokens changes the network's shape, which this page computes in advance: ${SERVE}.`,
-  sentences: `This model reads no sentences here: ${SERVE} with a CLIP.`,
-  painted: "Only a masked autoencoder paints hidden patches.",
-  mask: "Hide at least one patch, and leave at least one.",
-  classes: "This model has no classes to explain.",
-  positions: "This model has no position vectors that could be moved here.",
-  method: (name) => `This page does not compute ${name}: ${SERVE}.`,
-  edit: (name) => `This page cannot change ${name}: ${SERVE}.`,
+async function predict(look) {
+  const began = performance.now(), { probabilities } = await forward(look), milliseconds = performance.now() - began;
+  const best = Array.from(probabilities.keys()).sort((a, b) => probabilities[b] - probabilities[a]).slice(0, TOP);
+  return { scores: best.map((number) => ({ label: look.about.labels[number], probability: probabilities[number] })), milliseconds };
+}
+
+export const source = {
+  capabilities: { fewer: "static_fewer", search: "static_search", training: "static_training" },
+  setToken() {}, // nobody asks for one
+  models: async () => (await about()).models,
+  samples: async () => (await about()).samples.map(({ file, ...sample }) => ({ ...sample, url: new URL(file, ROOT).href })),
+  index: async () => null,
+  runs: async () => [],
+  file: async (url) => (await file(url)).blob(),
+  open, forward, block, rows, attention, heat, positions, similarity, colours, distance, predict, reconstruction, sentences,
+  walk: async (look) => look.about.walk, // shapes and costs, the same for every photo
 };

@@ -6,10 +6,7 @@ import { normalise, viewOf } from "./preprocess.js";
 
 ort.env.logLevel = "error";
 ort.env.wasm.numThreads = 1; // more threads need headers that a plain file server does not send
-ort.env.wasm.wasmPaths = {
-  mjs: new URL("./ort-wasm-simd-threaded.mjs", import.meta.url).href,
-  wasm: new URL("./ort-wasm-simd-threaded.wasm", import.meta.url).href,
-};
+ort.env.wasm.wasmPaths = { mjs: new URL("./ort-wasm-simd-threaded.mjs", import.meta.url).href };
 
 const weightsOf = new Map(), sessions = new Map(); // by address, as promises
 
@@ -18,6 +15,9 @@ async function bytes(address) {
   if (!answer.ok) throw new Error(`${new URL(address).pathname}: ${answer.status} ${answer.statusText}`);
   return new Uint8Array(await answer.arrayBuffer());
 }
+
+const runtime = bytes(new URL("./ort-wasm-simd-threaded.wasm", import.meta.url).href); // at once: it is the largest file
+runtime.catch(() => {}); // whoever needs it will hear
 
 // A download that failed is tried again by the next call.
 function once(map, key, make) {
@@ -28,7 +28,8 @@ function once(map, key, make) {
 function session(folder, graph, weights) {
   return once(sessions, folder + graph, async () => {
     const data = once(weightsOf, folder + weights, () => bytes(folder + weights));
-    const [model, external] = await Promise.all([bytes(folder + graph), data]);
+    const [model, external, binary] = await Promise.all([bytes(folder + graph), data, runtime]);
+    ort.env.wasm.wasmBinary ??= binary.buffer;
     return ort.InferenceSession.create(model, {
       executionProviders: ["wasm"], graphOptimizationLevel: "all", externalData: [{ path: weights, data: external }],
     });
@@ -44,7 +45,6 @@ const CALLS = {
     const { pixels, geometry } = viewOf(preprocess, data, [bitmap.height, bitmap.width]);
     return { input: normalise(pixels, preprocess), pixels, geometry };
   },
-  async load({ folder, graph, weights }) { await session(folder, graph, weights); },
   async run({ folder, graph, weights, feeds }) {
     const loaded = await session(folder, graph, weights), tensors = {};
     for (const [name, { type, dims, data }] of Object.entries(feeds)) tensors[name] = new ort.Tensor(type, data, dims);
