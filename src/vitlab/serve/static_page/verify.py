@@ -66,7 +66,7 @@ def edits(model: Network) -> list[dict[str, Any]]:
     encoder = plain_encoder(model)
     heads = [[0, 0], [len(encoder.blocks) - 1, encoder.config.heads - 1]]
     changed = {"mask_patches": [0, 2], "drop_heads": heads, "temperature": 1.7}
-    moved = [{"positions": "none"}, {"positions": "shuffled", "seed": 5}] if encoder.positions is not None else [{}]
+    moved = [{"positions": "removed"}, {"positions": "shuffled", "seed": 5}] if encoder.positions is not None else [{}]
     return [{}, *({**changed, **positions} for positions in moved[:1]), {"scale_by_sqrt_d": False, **moved[-1]}]
 
 
@@ -80,7 +80,7 @@ def knobs_of(model: Network, edit: dict[str, Any]) -> Knobs:
         knobs.head_factors[layer, head] = 0
     root = 1.0 if edit.get("scale_by_sqrt_d", True) else encoder.config.head_width**0.5
     knobs.score_factor.fill_(root / edit.get("temperature", 1.0))
-    if edit.get("positions") == "none":
+    if edit.get("positions") == "removed":
         knobs.position_factor.zero_()
     if edit.get("positions") == "shuffled":
         generator = torch.Generator().manual_seed(edit["seed"])
