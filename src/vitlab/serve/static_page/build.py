@@ -85,7 +85,11 @@ def build_page(
     machines without npm. `progress` is called with each model's name.
     """
     out = Path(out).expanduser()
-    if out.exists() and not (out / "page" / "static" / "page.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+    if (
+        out.exists()
+        and not (out / "page" / "static" / "page.json").is_file()
+        and (not out.is_dir() or any(out.iterdir()))
+    ):
         raise UsageError(f"{out} exists and holds something else than a page: name a new folder.")
     served = open_models(models)
     for one in served:

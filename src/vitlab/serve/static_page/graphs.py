@@ -54,7 +54,9 @@ class Knobs(NamedTuple):
     def neutral(cls, encoder: PlainTransformer, size: tuple[int, int]) -> Knobs:
         rows, columns = encoder.layout(*size).grid
         heads = (len(encoder.blocks), encoder.config.heads)
-        return cls(torch.ones(rows * columns), torch.ones(heads), torch.ones(1), torch.ones(1), torch.arange(rows * columns))
+        return cls(
+            torch.ones(rows * columns), torch.ones(heads), torch.ones(1), torch.ones(1), torch.arange(rows * columns)
+        )
 
 
 class KnobTrace(EditedTrace):
@@ -96,6 +98,9 @@ class LayerKnobs(LayerEdit):
 class Inside(nn.Module):
     """(1, C, H, W) and the knobs -> the tensors named in `outputs`, of one image; those of blocks as (L, ...)."""
 
+    factors1: Tensor | None
+    factors2: Tensor | None
+
     def __init__(self, model: Network):
         super().__init__()
         self.model = inference_copy(model)
@@ -103,25 +108,29 @@ class Inside(nn.Module):
         offered = self.encoder.traceable
         self.before, self.in_blocks, self.after = (_among(kinds, offered) for kinds in (BEFORE, IN_BLOCKS, AFTER))
         blocks = cast("list[Block]", self.encoder.blocks)
-        for name, scales in (("scale1", [b.scale1 for b in blocks]), ("scale2", [b.scale2 for b in blocks])):
+        for name, scales in (("factors1", [b.scale1 for b in blocks]), ("factors2", [b.scale2 for b in blocks])):
             factors = [scale.gamma for scale in scales if isinstance(scale, LayerScale)]
             self.register_buffer(name, torch.stack(factors) if factors else None)  # (L, D)
 
     @property
+    def scales(self) -> dict[str, Tensor]:
+        """LayerScale's factors, where the model has them."""
+        given = {"scale1": self.factors1, "scale2": self.factors2}
+        return {name: factors for name, factors in given.items() if factors is not None}
+
+    @property
     def outputs(self) -> list[str]:
-        scales = [name for name in ("scale1", "scale2") if getattr(self, name) is not None]
         results = ["embedding"] if isinstance(self.model, TwoTowers) else []
         results = ["logits", "by_depth"] if self.encoder.config.classes else results
-        return [*self.before, *self.in_blocks, *self.after, *scales, "features", *results]
+        return [*self.before, *self.in_blocks, *self.after, *self.scales, "features", *results]
 
     def forward(self, images: Tensor, *knobs: Tensor) -> tuple[Tensor, ...]:
         trace = Trace(*self.before, *self.in_blocks, *self.after)
         features, *results = self.results(images, KnobTrace(trace, Knobs(*knobs)), trace)
-        scales = [scale for scale in (self.scale1, self.scale2) if scale is not None]
         values = [trace[kind][0] for kind in self.before]
         values += [torch.stack([trace[kind, layer][0] for layer in trace.layers]) for kind in self.in_blocks]
         values += [trace[kind][0] for kind in self.after]
-        return (*values, *(scale.clone() for scale in scales), features, *results)
+        return (*values, *(factors.clone() for factors in self.scales.values()), features, *results)
 
     def results(self, images: Tensor, edited: Trace, trace: Trace) -> list[Tensor]:
         """What the network ends in: features (E,), then the embedding of a CLIP (E,) or logits (K,) and, after each

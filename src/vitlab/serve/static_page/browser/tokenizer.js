@@ -16,7 +16,8 @@ const LETTERS = (() => {
 export function tokenIds(about, text) {
   const ranks = new Map(about.merges.map(([left, right], rank) => [`${left} ${right}`, rank]));
   const words = text.normalize("NFC").replace(/\s+/gu, " ").toLowerCase().match(WORDS) ?? [];
-  const ids = words.flatMap((word) => parts(word, ranks).map((part) => about.vocab[part] ?? about.end));
+  const special = { "<|startoftext|>": about.start, "<|endoftext|>": about.end };
+  const ids = words.flatMap((word) => special[word] ?? parts(word, ranks).map((part) => about.vocab[part] ?? about.end));
   const kept = [about.start, ...ids.slice(0, about.context - 2), about.end];
   return [...kept, ...new Array(about.context - kept.length).fill(about.padding)];
 }

@@ -31,7 +31,7 @@ function session(folder, graph, weights) {
     const [model, external, binary] = await Promise.all([bytes(folder + graph), data, runtime]);
     ort.env.wasm.wasmBinary ??= binary.buffer;
     return ort.InferenceSession.create(model, {
-      executionProviders: ["wasm"], graphOptimizationLevel: "all", externalData: [{ path: weights, data: external }],
+      executionProviders: ["wasm"], graphOptimizationLevel: "all", logSeverityLevel: 3, externalData: [{ path: weights, data: external }],
     });
   });
 }
