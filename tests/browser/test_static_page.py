@@ -148,10 +148,12 @@ def photo(kind: str) -> bytes:
 
 CALL = """async ([model, photo, calls]) => {
   const { source } = await import("./page/files/source.js");
-  const bytes = Uint8Array.from(atob(photo), (one) => one.charCodeAt(0)), look = await source.open(model, new Blob([bytes]));
+  const bytes = Uint8Array.from(atob(photo), (one) => one.charCodeAt(0));
+  const look = await source.open(model, new Blob([bytes]));
   const plain = (value) => (ArrayBuffer.isView(value) ? Array.from(value)
     : Array.isArray(value) ? value.map(plain)
-    : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, plain(v)])) : value);
+    : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, plain(v)]))
+    : value);
   const found = [Array.from(look.input)];
   for (const [name, ...given] of calls) found.push(plain(await source[name](look, ...given)));
   return found;
@@ -316,7 +318,8 @@ def test_resizing_is_pillows_to_the_pixel(modules):
         """async (cases) => {
           const { viewOf, normalise } = await import("./preprocess.js");
           return cases.map(({ preprocess, shape, rgba }) => {
-            const { pixels, geometry } = viewOf(preprocess, Uint8Array.from(atob(rgba), (one) => one.charCodeAt(0)), shape);
+            const bytes = Uint8Array.from(atob(rgba), (one) => one.charCodeAt(0));
+            const { pixels, geometry } = viewOf(preprocess, bytes, shape);
             return { geometry, values: Array.from(normalise(pixels, preprocess)) };
           });
         }""",
@@ -335,8 +338,10 @@ def test_what_is_transparent_lies_on_white(modules):
     pixels[..., 3] = np.arange(256)
     found = modules.evaluate(
         """async (rgba) => {
-          const { viewOf } = await import("./preprocess.js"), about = { size: [64, 256], how: "stretch", mean: [0, 0, 0], interpolation: "box" };
-          return Array.from(viewOf(about, Uint8Array.from(atob(rgba), (one) => one.charCodeAt(0)), [64, 256]).pixels);
+          const { viewOf } = await import("./preprocess.js");
+          const bytes = Uint8Array.from(atob(rgba), (one) => one.charCodeAt(0));
+          const about = { size: [64, 256], how: "stretch", mean: [0, 0, 0], interpolation: "box" };
+          return Array.from(viewOf(about, bytes, [64, 256]).pixels);
         }""",
         base64.b64encode(pixels.tobytes()).decode(),
     )
@@ -347,7 +352,8 @@ def test_random_numbers_are_those_of_the_library(modules):
     orders, numbers = modules.evaluate(
         """async () => {
           const { torchPermutation, uniform } = await import("./random.js");
-          return [[[9, 0], [256, 5], [700, 4294967301]].map((one) => torchPermutation(...one)), Array.from(uniform(5, 7, 3))];
+          const orders = [[9, 0], [256, 5], [700, 4294967301]].map((one) => torchPermutation(...one));
+          return [orders, Array.from(uniform(5, 7, 3))];
         }"""
     )
     for order, (count, seed) in zip(orders, [(9, 0), (256, 5), (700, 4294967301)], strict=True):
@@ -418,7 +424,7 @@ def test_a_graph_that_differs_is_refused(saved, built):
     images = model.preprocess.batch([photo("png")])
     verify.require_equal("vit", "inside", verify.compare_inside(model, session, images))
     model.blocks[1].mlp.fc2.bias.data[3] += 1e-2
-    with pytest.raises(ExportError, match="vit: its graph 'inside' differs from the model: .* by"):
+    with pytest.raises(ExportError, match=r"vit: its graph 'inside' differs from the model: .* by"):
         verify.require_equal("vit", "inside", verify.compare_inside(model, session, images))
 
 

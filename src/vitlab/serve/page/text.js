@@ -162,7 +162,7 @@ export const WORDS = {
   c_loss: ["Training loss", "训练损失"], c_val: ["Accuracy on validation images", "验证集准确率"], c_lr: ["Learning rate", "学习率"], step: ["step", "步"],
 };
 
-let at = (localStorage.getItem("vitlab-language") || (navigator.language || "en")).startsWith("zh") ? 1 : 0;
+let at = (new URLSearchParams(location.search).get("lang") || localStorage.getItem("vitlab-language") || (navigator.language || "en")).startsWith("zh") ? 1 : 0;
 export const language = () => (at ? "zh-CN" : "en");
 export function switchLanguage() { at = 1 - at; localStorage.setItem("vitlab-language", language()); }
 export function t(key, values = {}) {

@@ -26,7 +26,6 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.bands import PHOTO
-from vitlab.models.base import Network
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.plain import PlainTransformer
 from vitlab.models.two_towers import TwoTowers
@@ -131,8 +130,8 @@ def check_fits(served: ServedModel) -> None:
     outputs = pass_bytes(model.encoder, served.preprocess.size)
     if weights > MAX_WEIGHTS or outputs > MAX_OUTPUTS:
         raise UsageError(
-            f"{served.name}: {weights / 1e6:,.0f} MB of weights and {outputs / 1e6:,.0f} MB of numbers in a pass are too "
-            f"much for a browser ({MAX_WEIGHTS / 1e6:.0f} and {MAX_OUTPUTS / 1e6:.0f} at most). {remedy}"
+            f"{served.name}: {weights / 1e6:,.0f} MB of weights and {outputs / 1e6:,.0f} MB of numbers in a pass are "
+            f"too much for a browser ({MAX_WEIGHTS / 1e6:.0f} and {MAX_OUTPUTS / 1e6:.0f} at most). {remedy}"
         )
 
 

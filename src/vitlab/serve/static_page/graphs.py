@@ -149,7 +149,7 @@ class Inside(nn.Module):
 
 
 class Heat(nn.Module):
-    """(1, C, H, W), weights (K,) of the logits (or of a CLIP's embedding) and the knobs -> one map (h, w) per method."""
+    """(1, C, H, W), weights (K,) of logits (of a CLIP: of its embedding) and the knobs -> a map (h, w) per method."""
 
     def __init__(self, model: Network):
         super().__init__()

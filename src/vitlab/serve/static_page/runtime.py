@@ -1,4 +1,4 @@
-"""onnxruntime-web, the library that runs ONNX in a browser: fetched with npm when a page is built, and kept in the cache.
+"""onnxruntime-web, which runs ONNX in a browser: fetched with npm when a page is built, and kept in the cache.
 
 One version is pinned, with npm's own digest of its archive, so every build of a page ships the same bytes.
 """

@@ -165,6 +165,6 @@ def require_equal(name: str, graph: str, differences: list[Difference]) -> None:
     if failed := [d for d in differences if not d.passed]:
         worst = max(failed, key=lambda d: d.difference)
         raise ExportError(
-            f"{name}: its graph {graph!r} differs from the model: {worst.output} by {worst.difference:.1e}, of values up "
-            f"to {worst.largest:.3g}, where {TOLERANCE:.0e} is allowed. This is a mistake of vitlab, or of ONNX Runtime."
+            f"{name}: its graph {graph!r} differs from the model: {worst.output} by {worst.difference:.1e}, of values "
+            f"up to {worst.largest:.3g}, where {TOLERANCE:.0e} is allowed. It was not kept."
         )
