@@ -35,7 +35,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 class GlassBox(SphinxDirective):
     def run(self) -> list[nodes.Node]:
-        self.env.metadata[self.env.docname]["glass_box"] = True
+        self.env.metadata[self.env.docname] |= {"glass_box": True, "hide-toc": True}  # furo's, for the width
         language = "zh" if self.env.docname.startswith("zh/") else "en"
         title, own_window = WORDS[language]
         up = "../" * self.env.docname.count("/")

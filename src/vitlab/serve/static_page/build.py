@@ -90,10 +90,10 @@ def build_page(
         and (not out.is_dir() or any(out.iterdir()))
     ):
         raise UsageError(f"{out} exists and holds something else than a page: name a new folder.")
+    library = runtime_files(runtime)
     served = open_models(models)
     for one in served:
         check_fits(one)
-    library = runtime_files(runtime)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".page-") as temporary:
         folder = Path(temporary) / "page"
