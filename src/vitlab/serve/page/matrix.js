@@ -74,7 +74,7 @@ function place(node, i, rows, columns) {
 }
 
 // The text beside the pointer; spoken to screen readers where keys led there.
-export function tell(text, anchor, spoken) {
+function tell(text, anchor, spoken) {
   const tip = document.getElementById("tip");
   tip.textContent = text;
   tip.hidden = !text;

@@ -34,7 +34,7 @@ export function step(forward) {
   if (to) setState(to);
 }
 
-export function toStart() { play(false); setState({ step: stepsBefore(data.model)[0] }); }
+function toStart() { play(false); setState({ step: stepsBefore(data.model)[0] }); }
 
 function run() {
   if (running) return;
