@@ -14,7 +14,7 @@ copyright = "the vitlab authors, Apache-2.0"
 version = release = __version__
 language = "en"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "parts"]  # parts.py beside this file
+extensions = ["myst_parser", "sphinx.ext.autodoc", "parts", "glass_box"]  # the last two: beside this file
 root_doc = "index"
 exclude_patterns = ["site"]
 

@@ -39,7 +39,7 @@ from vitlab.training.recipe import Recipe, with_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM: Any = get_command(app)
-OTHERS = ("cp", "curl", "export", "make", "pip", "python", "source")
+OTHERS = ("cp", "curl", "export", "make", "npm", "pip", "python", "source")
 TABLES = {
     "scans.csv": "path,label,patient\n1.jpg,a,1\n",
     "tags.csv": "image,labels\n1.jpg,cat;dog\n",

@@ -98,3 +98,19 @@ def test_the_site(tmp_path, capsys):
     assert "splitQuery" in (site / "_static" / "language_data.js").read_text(encoding="utf-8")
     (source / "index.md").write_text(f"# pages\n\n[gone](nowhere.md)\n\n{toctree}", encoding="utf-8")
     assert build(source, site) != 0 and "nowhere.md" in capsys.readouterr().err
+
+
+def test_without_npm_the_site_says_that_the_page_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    source, site = tmp_path / "docs", tmp_path / "site"
+    (source / "zh").mkdir(parents=True)
+    for name, below in (("index", "```{toctree}\nzh/play\n```\n"), ("zh/play", "")):
+        (source / f"{name}.md").write_text(f"# play\n\n```{{glass-box}}\n```\n\n{below}", encoding="utf-8")
+    assert build(source, site) == 0
+    assert "there is no npm here" in capsys.readouterr().err
+    absent = (site / "_glass_box" / "index.html").read_text(encoding="utf-8")
+    assert "there is no npm here: install Node.js" in absent and "vitlab serve" in absent and "构建这份文档时" in absent
+    for page, address in (("index", "_glass_box/index.html?lang=en"), ("zh/play", "../_glass_box/index.html?lang=zh")):
+        text = (site / f"{page}.html").read_text(encoding="utf-8")
+        assert f'<iframe class="glass-box" src="{address}"' in text and "toc-scroll" not in text

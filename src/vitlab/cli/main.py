@@ -28,6 +28,7 @@ from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_note
 from vitlab.cli.explain import app as explain
 from vitlab.cli.help import prepare
 from vitlab.cli.options import Commands
+from vitlab.cli.page import app as page
 from vitlab.cli.study import app as study
 from vitlab.version import __version__
 
@@ -66,6 +67,7 @@ for name, function in COMMANDS.items():
     app.add(function, name)
 app.add_typer(explain, name="explain")
 app.add_typer(study, name="study")
+app.add_typer(page, name="page")
 
 
 def _version(value: bool) -> None:

@@ -21,7 +21,8 @@ const looks = new Map(); // model -> the image at hand in it; forgotten with the
 let turn = 0, complain = () => {};
 
 export function forgetLooks() { looks.clear(); }
-export function offeredPanels() { return Object.keys(PANELS).filter((name) => PANELS[name].offered(data)); }
+// What this source cannot do is offered too: its panel says why.
+export function offeredPanels() { return Object.keys(PANELS).filter((name) => name in source.capabilities || PANELS[name].offered(data)); }
 
 export async function drawPanel() {
   const mine = ++turn, name = state.panel;

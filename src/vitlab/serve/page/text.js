@@ -15,12 +15,22 @@ export const WORDS = {
   enter: ["Enter", "确定"],
   close: ["Close", "关闭"],
   footer: ["Every number on this page is computed by the vitlab library on this server; nothing leaves it.", "本页所有数字都由这台服务器上的 vitlab 库计算；数据不会离开这台机器。"],
+  footer_static: ["Every number on this page is computed in your browser; your photo does not leave it. Larger models, search, fewer tokens and training need the program itself: pip install vitlab, then vitlab serve.", "本页所有数字都在你的浏览器里计算，照片不会离开你的设备。更大的模型、搜索、减少 token 和训练需要安装程序：先 pip install vitlab，再运行 vitlab serve。"],
   api: ["API", "接口说明"],
   sample: ["Sample: {name} ({licence})", "示例：{name}（{licence}）"],
   name_cat: ["cat", "猫"], name_china: ["temple", "寺庙"], name_flower: ["flower", "花"],
   working: ["Computing…", "正在计算…"],
   ready: ["Done.", "完成。"],
   gone: ["The server does not answer. Is it still running? Start it again: vitlab serve", "服务器没有响应。它还在运行吗？请重新启动：vitlab serve"],
+  static_gone: ["A file of this page could not be fetched. Reload the page, or look whether you are online.", "本页的一个文件没能取到。请刷新页面，或检查网络。"],
+  static_fewer: ["A page without a server cannot merge or drop tokens: its networks were written for all of them. On your machine: vitlab serve", "没有服务器的页面不能合并或丢弃 token：页面里的网络是按全部 token 写好的。在你自己的机器上运行：vitlab serve"],
+  static_search: ["A page without a server has no images to search. On your machine: vitlab index PHOTOS, then vitlab serve --index INDEX", "没有服务器的页面里没有可搜索的图片。在你自己的机器上运行：先 vitlab index PHOTOS，再 vitlab serve --index INDEX"],
+  static_training: ["A page without a server cannot train or follow a run. On your machine: vitlab train digits, and in the same folder vitlab serve", "没有服务器的页面不能训练，也不能跟踪训练。在你自己的机器上运行：vitlab train digits，并在同一文件夹运行 vitlab serve"],
+  static_method: ["A page without a server cannot compute {name} for this model. On your machine: vitlab serve", "没有服务器的页面不能为这个模型计算 {name}。在你自己的机器上运行：vitlab serve"],
+  static_edit: ["A page without a server cannot change {name}. On your machine: vitlab serve", "没有服务器的页面不能改动 {name}。在你自己的机器上运行：vitlab serve"],
+  static_positions: ["This model has no position vectors that could be moved or removed.", "这个模型没有可以移动或去掉的位置向量。"],
+  static_mask: ["Hide at least one patch, and leave at least one.", "至少遮住一个图块，也至少留下一个。"],
+  static_sentences: ["Write at least one sentence.", "请至少写一句话。"],
   notimage: ["This is not an image: {name}", "这不是图片：{name}"],
   noplain: ["{model} is not a plain ViT: its stages work on windows or on maps of several sizes, so this picture cannot be drawn. Its answer and its heat are here; vitlab inspect shows its steps.", "{model} 不是普通的 ViT：它的各个阶段在窗口内或在多种尺寸的特征图上计算，所以画不出这张图。这里有它的答案和热图；用 vitlab inspect 可以看到它的各个步骤。"],
 
@@ -153,7 +163,7 @@ export const WORDS = {
   c_loss: ["Training loss", "训练损失"], c_val: ["Accuracy on validation images", "验证集准确率"], c_lr: ["Learning rate", "学习率"], step: ["step", "步"],
 };
 
-let at = (localStorage.getItem("vitlab-language") || (navigator.language || "en")).startsWith("zh") ? 1 : 0;
+let at = (new URLSearchParams(location.search).get("lang") || localStorage.getItem("vitlab-language") || (navigator.language || "en")).startsWith("zh") ? 1 : 0;
 export const language = () => (at ? "zh-CN" : "en");
 export function switchLanguage() { at = 1 - at; localStorage.setItem("vitlab-language", language()); }
 export function t(key, values = {}) {
