@@ -1,0 +1,83 @@
+// CLIP: images and sentences in one space (arXiv:2103.00020).
+import { indexOfHighest, ranked } from "./story_measures.js";
+import { decimal, percent } from "./story_words.js";
+
+const THINGS = ["cat", "dog", "ship", "frog"];
+const sentence = (thing) => `a photo of a ${thing}`;
+const BRIGHT = { en: "Bright: speaks for “{text}”.", zh: "越亮，越支持“{text}”。" };
+const caption = (text) => Object.fromEntries(Object.entries(BRIGHT).map(([language, words]) => [language, words.replace("{text}", text)]));
+
+export const story = {
+  name: "clip",
+  title: { en: "CLIP: images meet words", zh: "CLIP：图片遇见文字" },
+  summary: { en: "Classes are sentences, and you write them.", zh: "类别就是句子，由你来写。" },
+  needs: { offers: ["sentences"] },
+  start: "vitlab serve bundled:vit bundled:clip",
+
+  async facts(ask) {
+    const answer = await ask.sentences(THINGS.map(sentence)), order = ranked(answer.probability), [best, second] = order;
+    return {
+      answer, order, model: ask.about.name, count: THINGS.length, best: answer.texts[best], bestShare: percent(answer.probability[best]), bestCosine: decimal(answer.cosine[best]),
+      second: answer.texts[second], secondCosine: decimal(answer.cosine[second]), secondShare: percent(answer.probability[second]), last: answer.texts[order.at(-1)], lastCosine: decimal(answer.cosine[order.at(-1)]), thing: THINGS[best],
+    };
+  },
+
+  scenes: [
+    {
+      state: { panel: "clip" }, highlight: "panel",
+      en: "{model} is two networks. One turns an image into a vector, the other a sentence. Both vectors live in the same space, so an image and a sentence can be compared.",
+      zh: "{model} 由两个网络组成：一个把图片变成向量，另一个把句子变成向量。两种向量在同一个空间里，所以图片和句子可以直接比较。",
+    },
+    {
+      state: { panel: "clip" }, highlight: "panel",
+      en: "How it learned: from images with captions. In every batch each image is compared with each caption. Its own caption should win against all the others, and each caption's own image too.",
+      zh: "它这样学习：用带说明文字的图片。每个批次里，每张图片与每条说明都作比较。自己的那条说明要胜过其他所有说明；反过来，每条说明也要找到自己的图片。",
+    },
+    {
+      state: { panel: "clip" }, highlight: "panel",
+      en: "Compare this image with {count} sentences. The highest cosine: “{best}”, {bestCosine}. The lowest: “{last}”, {lastCosine}.",
+      zh: "把这张图片和 {count} 个句子比较。余弦最高的是 “{best}”：{bestCosine}。最低的是 “{last}”：{lastCosine}。",
+    },
+    {
+      facts(_, { answer: { cosine, probability }, order: [a, b] }) {
+        return { gap: decimal(cosine[a] - cosine[b], 3), scale: decimal(Math.log(probability[a] / probability[b]) / (cosine[a] - cosine[b]), 1) };
+      },
+      state: { panel: "clip" }, highlight: "panel",
+      en: "The gap to the next one, “{second}”, is only {gap}. A softmax would hardly see it. So cosines are first multiplied by a learned number, here {scale}: “{best}” {bestShare}, “{second}” {secondShare}.",
+      zh: "它与第二名 “{second}” 只差 {gap}，直接做 softmax 几乎看不出来。所以先把余弦乘上一个学到的数，这里是 {scale}：“{best}” {bestShare}，“{second}” {secondShare}。",
+    },
+    {
+      async facts(ask, { answer, order }) {
+        const rest = answer.texts.filter((_, i) => i !== order[0]), without = await ask.sentences(rest), winner = indexOfHighest(without.probability);
+        return { winner: without.texts[winner], winnerShare: percent(without.probability[winner]), winnerCosine: decimal(without.cosine[winner]) };
+      },
+      state: { panel: "clip" }, highlight: "panel",
+      en: "Now leave out “{best}”. What will {model} say?",
+      zh: "现在去掉 “{best}”，{model} 会怎么说？",
+      reveal: {
+        en: "“{winner}”, {winnerShare}, though its cosine is {winnerCosine} as before. Probabilities are among the sentences you offer. None of these is not an answer, unless you write such a sentence.",
+        zh: "“{winner}”，{winnerShare}，尽管它的余弦还是 {winnerCosine}。概率只在你给出的句子之间分配。“都不是”不会成为答案，除非你写出这样的句子。",
+      },
+    },
+    {
+      figure: (_, { answer, order: [a, b] }) => [a, b].map((i) => ({ values: Float32Array.from(answer.maps[i].flat()), caption: caption(answer.texts[i]) })),
+      state: { panel: "clip" }, highlight: "panel",
+      en: "Which patches speak for a sentence? Gradients of the score through the attention show it. Other words light up other places, or the same ones: the map tells what the model used, not what is right.",
+      zh: "哪些图块支持某个句子？分数经过注意力的梯度可以显示出来。换一句话，亮的地方可能不同，也可能相同：图上是模型用到了什么，而不是什么才对。",
+    },
+    {
+      async facts(ask, { thing }) {
+        const wordings = [thing, `a photo of a ${thing}`, `a blurry photo of a ${thing}`], { cosine } = await ask.sentences(wordings);
+        return Object.fromEntries([...wordings.map((text, i) => [`wording${i}`, text]), ...cosine.map((value, i) => [`cosine${i}`, decimal(value, 3)])]);
+      },
+      state: { panel: "clip" }, highlight: "panel",
+      en: "Wording counts. “{wording0}”: {cosine0}. “{wording1}”: {cosine1}. “{wording2}”: {cosine2}. That is why one takes the mean over many templates when it matters.",
+      zh: "措辞有影响。“{wording0}”：{cosine0}。“{wording1}”：{cosine1}。“{wording2}”：{cosine2}。所以要紧的时候，会对许多模板取平均。",
+    },
+    {
+      state: { panel: "clip" }, highlight: "panel",
+      en: "A CLIP knows the words of its captions. A sentence about anything else gets a number too, which means little. Write your own sentences now, some fair and some silly.",
+      zh: "CLIP 只懂它见过的说明文字里的词。别的句子也会得到一个数，但没什么意义。现在写几个自己的句子吧，有靠谱的，也有离谱的。",
+    },
+  ],
+};
