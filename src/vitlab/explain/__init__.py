@@ -20,6 +20,7 @@ from vitlab.explain.methods import METHODS
 
 if TYPE_CHECKING:
     from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.block_view import BlockView, block_view, query_attention
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
     from vitlab.explain.rollout import rollout
     from vitlab.explain.subject import Explanation, Subject, open_subject
-    from vitlab.explain.walk import walk_through
+    from vitlab.explain.walk import ForwardView, forward_view, walk_through
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _NAMES = {  # by module
     "attention_maps": ("attention_maps", "attention_masks"),
+    "block_view": ("BlockView", "block_view", "query_attention"),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
@@ -41,13 +43,15 @@ _NAMES = {  # by module
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
-    "walk": ("walk_through",),
+    "walk": ("ForwardView", "forward_view", "walk_through"),
     "weights": ("filters", "high_norm_tokens", "position_similarity", "stem_filters", "token_norms"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
+    "BlockView",
     "Explanation",
+    "ForwardView",
     "Subject",
     "ask",
     "attention_distance",
@@ -55,10 +59,12 @@ __all__ = [
     "attention_maps",
     "attention_masks",
     "attention_statistics",
+    "block_view",
     "compare_methods",
     "curves",
     "filters",
     "foreground_mask",
+    "forward_view",
     "grad_cam",
     "gradient_x_input",
     "high_norm_tokens",
@@ -68,6 +74,7 @@ __all__ = [
     "pca_rgb",
     "position_similarity",
     "pruned_patches",
+    "query_attention",
     "reconstruct",
     "relevance",
     "rollout",

@@ -12,7 +12,7 @@ how far the prediction has formed, not what that block was trained for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,29 +20,103 @@ from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
+from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
-from vitlab.layers.patches import patchify
+from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.patches import ConvStem, PatchEmbed, patchify
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.models.plain import PlainTransformer
 
-EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
-    "picture": "x ∈ R^(H×W×C)",
-    "patches": "x_p ∈ R^(N×(P²·C))",
-    "patch_embed": "x_p E",
-    "prefix": "[x_class; x_p¹E; …; x_pᴺE]",
-    "positions": "z₀ = [x_class; x_p E] + E_pos",
-    "norm_pre": "z₀ ← LN(z₀)",
-    "blocks": "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ",
-    "norm": "LN(z_L)",
-    "pool": "y = LN(z_L⁰)",
-    "pre_logits": "tanh(y W)",
-    "head": "y W + b",
-    "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
-}
-MEAN = "y = mean of LN(z_L) over the patches"
 POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z'ₗ)"
+SCALED = "z'ₗ = λ₁ ⊙ MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = λ₂ ⊙ MLP(LN(z'ₗ)) + z'ₗ"
+PRE_NORM = "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ"
+STEPS = ("picture", "patches", "patch_embed", "prefix", "positions", "norm_pre", "blocks", "norm", "pool", "pre_logits")
+STEPS = (*STEPS, "head", "softmax")
+STEMS = {
+    "patch": "x_p E",
+    "conv": "stem(x): 3×3 convolutions of stride 2, then 1×1",
+    "other": "stem(x)",
+}
+PREFIX_LETTERS = {"class": "x_class", "distillation": "x_distill", "register": "x_register"}
+POOLING = {
+    "class": "y = LN(z_L⁰)",
+    "class_norm": "y = LN(z_L⁰)",
+    "mean": "y = mean of LN(z_L) over the patches",
+    "mean_norm": "y = LN(mean of z_L over the patches)",
+    "class_mean": "y = [LN(z_L⁰); mean of LN(z_L) over the patches]",
+    "attention": "y = attention of a learned query over LN(z_L)",
+}
+
+
+def stem_kind(model: PlainTransformer | PromptClassifier) -> str:
+    """How the image becomes tokens: patch (one matrix), conv (a small stack of convolutions) or other (a ResNet)."""
+    embed = model.patch_embed
+    return "patch" if isinstance(embed, PatchEmbed) else "conv" if isinstance(embed, ConvStem) else "other"
+
+
+def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
+    """What each step of this model computes, in the letters of ViT (arXiv:2010.11929), where it has them."""
+    c = model.config
+    stem = stem_kind(model)
+    tokens = "x_p E" if stem == "patch" else "stem(x)"
+    letters = [PREFIX_LETTERS.get(name, name) for name in dict.fromkeys(c.prefix)]
+    first_tokens = f"[{'; '.join([*letters, tokens])}]" if letters else tokens
+    block = cast("list[Block]", model.blocks)[0]
+    scaled = isinstance(block.scale1, LayerScale)
+    return {
+        "picture": "x ∈ R^(H×W×C)",
+        "patches": "x_p ∈ R^(N×(P²·C))",
+        "patch_embed": STEMS[stem],
+        "prefix": first_tokens,
+        "positions": f"z₀ = {first_tokens} + E_pos",
+        "norm_pre": "z₀ ← LN(z₀)",
+        "blocks": POST_NORM if c.post_norm else SCALED if scaled else PRE_NORM,
+        "norm": "LN(z_L)",
+        "pool": POOLING[c.pool_kind] if model.norm is not None else POOLING[c.pool_kind].replace("LN(z_L)", "z_L"),
+        "pre_logits": "tanh(y W)",
+        "head": "y W + b",
+        "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
+    }
+
+
+@dataclass(frozen=True)
+class ForwardView:
+    """One image's pass in numbers: how long the tokens are after each step, and what the head says after each block."""
+
+    trace: Trace
+    logits: Tensor | None  # (K,); None without a classifier
+    scores: Tensor | None  # (K,), what a user reads: of classes their probabilities
+    by_depth: Tensor | None  # (L, K), the scores if the network ended after each block
+
+    @property
+    def lengths(self) -> dict[str, Tensor]:
+        """By step, (N,): patch_embed, prefix, positions, norm_pre, blocks.0, ..., norm; those that the model has."""
+        return {
+            name: _lengths(value[0])
+            for name, value in steps_of(self.trace)
+            if name not in ("pool", "pre_logits", "head")
+        }
+
+
+@torch.no_grad()
+def forward_view(model: ModelOrName, image: Images) -> ForwardView:
+    """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+    model, x = _plain_model(model, image)
+    trace = Trace(*(kind for kind in (*STEPS, "tokens") if kind in model.traceable))
+    with evaluation_mode(model):
+        output = wide(model(x, trace=trace))
+        if not model.config.classes:
+            return ForwardView(trace, None, None, None)
+        by_depth = [_read_out(model, trace["tokens", layer]) for layer in trace.layers]
+    return ForwardView(trace, output[0].cpu(), model.task.scores(output)[0].cpu(), torch.stack(by_depth))
+
+
+def steps_of(trace: Trace) -> list[tuple[str, Tensor]]:
+    """Step names, as in a Walk, and their values (1, ...), in the order of the pass."""
+    return [(kind if layer is None else f"blocks.{layer}", value) for (kind, layer), value in trace.items()]
 
 
 @dataclass(frozen=True)
@@ -65,50 +139,46 @@ class Walk:
 
 @torch.no_grad()
 def walk_through(model: ModelOrName, image: Images) -> Walk:
-    """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+    """A forward pass step by step: one image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+    model, x = _plain_model(model, image)
+    if model.classes and model.task.kind != "class":
+        raise UsageError(f"the walk ends in probabilities of classes, and this model gives {model.task.description}.")
+    view = forward_view(model, x)
+    layout, written = model.layout(*x.shape[-2:]), equations(model)
+    costs = {s.name: s for s in inspect(model, image_size=(x.shape[-2], x.shape[-1])).at_depth(2)}
+    patches = patchify(x, model.config.patch_size)  # (1, N, P*P*C)
+    values = [("picture", x), ("patches", patches), *steps_of(view.trace)]
+    if view.scores is not None:
+        values.append(("softmax", view.scores[None]))
+    steps = [_step(name, value[0], written[name.partition(".")[0]], costs.get(name)) for name, value in values]
+    return Walk(steps, layout.prefix, layout.grid, view.by_depth)
+
+
+def _plain_model(model: ModelOrName, image: Images) -> tuple[PlainTransformer | PromptClassifier, Tensor]:
     model = token_model(model)
     if isinstance(model, Hierarchy):
         raise UsageError(
             f"the walk is through a plain ViT, and this is a {model.family}: vitlab inspect shows its steps."
         )
-    if model.classes and model.task.kind != "class":
-        raise UsageError(f"the walk ends in probabilities of classes, and this model gives {model.task.description}.")
     batch = as_batch(model, image)
     if len(batch) != 1:
         raise UsageError(f"a walk is through one image, found {len(batch)}.")
-    x = batch.images
-    kinds = [kind for kind in (*EQUATIONS, "tokens") if kind in model.traceable]
-    trace = Trace(*kinds)
-    with evaluation_mode(model):
-        logits = model(x, trace=trace)
-        read = [_read_out(model, trace["tokens", layer]) for layer in trace.layers] if model.config.classes else []
-    layout = model.layout(*x.shape[-2:])
-    costs = {s.name: s for s in inspect(model, image_size=(x.shape[-2], x.shape[-1])).at_depth(2)}
-    patches = patchify(x, model.config.patch_size)  # (1, N, P*P*C)
-    steps = [_step("picture", x[0], model), _step("patches", patches[0], model)]
-    for (kind, layer), value in trace.items():
-        name = kind if layer is None else f"blocks.{layer}"
-        steps.append(_step(name, value[0], model, costs.get(name)))
-    if model.config.classes:
-        steps.append(_step("softmax", logits[0], model))
-    return Walk(steps, layout.prefix, layout.grid, torch.stack(read) if read else None)
+    return model, batch.images
 
 
 def _read_out(model: TokenModel, tokens: Tensor) -> Tensor:
-    """Tokens (1, N, D) after a block -> probabilities (classes,)."""
+    """Tokens (1, N, D) after a block -> scores (classes,)."""
     tokens = tokens if model.norm is None else model.norm(tokens)
-    return wide(model.forward_head(tokens))[0].softmax(-1).cpu()
+    return model.task.scores(wide(model.forward_head(tokens)))[0].cpu()
 
 
-def _step(name: str, value: Tensor, model: TokenModel, cost: Step | None = None) -> WalkStep:
-    kind = name.partition(".")[0]
-    equation = EQUATIONS[kind]
-    if kind == "pool" and model.config.pool_kind != "class":
-        equation = MEAN if model.config.pool_kind == "mean" else f"y = {model.config.pool_kind} pooling of LN(z_L)"
-    if kind == "blocks" and model.config.post_norm:
-        equation = POST_NORM
+def _lengths(tokens: Tensor) -> Tensor:
+    return wide(tokens).norm(dim=-1).cpu()
+
+
+def _step(name: str, value: Tensor, equation: str, cost: Step | None) -> WalkStep:
     spent = {} if cost is None else {"parameters": cost.parameters, "macs": cost.macs}
-    lengths = wide(value).norm(dim=-1).cpu() if value.ndim == 2 and kind != "patches" else None
+    lengths = _lengths(value) if value.ndim == 2 and name != "patches" else None
     return WalkStep(name, tuple(value.shape), equation, **spent, lengths=lengths)
 
 

@@ -1,6 +1,7 @@
 """Numbers that the page shows about one image in one model, computed by the library.
 
-Each query is a function (served model, image, options) -> a dict, sent as JSON, or an array, sent as bytes.
+Each query is a function (served model, image, options) -> a dict, sent as JSON, or an array or several named ones,
+sent as bytes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import RMSNorm
 
 from vitlab.errors import VitlabError
-from vitlab.explain.attention_maps import query_rows
+from vitlab.explain.block_view import block_view, query_attention
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
 from vitlab.explain.features import patch_tokens, pca_rgb
@@ -26,9 +28,10 @@ from vitlab.explain.inputs import wide
 from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.explain.walk import as_numbers, walk_through
+from vitlab.explain.walk import STEPS, as_numbers, equations, forward_view, stem_kind, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import answer, class_labels, class_probabilities
+from vitlab.layers.block import Block, LayerScale, SwiGLU
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluating
 from vitlab.models.mae import MaskedAutoencoder
@@ -41,7 +44,6 @@ from vitlab.serve.settings import MAX_TEXT_LENGTH, MAX_TEXTS
 Options = Mapping[str, str]
 TOP = 5
 REPETITIONS = 3  # timed passes with and without a reducer; the median is shown
-EXAMPLE_LABELS = 4
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class PageImage:
 
     model: str  # name
     images: Tensor  # (1, C, H, W), normalised
+
+
+@dataclass(frozen=True)
+class NamedArrays:
+    """Several arrays of one answer."""
+
+    arrays: dict[str, Tensor]
 
 
 def predict(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
@@ -63,6 +72,31 @@ def walk(served: ServedModel, image: PageImage, options: Options) -> dict[str, A
     numbers = as_numbers(walk_through(served.encoder, image.images))
     labels = class_labels(served.model) if numbers["by_depth"] is not None else None
     return {**numbers, "labels": labels}
+
+
+def forward(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
+    """Logits, scores, the scores after each block, and the length of every token after each step."""
+    view = forward_view(served.encoder, image.images)
+    numbers = {"logits": view.logits, "probabilities": view.scores, "by_depth": view.by_depth}
+    lengths = {name: values.tolist() for name, values in view.lengths.items()}
+    return {name: None if value is None else value.tolist() for name, value in numbers.items()} | {"lengths": lengths}
+
+
+def block(served: ServedModel, image: PageImage, options: Options) -> NamedArrays:
+    """One token's way through block `layer` with attention head `head`."""
+    encoder, x = _vit(served), image.images
+    numbers = {
+        "layer": _integer(options, "layer", 0, len(encoder.blocks) - 1),
+        "head": _integer(options, "head", 0, encoder.config.heads - 1),
+        "token": _token(options, encoder, x),
+    }
+    return NamedArrays(block_view(encoder, x, **numbers).arrays())
+
+
+def rows(served: ServedModel, image: PageImage, options: Options) -> Tensor:
+    """(L, h, N): where token `token` looks in every layer and head."""
+    encoder = _vit(served)
+    return query_attention(encoder, image.images, _token(options, encoder, image.images))
 
 
 def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor:
@@ -184,10 +218,14 @@ def sentences(served: ServedModel, image: PageImage, options: Options) -> dict[s
 
 
 METHOD_MAPS = tuple(name for name in SHOWN if name != "attention")  # the page draws attention from all its rows
-Query = Callable[[ServedModel, PageImage, Options], dict[str, Any] | Tensor | np.ndarray]
+Content = dict[str, Any] | Tensor | np.ndarray | NamedArrays
+Query = Callable[[ServedModel, PageImage, Options], Content]
 QUERIES: dict[str, Query] = {
     "predict": predict,
     "walk": walk,
+    "forward": forward,
+    "block": block,
+    "rows": rows,
     "positions": positions,
     "attention": attention,
     **{name: partial(method_map, METHODS[name]) for name in METHOD_MAPS},
@@ -207,7 +245,7 @@ def supported_queries(served: ServedModel) -> list[str]:
     supported = {
         "predict": classifies,
         "walk": is_vit and task.kind == "class",
-        **dict.fromkeys(("attention", "distance", "similarity", "colours"), is_vit),
+        **dict.fromkeys(("forward", "block", "rows", "attention", "distance", "similarity", "colours"), is_vit),
         "positions": is_vit and encoder.positions is not None,
         **{name: "explain" in served.verbs and METHODS[name].supports(encoder) for name in METHOD_MAPS},
         "fewer": classifies and is_vit and Capability.REDUCE in encoder.capabilities,
@@ -227,15 +265,36 @@ def model_info(served: ServedModel) -> dict[str, Any]:
         if name in info["offers"]
     ]
     if "predict" in info["offers"]:
-        info["knows"] = class_labels(served.model)[:EXAMPLE_LABELS]
-    if isinstance(encoder, PlainTransformer):
-        c = encoder.config
-        grid = encoder.layout(*size).grid
-        zeros = torch.zeros(1, c.channels, *size)
-        head_token = query_rows(encoder, zeros, None).start  # the token that the head reads
-        info |= {"patch": c.patch_size, "depth": c.depth, "heads": c.heads, "grid": list(grid)}
-        info |= {"prefix": list(c.prefix), "reads": head_token}
-    return info
+        info["labels"] = class_labels(served.model)
+    return info | (_architecture(encoder, size) if isinstance(encoder, PlainTransformer) else {})
+
+
+def _architecture(encoder: PlainTransformer, size: tuple[int, int]) -> dict[str, Any]:
+    """What the picture of the network is drawn from; its words follow what the model is made of."""
+    c, first = encoder.config, cast("list[Block]", encoder.blocks)[0]
+    by_class_token = c.pool_kind in ("class", "class_norm")
+    return {
+        "patch": c.patch_size,
+        "grid": list(encoder.layout(*size).grid),
+        "depth": c.depth,
+        "heads": c.heads,
+        "width": c.width,
+        "head_dim": first.attention.head_dim,
+        "hidden": c.mlp_hidden,
+        "prefix": list(c.prefix),
+        "reads": 0 if by_class_token else None,
+        "pooling": c.pool_kind,
+        "stem": stem_kind(encoder),
+        "positions": c.position_kind,
+        "norm": "post" if c.post_norm else "pre",
+        "norm_kind": "RMSNorm" if isinstance(first.norm1, RMSNorm) else "LayerNorm",
+        "qk_norm": first.attention.q_norm is not None,
+        "layer_scale": isinstance(first.scale1, LayerScale),
+        "gated": isinstance(first.mlp, SwiGLU),
+        "mlp": c.mlp_name,
+        "steps": [kind for kind in STEPS if kind in encoder.traceable],
+        "equations": equations(encoder),
+    }
 
 
 def model_view(served: ServedModel, image: PageImage) -> np.ndarray:
@@ -247,6 +306,11 @@ def _vit(served: ServedModel) -> PlainTransformer:
     """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
     assert isinstance(served.encoder, PlainTransformer)
     return served.encoder
+
+
+def _token(options: Options, encoder: PlainTransformer, x: Tensor) -> int:
+    rows, columns = encoder.layout(*x.shape[-2:]).grid
+    return _integer(options, "token", 0, len(encoder.config.prefix) + rows * columns - 1)
 
 
 def _scores(served: ServedModel, probabilities: Tensor) -> list[dict[str, Any]]:

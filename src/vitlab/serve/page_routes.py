@@ -12,11 +12,10 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -24,14 +23,14 @@ from fastapi.responses import JSONResponse, Response
 from PIL import Image
 from torch import Tensor
 
-from vitlab.images.samples import open_sample
 from vitlab.parsing import parse_json
 from vitlab.serve import page_queries
 from vitlab.serve.errors import RequestError
 from vitlab.serve.executor import compute_async
 from vitlab.serve.image_io import encode_png
 from vitlab.serve.model_pool import ServedModel
-from vitlab.serve.page_queries import PageImage
+from vitlab.serve.page_queries import NamedArrays, PageImage
+from vitlab.serve.page_samples import page_samples
 from vitlab.serve.request import InferenceJob, context_of, respond, until_disconnect
 
 router = APIRouter(include_in_schema=False)
@@ -42,7 +41,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-SAMPLE_DIGITS = (0, 1, 2)  # of the test images: three different digits
 MAX_LOG_BYTES = 2_000_000  # in one response
 MAX_OFFSET = 2**62  # beyond any log
 
@@ -73,14 +71,17 @@ async def search_index(request: Request) -> Response:
 
 @router.get("/page/samples")
 async def samples() -> Response:
-    return JSONResponse(list(_samples()))
+    """Name, address and licence of each."""
+    found = page_samples().items()
+    return JSONResponse([{"name": n, "url": f"page/samples/{quote(n)}", "licence": s.licence} for n, s in found])
 
 
 @router.get("/page/samples/{name}")
 async def sample(name: str) -> Response:
-    if name not in _samples():
+    if name not in page_samples():
         raise RequestError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
-    return Response(_samples()[name](), media_type="image/png")
+    found = page_samples()[name]
+    return Response(found.read(), media_type=found.media_type)
 
 
 @router.post("/page/look")
@@ -92,7 +93,7 @@ async def keep_image(request: Request, model: Annotated[str | None, Query(max_le
         number = secrets.token_urlsafe(12)
         kept = PageImage(job.served.name, image.tensor[None])
         job.context.page_images.put(number, kept)
-        return {"look": number}
+        return {"look": number, "geometry": vars(image.geometry), "size": list(image.tensor.shape[-2:])}
 
     return await respond(request, None, model, answer)
 
@@ -116,7 +117,9 @@ async def query(request: Request, number: str, name: str) -> Response:
     async with job.time_limit():
         with served.slot():
             content = await until_disconnect(request, job.run_alone(function, image))
-    return JSONResponse(content) if isinstance(content, dict) else _array_response(content)
+    if isinstance(content, dict):
+        return JSONResponse(content)
+    return _named_response(content.arrays) if isinstance(content, NamedArrays) else _array_response(content)
 
 
 @router.get("/page/runs")
@@ -204,17 +207,8 @@ def _array_response(values: Tensor | np.ndarray) -> Response:
     return Response(array.tobytes(), media_type="application/octet-stream", headers=headers)
 
 
-@cache
-def _samples() -> dict[str, Callable[[], bytes]]:
-    """PNG encoders by name, for images on every machine: two photos and some digits, from scikit-learn."""
-    from sklearn.datasets import load_sample_image
-
-    def photo(name: str) -> Callable[[], bytes]:
-        return cache(lambda: encode_png(Image.fromarray(load_sample_image(name))))
-
-    def digit(image: Image.Image) -> Callable[[], bytes]:
-        return cache(lambda: encode_png(image.resize((64, 64), Image.Resampling.NEAREST)))
-
-    digits = [open_sample(f"digits#{number}") for number in SAMPLE_DIGITS]
-    photos = {"flower": photo("flower.jpg"), "china": photo("china.jpg")}
-    return photos | {f"digit {one.label}": digit(one.image) for one in digits}
+def _named_response(arrays: dict[str, Tensor]) -> Response:
+    """Little-endian float32, one array after another; a header has their names and shapes, in order."""
+    body = b"".join(np.ascontiguousarray(value.cpu().numpy(), dtype="<f4").tobytes() for value in arrays.values())
+    headers = {"X-Arrays": json.dumps({name: list(value.shape) for name, value in arrays.items()})}
+    return Response(body, media_type="application/octet-stream", headers=headers)
