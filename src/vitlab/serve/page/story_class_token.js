@@ -25,7 +25,7 @@ export const story = {
 
   scenes: [
     {
-      state: ({ token }) => ({ step: "tokens", token }), highlight: "class-token",
+      state: ({ token }) => ({ step: "prefix", token }), highlight: "class-token",
       en: "Before the {patches} patches stands one token that belongs to none of them: the class token. As it enters block 1 it is the same for every image in the world. It knows nothing of this one.",
       zh: "在 {patches} 个图块之前，排着一个不属于任何图块的 token：类别 token。进入第 1 个 block 时，不管是哪张图片，它都一模一样。对眼前这张，它一无所知。",
     },
@@ -34,12 +34,12 @@ export const story = {
         const { about } = ask, row = readerRow(await ask.attention(0), about), onPatches = row.subarray(about.prefix.length), best = indexOfHighest(onPatches);
         return { own: percent(row[token]), given: percent(sum(onPatches)), best: place(best, about.grid), most: percent(onPatches[best]) };
       },
-      state: ({ token }) => ({ step: "weights", layer: 0, token }), highlight: "weights",
+      state: ({ token }) => ({ step: "softmax", layer: 0, token }), highlight: "weights",
       en: "In block 1 it looks for the first time. Mean of its {heads} heads: {own} stays with itself, {given} goes to patches, most of it to {best} ({most}).",
       zh: "在第 1 个 block 里，它第一次去看。{heads} 个头平均：{own} 留给自己，{given} 给了图块，其中{best}最多（{most}）。",
     },
     {
-      state: ({ token }) => ({ step: "mixed", layer: 0, token }), highlight: "mixed",
+      state: ({ token }) => ({ step: "mix", layer: 0, token }), highlight: "mixed",
       en: "The weights say where it looks. The values say what it takes. Each head brings home a weighted mean of {headWidth} numbers; a matrix mixes those of all {heads} heads, and the sum is added to the class token.",
       zh: "权重决定看哪里，值决定拿走什么。每个头带回 {headWidth} 个数的加权平均；再用一个矩阵把 {heads} 个头的结果混合起来，加到类别 token 上。",
     },
@@ -49,7 +49,7 @@ export const story = {
         const shares = rows.map((row) => sum(ranked(row).slice(0, tenth).map((patch) => row[patch])) / sum(row)), layer = indexOfHighest(shares);
         return { pickiest: layer + 1, pickiestLayer: layer, share: percent(shares[layer]), even: percent(tenth / patches) };
       },
-      state: ({ token, pickiestLayer }) => ({ step: "weights", layer: pickiestLayer, token }), highlight: "weights",
+      state: ({ token, pickiestLayer }) => ({ step: "softmax", layer: pickiestLayer, token }), highlight: "weights",
       en: "It is picky. In block {pickiest} its {tenth} favourite patches get {share} of what it gives to patches. Spread evenly, they would get {even}.",
       zh: "它很挑剔。在第 {pickiest} 个 block 里，它最喜欢的 {tenth} 个图块分到了给图块的注意力的 {share}。如果平均分，只有 {even}。",
     },
@@ -58,7 +58,7 @@ export const story = {
         const { by_depth } = await ask.forward(), full = await ask.answer(), settled = settledAt(by_depth), early = indexOfHighest(by_depth[0]);
         return { label: full.label, final: percent(full.probability), settled: settled + 1, early: ask.about.labels[early], earlyShare: percent(by_depth[0][early]), when: SETTLED[settled ? "later" : "first"] };
       },
-      state: ({ token, depth }) => ({ step: "logits", layer: depth - 1, token }), highlight: "answer",
+      state: ({ token, depth }) => ({ step: "answer", layer: depth - 1, token }), highlight: "answer",
       en: "Let the classifier read the class token after each block, as if the network ended there. From which block on would the answer be {label}?",
       zh: "假设网络在每个 block 之后就结束，让分类头直接读类别 token。从第几个 block 起，答案会是 {label}？",
       reveal: {
@@ -73,7 +73,7 @@ export const story = {
         const [a, b] = [without, control].map(({ probabilities }) => probabilities[full.index]);
         return { liked, label: full.label, before: percent(full.probability), withoutLiked: percent(a), withoutIgnored: percent(b), verdict: VERDICTS[a < b ? "map" : "misleads"] };
       },
-      state: ({ token, depth, liked }) => ({ step: "logits", layer: depth - 1, token, edit: { mask_patches: liked } }), highlight: "answer",
+      state: ({ token, depth, liked }) => ({ step: "answer", layer: depth - 1, token, edit: { mask_patches: liked } }), highlight: "answer",
       en: "A test. Hide the {tenth} patches that it looks at most in the last block: {label} goes from {before} to {withoutLiked}. Hide the {tenth} that it looks at least instead: {withoutIgnored}. {verdict}",
       zh: "做个试验。遮住它在最后一个 block 里看得最多的 {tenth} 个图块：{label} 从 {before} 变成 {withoutLiked}。换成遮住看得最少的 {tenth} 个：{withoutIgnored}。{verdict}",
     },

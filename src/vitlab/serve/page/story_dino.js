@@ -27,12 +27,12 @@ export const story = {
       zh: "从来没有人告诉过 {model} 图片里有什么。它只靠一条规则学习：同一张图片的两个视角，应该得到相同的回答。",
     },
     {
-      state: ({ token }) => ({ step: "tokens", token, panel: null }), highlight: "tokens",
+      state: ({ token }) => ({ step: "embed", token, panel: null }), highlight: "tokens",
       en: "There are two networks of the same shape. The teacher sees two large crops of the image. The student sees these and several small ones, and must give the teacher's answer: the part has to tell of the whole.",
       zh: "有两个结构相同的网络。教师看图片的两个大裁剪；学生除了这两个，还要看几个小裁剪，并且答得和教师一样：要从局部说出整体。",
     },
     {
-      state: ({ token }) => ({ step: "tokens", token, panel: null }), highlight: "tokens",
+      state: ({ token }) => ({ step: "embed", token, panel: null }), highlight: "tokens",
       en: "Who teaches the teacher?",
       zh: "那么，教师又是谁教的？",
       reveal: {
@@ -53,7 +53,7 @@ export const story = {
     },
     {
       async facts(ask) { return { colours: await ask.colours() }; },
-      figure: (_, { colours }) => [{ colours, caption: { en: "Like colours, like tokens.", zh: "颜色相近，token 相近。" } }],
+      figure: (_, { colours }) => [{ bytes: colours.data, size: colours.shape, caption: { en: "Like colours, like tokens.", zh: "颜色相近，token 相近。" } }],
       state: { panel: "dino" }, highlight: "panel",
       en: "Each token has {width} numbers. Keep the three directions in which the {patches} patches differ most, and show them as red, green and blue. Parts with one colour are one kind of thing to this model.",
       zh: "每个 token 有 {width} 个数。取 {patches} 个图块差别最大的三个方向，显示成红、绿、蓝。颜色相同的部分，在这个模型眼里是同一类东西。",
@@ -64,7 +64,7 @@ export const story = {
         return { tenth, share: percent(sum(order.slice(0, tenth).map((i) => row[i])) / sum(row)), even: percent(tenth / patches) };
       },
       figure: (_, { row }) => [{ values: row, caption: { en: "Bright: much attention.", zh: "越亮，注意力越多。" } }],
-      state: ({ depth }) => ({ step: "weights", layer: depth - 1, panel: null }), highlight: "weights",
+      state: ({ depth }) => ({ step: "softmax", layer: depth - 1, panel: null }), highlight: "weights",
       en: "Where does it look? In block {depth} the {tenth} patches that it looks at most get {share} of the attention that goes to patches; evenly it would be {even}. In large DINO models these maps outline the main thing in the image.",
       zh: "它看哪里？在第 {depth} 个 block 里，看得最多的 {tenth} 个图块分到了给图块的注意力的 {share}；平均分是 {even}。在大的 DINO 模型里，这种图能勾出画面的主体。",
     },

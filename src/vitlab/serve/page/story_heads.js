@@ -49,7 +49,7 @@ export const story = {
         const [near, far] = [-1, 1].map((sign) => distances[indexOfHighest(distances.map(({ value }) => sign * value))]);
         return { near, far, nearHead: near.head + 1, nearBlock: near.layer + 1, nearDistance: decimal(near.value, 1), farHead: far.head + 1, farBlock: far.layer + 1, farDistance: decimal(far.value, 1), even: decimal(evenDistance(about.grid), 1) };
       },
-      state: ({ token, near }) => ({ step: "weights", layer: near.layer, head: near.head, token }), highlight: "weights",
+      state: ({ token, near }) => ({ step: "softmax", layer: near.layer, head: near.head, token }), highlight: "weights",
       en: "Some look near, some far. Head {nearHead} of block {nearBlock}: {nearDistance} patches away on average. Head {farHead} of block {farBlock}: {farDistance}. Attention spread evenly over the image would be {even}.",
       zh: "有的看近处，有的看远处。第 {nearBlock} 个 block 的第 {nearHead} 个头：平均 {nearDistance} 个图块远。第 {farBlock} 个 block 的第 {farHead} 个头：{farDistance}。如果注意力平均分布在整张图上，是 {even}。",
     },
@@ -67,7 +67,7 @@ export const story = {
         const [sharp, broad] = [-1, 1].map((sign) => spread[indexOfHighest(spread.map(({ value }) => sign * value))]);
         return { sharp, sharpHead: sharp.head + 1, sharpBlock: sharp.layer + 1, sharpTokens: decimal(sharp.value, 1), broadHead: broad.head + 1, broadBlock: broad.layer + 1, broadTokens: whole(broad.value) };
       },
-      state: ({ token, sharp }) => ({ step: "weights", layer: sharp.layer, head: sharp.head, token }), highlight: "weights",
+      state: ({ token, sharp }) => ({ step: "softmax", layer: sharp.layer, head: sharp.head, token }), highlight: "weights",
       en: "Some focus, some take everything in. Head {sharpHead} of block {sharpBlock} spreads its attention over about {sharpTokens} tokens, head {broadHead} of block {broadBlock} over {broadTokens} of {tokens}. (This is the exponential of the entropy.)",
       zh: "有的专注，有的什么都看一点。第 {sharpBlock} 个 block 的第 {sharpHead} 个头，注意力大约分在 {sharpTokens} 个 token 上；第 {broadBlock} 个 block 的第 {broadHead} 个头，分在 {tokens} 个中的 {broadTokens} 个上。（按熵的指数计算。）",
     },
@@ -76,7 +76,7 @@ export const story = {
         const best = habit[indexOfHighest(habit.map(({ value }) => value.share))];
         return { best, habitHead: best.head + 1, habitBlock: best.layer + 1, direction: direction(best.value.offset), share: percent(best.value.share), even: percent(1 / tokens) };
       },
-      state: ({ token, best }) => ({ step: "weights", layer: best.layer, head: best.head, token }), highlight: "weights",
+      state: ({ token, best }) => ({ step: "softmax", layer: best.layer, head: best.head, token }), highlight: "weights",
       en: "And one has a habit. In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Move over the image and watch.",
       zh: "还有一个头有习惯。在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。在图上移动，观察一下。",
     },
@@ -86,7 +86,7 @@ export const story = {
         const full = await ask.answer(), without = (await ask.answer(edit)).probabilities[full.index], change = without - full.probability;
         return { edit, label: full.label, before: percent(full.probability), without: percent(without), spared: SPARED[change > 0.02 ? "better" : change < -0.05 ? "much" : "little"] };
       },
-      state: { step: "logits", edit: {} }, highlight: "answer",
+      state: { step: "answer", edit: {} }, highlight: "answer",
       en: "Now switch this head off. The answer is {label}, {before}. What will be lost?",
       zh: "现在把这个头关掉。原来的答案是 {label}，{before}。会损失什么？",
       reveal: {
@@ -101,7 +101,7 @@ export const story = {
         const left = dropped.map(({ probabilities }) => probabilities[full.index]), worst = indexOfHighest(left.map((value) => -value)), spare = indexOfHighest(left);
         return { worst, worstHead: worst + 1, worstLeft: percent(left[worst]), spareHead: spare + 1, spareLeft: percent(left[spare]), label: full.label };
       },
-      state: ({ worst }) => ({ step: "logits", layer: 0, head: worst, edit: { drop_heads: [[0, worst]] } }), highlight: "answer",
+      state: ({ worst }) => ({ step: "answer", layer: 0, head: worst, edit: { drop_heads: [[0, worst]] } }), highlight: "answer",
       en: "Drop each head of block 1 in turn. Without head {worstHead}, {label} gets {worstLeft}; without head {spareHead}, {spareLeft}. No head was told its job: all began as random numbers, and training made them differ.",
       zh: "把第 1 个 block 的头逐个关掉。没有第 {worstHead} 个头，{label} 是 {worstLeft}；没有第 {spareHead} 个头，是 {spareLeft}。没有人给它们分工：所有头都从随机数开始，训练让它们变得不同。",
     },

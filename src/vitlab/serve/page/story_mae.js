@@ -10,7 +10,11 @@ const ERRORS = {
   rises: { en: "The less it sees, the worse it guesses.", zh: "看到的越少，猜得越差。" },
   mixed: { en: "On a single image the error need not rise step by step.", zh: "就一张图片而言，误差不一定一步步上升。" },
 };
-const painting = (caption, which, painted) => ({ pixels: painted.pixels, shape: painted.shape, which, caption });
+// One of the three images of a reconstruction: 0 the true one, 1 what is left of it, 2 what is painted.
+function painting(caption, which, { pixels, shape: [, high, wide] }) {
+  const bytes = Uint8Array.from(atob(pixels), (one) => one.charCodeAt(0)), count = 3 * high * wide;
+  return { bytes: bytes.subarray(which * count, (which + 1) * count), size: [high, wide], caption };
+}
 const SEEN = { en: "what it sees", zh: "它看到的" }, PAINTED = { en: "what it paints", zh: "它画出的" }, TRUE = { en: "the image", zh: "原图" };
 
 export const story = {
@@ -21,7 +25,7 @@ export const story = {
   start: "vitlab serve bundled:vit bundled:mae",
 
   async facts(ask) {
-    const { about } = ask, patches = about.grid[0] * about.grid[1], byRatio = await Promise.all(RATIOS.map((ratio) => ask.painted({ percent: ratio, seed: 0 })));
+    const { about } = ask, patches = about.grid[0] * about.grid[1], byRatio = await Promise.all(RATIOS.map((ratio) => ask.reconstruction({ percent: ratio, seed: 0 })));
     const painted = byRatio[RATIOS.indexOf(75)], hidden = [...painted.mask].filter((bit) => bit === "1").length, visible = patches - hidden;
     return { byRatio, painted, patches, hidden, visible, products: percent((visible / patches) ** 2), model: about.name, error: decimal(painted.error) };
   },

@@ -81,10 +81,10 @@ export const story = {
     {
       async facts(ask, { token }) {
         const lengths = (await ask.forward()).lengths, embed = lengths.patch_embed, added = lengths.positions;
-        if (!added) return { places: PLACES.later };
-        return { places: PLACES.added, before: decimal(embed[embed.length - added.length + token]), after: decimal(added[token]) };
+        if (!added) return { places: PLACES.later, placeStep: "embed" };
+        return { places: PLACES.added, placeStep: "positions", before: decimal(embed[embed.length - added.length + token]), after: decimal(added[token]) };
       },
-      state: ({ token }) => ({ step: "positions", token }), highlight: "positions",
+      state: ({ token, placeStep }) => ({ step: placeStep, token }), highlight: "positions",
       en: "{places}",
       zh: "{places}",
     },
@@ -94,7 +94,7 @@ export const story = {
         const kind = target === token ? "itself" : target < first ? "prefix" : "patch";
         return { sentence: MOST[kind], head: 1, own: percent(weights[token]), most: percent(weights[target]), target: kind === "prefix" ? about.prefix[target] : place(target - first, about.grid) };
       },
-      state: ({ token }) => ({ step: "weights", layer: 0, head: 0, token }), highlight: "weights",
+      state: ({ token }) => ({ step: "softmax", layer: 0, head: 0, token }), highlight: "weights",
       en: "Block 1: attention. The token compares its query q with the keys k of all {tokens} tokens, and takes a weighted mean of their values. {sentence}",
       zh: "第 1 个 block：注意力。这个 token 用自己的查询 q 与全部 {tokens} 个 token 的键 k 作比较，再把它们的值加权平均。{sentence}",
     },
@@ -103,7 +103,7 @@ export const story = {
         const { fc1_pre } = await ask.block({ layer: 0, head: 0, token });
         return { active: whole(fc1_pre.filter((value) => value > 0).length), units: UNITS[ask.about.gated ? "gate" : "activation"] };
       },
-      state: ({ token }) => ({ step: "mlp", layer: 0, token }), highlight: "mlp",
+      state: ({ token }) => ({ step: "gelu", layer: 0, token }), highlight: "mlp",
       en: "Then the MLP, which works on each token alone. It has {hidden} hidden units. {units}",
       zh: "接着是 MLP，它对每个 token 单独计算。隐藏层有 {hidden} 个单元。{units}",
     },
@@ -112,7 +112,7 @@ export const story = {
         const { input, output } = await ask.block({ layer: 0, head: 0, token }), similarity = cosine(input, output);
         return { first: decimal(similarity), turned: TURNED[similarity >= 0.7 ? "little" : "much"], length0: decimal(norm(input)), length1: decimal(norm(output)) };
       },
-      state: ({ token }) => ({ step: "residual", layer: 0, token }), highlight: "residual",
+      state: ({ token }) => ({ step: "add2", layer: 0, token }), highlight: "residual",
       en: "Nothing is overwritten: attention and MLP are added to what was there. {turned} (cosine {first}); its length goes from {length0} to {length1}.",
       zh: "没有什么被覆盖：注意力和 MLP 的结果都是加到原来的值上。{turned}（余弦 {first}），长度从 {length0} 变为 {length1}。",
     },
@@ -135,7 +135,7 @@ export const story = {
         const full = await ask.answer(), without = await ask.answer({ mask_patches: [patch] }), change = without.probabilities[full.index] - full.probability;
         return { label: full.label, before: percent(full.probability), after: percent(without.probabilities[full.index]), lost: LOST[change > 0.02 ? "better" : change < -0.1 ? "much" : "little"] };
       },
-      state: ({ token, patch }) => ({ step: "logits", token, edit: { mask_patches: [patch] } }), highlight: "answer",
+      state: ({ token, patch }) => ({ step: "answer", token, edit: { mask_patches: [patch] } }), highlight: "answer",
       en: "How much hangs on it? With all patches the answer is {label}, {before}. With this one hidden, {label} gets {after}. {lost} Now pick another patch and follow it yourself.",
       zh: "答案有多依赖它？用全部图块时，答案是 {label}，{before}。遮住这一个之后，{label} 是 {after}。{lost}现在换一个图块，自己跟一遍吧。",
     },

@@ -69,7 +69,7 @@ export const story = {
         const kind = without.index !== full.index ? "other" : sure < full.probability - 0.1 ? "less" : "same";
         return { removedLabel: without.label, removed: percent(without.probability), verdict: REMOVED[kind] };
       },
-      state: { step: "logits" }, highlight: "answer",
+      state: { step: "answer" }, highlight: "answer",
       en: "With positions the answer is {label}, {before}. Now leave them all out. What will the model say?",
       zh: "有位置时，答案是 {label}，{before}。现在把位置全部拿掉，模型会怎么说？",
       reveal: {
@@ -83,7 +83,7 @@ export const story = {
         const shuffled = await ask.answer({ positions: "shuffled", seed: 0 });
         return { shuffledLabel: shuffled.label, shuffled: percent(shuffled.probability) };
       },
-      state: { step: "logits", edit: { positions: "shuffled", seed: 0 } }, highlight: "answer",
+      state: { step: "answer", edit: { positions: "shuffled", seed: 0 } }, highlight: "answer",
       en: "Or give every patch the vector of some other place. To the blocks this is an image whose squares were dealt out at random: {shuffledLabel}, {shuffled}.",
       zh: "或者把位置打乱，让每个图块拿到别处的向量。对后面的 block 来说，这就是一张方块被随机重排的图片：{shuffledLabel}，{shuffled}。",
     },
@@ -93,7 +93,7 @@ export const story = {
         const without = meanDistances(removed, ask.about)[head];
         return { nearest: head, head: head + 1, distance: decimal(near[head], 1), without: decimal(without, 1), even: decimal(evenDistance(ask.about.grid), 1), why: HEADS[without > 1.1 * near[head] ? "grows" : "stays"] };
       },
-      state: ({ centre, nearest }) => ({ step: "weights", layer: 0, head: nearest, token: centre, edit: {} }), highlight: "weights",
+      state: ({ centre, nearest }) => ({ step: "softmax", layer: 0, head: nearest, token: centre, edit: {} }), highlight: "weights",
       en: "Who uses them? Head {head} of block 1 looks {distance} patches away on average. Without positions it looks {without} away; attention spread evenly would be {even}. {why}",
       zh: "谁在用位置？第 1 个 block 的第 {head} 个头平均看 {distance} 个图块远。拿掉位置后是 {without}；注意力完全平均时是 {even}。{why}",
     },

@@ -1,0 +1,205 @@
+// Guided stories: a card beside the picture that tells of the network scene by scene, while the picture follows.
+//
+// A story (story_*.js) is data:
+//   name, title, summary                  texts are { en, zh }
+//   needs: { offers, … }                  what a model must have for it; start: the command that serves one
+//   facts(ask)                            numbers for all of its scenes; ask: story_questions.js
+//   scenes: [{
+//     facts(ask, facts)                   more numbers for this scene
+//     state: patch or (facts) => patch    what the picture shows; the rest is as the page opens
+//     highlight                           the part of the picture that is meant: a key of PARTS
+//     en, zh                              the text; {name} is a fact
+//     reveal: { en, zh, state }           the answer, where the text is a question
+//     figure(ask, facts)                  pictures in the card: story_figures.js
+//   }]
+// A new story is a file and a line in STORIES.
+import { clear, el } from "./draw.js";
+import { setState, state, subscribe } from "./state.js";
+import { language, t } from "./text.js";
+import { drawFigures } from "./story_figures.js";
+import { questions } from "./story_questions.js";
+import { fill, readingSeconds } from "./story_words.js";
+import { story as patch } from "./story_patch.js";
+import { story as classToken } from "./story_class_token.js";
+import { story as positions } from "./story_positions.js";
+import { story as heads } from "./story_heads.js";
+import { story as fewer } from "./story_fewer.js";
+import { story as mae } from "./story_mae.js";
+import { story as dino } from "./story_dino.js";
+import { story as clip } from "./story_clip.js";
+
+export const STORIES = [patch, classToken, positions, heads, fewer, mae, dino, clip];
+
+const MOST_TOKENS = 600; // attention between all tokens of all blocks must fit in memory
+
+// Whether this model can show the story.
+export function suits(story, about) {
+  const { offers, readsClassToken, learnedWithoutLabels } = story.needs;
+  const tokens = about.grid && about.prefix.length + about.grid[0] * about.grid[1];
+  return offers.every((name) => about.offers.includes(name))
+    && (!offers.includes("attention") || tokens <= MOST_TOKENS)
+    && (!readsClassToken || about.reads !== null)
+    && (!learnedWithoutLabels || /dino/i.test(`${about.name} ${about.family}`));
+}
+
+const BEGINNING = { layer: 0, head: 0, token: null, step: "image", edit: {}, panel: null, heat: null }; // each scene shows what it says, and no more
+const THINKING_SECONDS = 4; // between a question and its answer, while playing
+const PAUSE_SECONDS = 1.5; // after a text
+const spoken = () => (language() === "en" ? "en" : "zh");
+
+// The card, in the element `box`. page: { models, source, look(model): promise, guard(work): shows what goes wrong }.
+// A story can be left anywhere: what it changed in the network is undone; layer, head and patch stay where they are.
+export function storyCard(box, page) {
+  let now = null; // the story that is told: { story, ask, facts, scene, more: facts of the scene, revealed, playing, edit: as it was before }
+  let parts = null; // the card's elements
+  let timer = null, turn = 0, telling = false, opener = null;
+
+  const tell = (patch) => { telling = true; try { setState(patch); } finally { telling = false; } };
+  const valueOf = (patch, facts) => (typeof patch === "function" ? patch(facts) : patch);
+  const words = (text) => fill(text[spoken()], now.more, spoken());
+
+  // The model that is looked into, where it suits, or else the first that does.
+  const modelFor = (story) => [page.models.find(({ name }) => name === state.model), ...page.models].find((about) => about && suits(story, about));
+
+  function open(button) {
+    opener = button;
+    document.body.classList.add("with-story");
+    box.hidden = false;
+    list();
+  }
+
+  function close() {
+    end();
+    box.hidden = true;
+    document.body.classList.remove("with-story");
+    opener?.focus();
+  }
+
+  function end() {
+    clearTimeout(timer);
+    turn++;
+    delete document.body.dataset.story;
+    const edit = now?.edit;
+    now = null;
+    if (edit) setState({ edit });
+  }
+
+  function list() {
+    end();
+    const items = STORIES.map((story) => {
+      const model = modelFor(story), text = [el("strong", { text: story.title[spoken()] }), el("span", { text: story.summary[spoken()] })];
+      const choice = el("button", { type: "button", class: "story-choice", "data-story": story.name, disabled: !model, onclick: () => begin(story, model) }, ...text);
+      return el("li", {}, choice, ...(model ? [] : [el("p", { class: "quiet" }, t("story_needs"), " ", el("code", { text: story.start }))]));
+    });
+    clear(box).append(header(t("stories")), el("p", { class: "quiet", text: t("stories_how") }), el("ol", { class: "story-list" }, ...items));
+    box.focus();
+  }
+
+  const begin = (story, about, scene = 0) => page.guard(async () => {
+    const mine = ++turn, edit = now?.edit ?? state.edit, playing = now?.playing ?? false;
+    const ask = questions(page.source, await page.look(about.name), about), facts = await story.facts(ask);
+    if (mine !== turn) return;
+    now = { story, ask, facts, scene, more: facts, revealed: false, playing, edit };
+    frame();
+    box.focus();
+    await show(scene);
+  });
+
+  const show = (scene) => page.guard(async () => {
+    const mine = ++turn, { story, ask, facts } = now, one = story.scenes[scene], more = { ...facts, ...(await one.facts?.(ask, facts)) };
+    if (mine !== turn) return;
+    Object.assign(now, { scene, more, revealed: false });
+    tell({ ...BEGINNING, model: ask.about.name, ...valueOf(one.state, more) });
+    document.body.dataset.story = one.highlight;
+    draw();
+    schedule();
+  });
+
+  function reveal() {
+    const { reveal: answer } = now.story.scenes[now.scene];
+    now.revealed = true;
+    if (answer.state) tell(valueOf(answer.state, now.more));
+    draw();
+    schedule();
+  }
+
+  // While playing: on to the answer, to the next scene, to the end.
+  function schedule() {
+    clearTimeout(timer);
+    parts.time.style.animation = "none";
+    if (!now.playing) return;
+    const one = now.story.scenes[now.scene], asks = one.reveal && !now.revealed;
+    const seconds = readingSeconds(words(now.revealed ? one.reveal : one), spoken()) + (asks ? THINKING_SECONDS : PAUSE_SECONDS);
+    if (!asks && now.scene === now.story.scenes.length - 1) { setPlaying(false); return; }
+    void parts.time.offsetWidth; // without this the animation would not start anew
+    parts.time.style.animation = `story-time ${seconds}s linear`;
+    timer = setTimeout(asks ? reveal : () => show(now.scene + 1), 1000 * seconds);
+  }
+
+  function setPlaying(playing) {
+    now.playing = playing;
+    draw();
+    schedule();
+  }
+
+  const move = (by) => { if (now.story.scenes[now.scene + by]) show(now.scene + by); };
+
+  function header(title) {
+    const name = t("story_close");
+    return el("header", {}, el("h2", { id: "story-title", text: title }), el("button", { type: "button", class: "story-close", "aria-label": name, title: name, text: "×", onclick: close }));
+  }
+
+  function frame() {
+    const { scenes, title } = now.story, button = (text, onclick) => el("button", { type: "button", text, onclick });
+    parts = {
+      dots: scenes.map((_, i) => el("button", { type: "button", "aria-label": t("story_scene", { n: i + 1, all: scenes.length }), onclick: () => show(i) })),
+      time: el("div", { class: "story-time", "aria-hidden": "true" }), text: el("div", { class: "story-text", "aria-live": "polite" }),
+      reveal: button(t("story_reveal"), reveal), figures: el("div", { class: "story-figures" }),
+      all: button(t("story_all"), list), back: button(t("story_back"), () => move(-1)), play: button("", () => setPlaying(!now.playing)), next: button(t("story_next"), () => move(1)),
+    };
+    for (const name of ["all", "back", "play", "next", "reveal"]) parts[name].dataset.do = name;
+    clear(box).append(header(title[spoken()]), el("ol", { class: "story-dots" }, ...parts.dots.map((dot) => el("li", {}, dot))), parts.time, parts.text, parts.reveal, parts.figures,
+      el("footer", {}, parts.all, parts.back, parts.play, parts.next));
+  }
+
+  function draw() {
+    const { story, scene, more, ask, revealed, playing } = now, one = story.scenes[scene];
+    const lines = [words(one), ...(revealed ? [words(one.reveal)] : [])].map((text) => el("p", { text }));
+    clear(parts.text).append(...lines);
+    clear(parts.figures).append(...drawFigures(one.figure?.(ask, more) ?? [], ask, spoken()));
+    parts.dots.forEach((dot, i) => (i === scene ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
+    parts.reveal.hidden = !one.reveal || revealed;
+    parts.back.disabled = scene === 0;
+    parts.next.disabled = scene === story.scenes.length - 1;
+    parts.play.textContent = t(playing ? "story_pause" : "story_play");
+    if (document.activeElement === document.body) box.focus(); // the button that was pressed is gone: keys must go on working
+  }
+
+  // Another image or model in the middle of a story: it goes on with that one.
+  subscribe((_, changed) => {
+    if (!now || telling || !(changed.has("sample") || changed.has("model"))) return;
+    const about = page.models.find(({ name }) => name === state.model);
+    suits(now.story, about) ? begin(now.story, about, now.scene) : list();
+  });
+
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { close(); return; }
+    if (!now || event.ctrlKey || event.altKey || event.metaKey) return;
+    const act = { ArrowRight: () => move(1), ArrowLeft: () => move(-1), Home: () => show(0), End: () => show(now.story.scenes.length - 1), p: () => setPlaying(!now.playing) }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    event.stopPropagation(); // the picture has arrow keys of its own
+    act();
+  });
+
+  // In the language that is chosen now.
+  function redraw() {
+    if (box.hidden) return;
+    if (!now) { list(); return; }
+    frame();
+    draw();
+    schedule();
+  }
+
+  return { open, close, redraw };
+}

@@ -1,0 +1,21 @@
+// Pictures in the card of a story. A figure is data with a caption { en, zh }:
+//   { values, mark }         heat on the photo, one value for each patch; mark: a patch with a frame
+//   { bytes, size }          an image in the model's pixels: (height, width, 3)
+//   { groups }               patches that share a token, by number; -1: dropped
+import { el, lowest } from "./draw.js";
+import { board, frame, heat, pixels } from "./heat.js";
+import { colour } from "./fewer.js";
+
+const WIDTH = 220;
+
+export function drawFigures(figures, { about: { grid }, look: { sharp, view } }, language) {
+  return figures.map(({ caption, values, mark, bytes, size, groups }) => {
+    const text = caption[language], canvas = board(sharp, text, WIDTH);
+    if (values) {
+      heat(canvas, sharp, grid, values, { least: lowest(values) });
+      if (mark !== undefined) frame(canvas, grid, mark);
+    } else if (bytes) pixels(canvas, bytes, size[1], size[0]);
+    else colour(canvas, view, grid, groups.flat());
+    return el("figure", {}, canvas, el("figcaption", { class: "quiet", text }));
+  });
+}
