@@ -15,7 +15,7 @@ export const story = {
   name: "class-token",
   title: { en: "What the class token collects", zh: "类别 token 收集了什么" },
   summary: { en: "One token without a patch ends up with the answer.", zh: "一个不属于任何图块的 token，最后拿到了答案。" },
-  needs: { offers: ["forward", "block", "attention"], readsClassToken: true },
+  needs: { offers: ["predict", "forward", "block", "attention"], readsClassToken: true },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -40,8 +40,8 @@ export const story = {
     },
     {
       state: ({ token }) => ({ step: "mix", layer: 0, token }), highlight: "mixed",
-      en: "The weights say where it looks. The values say what it takes. Each head brings home a weighted mean of {headWidth} numbers; a matrix mixes those of all {heads} heads, and the sum is added to the class token.",
-      zh: "权重决定看哪里，值决定拿走什么。每个头带回 {headWidth} 个数的加权平均；再用一个矩阵把 {heads} 个头的结果混合起来，加到类别 token 上。",
+      en: "The weights say where it looks. The values say what it takes. Each head brings home a weighted mean of the values, {headWidth} numbers; a matrix mixes those of all {heads} heads, and the result is added to the class token.",
+      zh: "权重决定看哪里，值决定拿走什么。每个头带回值的加权平均，{headWidth} 个数；再用一个矩阵把 {heads} 个头的结果混合起来，加到类别 token 上。",
     },
     {
       async facts(ask, { depth, tenth, patches }) {

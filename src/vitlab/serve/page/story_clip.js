@@ -1,9 +1,13 @@
 // CLIP: images and sentences in one space (arXiv:2103.00020).
-import { indexOfHighest, ranked } from "./story_measures.js";
+import { indexOfHighest, ranked, sum } from "./story_measures.js";
 import { decimal, percent } from "./story_words.js";
 
 const THINGS = ["cat", "dog", "ship", "frog"];
 const sentence = (thing) => `a photo of a ${thing}`;
+const WORDING = {
+  counts: { en: "So wording counts. When it matters, one takes the mean over many templates.", zh: "可见措辞有影响。要紧的时候，会对许多模板取平均。" },
+  not: { en: "To this model the wording makes no difference. To others it does, so one takes the mean over many templates.", zh: "对这个模型，措辞没有影响；对别的模型有，所以会对许多模板取平均。" },
+};
 const BRIGHT = { en: "Bright: speaks for “{text}”.", zh: "越亮，越支持“{text}”。" };
 const caption = (text) => Object.fromEntries(Object.entries(BRIGHT).map(([language, words]) => [language, words.replace("{text}", text)]));
 
@@ -40,11 +44,12 @@ export const story = {
     },
     {
       facts(_, { answer: { cosine, probability }, order: [a, b] }) {
-        return { gap: decimal(cosine[a] - cosine[b], 3), scale: decimal(Math.log(probability[a] / probability[b]) / (cosine[a] - cosine[b]), 1) };
+        const raw = Math.exp(cosine[a]) / sum(cosine.map(Math.exp));
+        return { gap: decimal(cosine[a] - cosine[b]), raw: percent(raw), scale: decimal(Math.log(probability[a] / probability[b]) / (cosine[a] - cosine[b]), 1) };
       },
       state: { panel: "clip" }, highlight: "panel",
-      en: "The gap to the next one, “{second}”, is only {gap}. A softmax would hardly see it. So cosines are first multiplied by a learned number, here {scale}: “{best}” {bestShare}, “{second}” {secondShare}.",
-      zh: "它与第二名 “{second}” 只差 {gap}，直接做 softmax 几乎看不出来。所以先把余弦乘上一个学到的数，这里是 {scale}：“{best}” {bestShare}，“{second}” {secondShare}。",
+      en: "The next one, “{second}”, is {gap} lower. A softmax of the cosines themselves would give the best only {raw}. So they are first multiplied by a learned number, here {scale}: “{best}” {bestShare}, “{second}” {secondShare}.",
+      zh: "第二名 “{second}” 低 {gap}。直接对余弦做 softmax，第一名只有 {raw}。所以先把余弦乘上一个学到的数，这里是 {scale}：“{best}” {bestShare}，“{second}” {secondShare}。",
     },
     {
       async facts(ask, { answer, order }) {
@@ -68,11 +73,12 @@ export const story = {
     {
       async facts(ask, { thing }) {
         const wordings = [thing, `a photo of a ${thing}`, `a blurry photo of a ${thing}`], { cosine } = await ask.sentences(wordings);
-        return Object.fromEntries([...wordings.map((text, i) => [`wording${i}`, text]), ...cosine.map((value, i) => [`cosine${i}`, decimal(value, 3)])]);
+        const verdict = WORDING[Math.max(...cosine) - Math.min(...cosine) >= 0.01 ? "counts" : "not"];
+        return Object.fromEntries([["verdict", verdict], ...wordings.map((text, i) => [`wording${i}`, text]), ...cosine.map((value, i) => [`cosine${i}`, decimal(value, 3)])]);
       },
       state: { panel: "clip" }, highlight: "panel",
-      en: "Wording counts. “{wording0}”: {cosine0}. “{wording1}”: {cosine1}. “{wording2}”: {cosine2}. That is why one takes the mean over many templates when it matters.",
-      zh: "措辞有影响。“{wording0}”：{cosine0}。“{wording1}”：{cosine1}。“{wording2}”：{cosine2}。所以要紧的时候，会对许多模板取平均。",
+      en: "Say the same in other words. “{wording0}”: {cosine0}. “{wording1}”: {cosine1}. “{wording2}”: {cosine2}. {verdict}",
+      zh: "换个说法试试。“{wording0}”：{cosine0}。“{wording1}”：{cosine1}。“{wording2}”：{cosine2}。{verdict}",
     },
     {
       state: { panel: "clip" }, highlight: "panel",

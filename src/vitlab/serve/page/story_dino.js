@@ -3,7 +3,8 @@ import { indexOfHighest, mean, ranked, readerRow, sum } from "./story_measures.j
 import { decimal, percent, place } from "./story_words.js";
 
 const NEIGHBOURS = {
-  closer: { en: "So what belongs together in the image has come together among the tokens.", zh: "也就是说，图片里连在一起的东西，token 也彼此靠近。" },
+  closer: { en: "What lies together in the image lies together among the tokens.", zh: "图片里挨在一起的，token 也彼此靠近。" },
+  little: { en: "The difference is small: here all tokens have much in common.", zh: "差别不大：在这张图里，所有 token 都有不少共同之处。" },
   not: { en: "For this patch the neighbours are not closer than the rest: it lies on an edge, or stands alone.", zh: "对这个图块来说，邻居并不比其他图块更近：它在边缘上，或者自成一块。" },
 };
 
@@ -44,7 +45,7 @@ export const story = {
       facts(_, { like, patch, grid: [rows, columns] }) {
         const near = Array.from(like, (_, i) => Math.abs(Math.floor(i / columns) - Math.floor(patch / columns)) <= 1 && Math.abs((i % columns) - (patch % columns)) <= 1);
         const neighbours = mean(Array.from(like).filter((_, i) => near[i] && i !== patch)), others = mean(Array.from(like).filter((_, i) => !near[i]));
-        return { neighbours: decimal(neighbours), others: decimal(others), verdict: NEIGHBOURS[neighbours > others ? "closer" : "not"] };
+        return { neighbours: decimal(neighbours), others: decimal(others), verdict: NEIGHBOURS[neighbours > others + 0.05 ? "closer" : neighbours > others ? "little" : "not"] };
       },
       figure: (_, { like, patch }) => [{ values: like, mark: patch, caption: { en: "Bright: like the marked patch.", zh: "越亮，越像标出的图块。" } }],
       state: { panel: "dino" }, highlight: "panel",

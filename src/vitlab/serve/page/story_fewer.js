@@ -4,12 +4,12 @@ import { decimal, percent, whole } from "./story_words.js";
 
 const REPEATS = {
   many: { en: "This image repeats itself.", zh: "这张图片有很多重复。" },
-  few: { en: "This image repeats itself little, so merging will be harder.", zh: "这张图片重复不多，合并起来会更难。" },
+  few: { en: "The others will be harder to merge.", zh: "其余的合并起来会更难。" },
 };
 const COST = {
   none: { en: "Next to nothing is lost.", zh: "几乎没有损失。" },
   some: { en: "The answer holds, less sure.", zh: "答案没变，只是把握小了些。" },
-  gain: { en: "The answer holds and is even surer. On one image such a thing is luck.", zh: "答案没变，反而更有把握。单看一张图，这只是运气。" },
+  gain: { en: "The answer holds and is even surer. On one image that can be chance.", zh: "答案没变，反而更有把握。单看一张图，这可能只是碰巧。" },
   other: { en: "The answer is another: too much was merged for this image.", zh: "答案变了：对这张图片来说合并得太多。" },
 };
 const CHANCE = {
@@ -28,7 +28,7 @@ export const story = {
   name: "fewer",
   title: { en: "What is lost with fewer tokens", zh: "token 少了会丢什么" },
   summary: { en: "Merge the tokens that are alike, and watch the answer.", zh: "把相似的 token 合并，看答案怎么变。" },
-  needs: { offers: ["forward", "fewer", "similarity"] },
+  needs: { offers: ["predict", "forward", "fewer", "similarity"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -56,8 +56,8 @@ export const story = {
     },
     {
       state: { panel: "fewer" }, highlight: "panel",
-      en: "Token merging (ToMe) uses that. In every block it looks for the {r} pairs of tokens that are most alike and makes one token of each: their mean, weighted by how many patches each stands for.",
-      zh: "合并 token（ToMe）利用的就是这一点。在每个 block 里，它找出最相似的 {r} 对 token，把每一对合成一个：按各自代表的图块数加权平均。",
+      en: "Token merging (ToMe) uses that. In every block it takes the {r} closest pairs that it finds and makes one token of each: their mean, weighted by how many patches each stands for.",
+      zh: "合并 token（ToMe）利用的就是这一点。在每个 block 里，它取找到的最相似的 {r} 对 token，把每一对合成一个：按各自代表的图块数加权平均。",
     },
     {
       facts(_, { merged }) {

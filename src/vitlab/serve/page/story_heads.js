@@ -4,7 +4,12 @@ import { decimal, direction, percent, whole } from "./story_words.js";
 
 const DEPTH = {
   wider: { en: "The deeper, the wider: as in Figure 7 of the ViT paper.", zh: "越深看得越远，和 ViT 论文的图 7 一样。" },
+  narrower: { en: "Here it is the other way round: late heads look nearer than early ones.", zh: "这里反过来：后面的头比前面的看得近。" },
   even: { en: "In this model depth hardly widens the view: from the start some heads look far.", zh: "在这个模型里，深度并没有让视野变宽多少：从一开始就有看得远的头。" },
+};
+const HABITS = {
+  strong: { en: "And one has a habit.", zh: "还有一个头有习惯。" },
+  weak: { en: "Some ViTs have heads with a fixed habit: always the patch next door, say. Here the strongest one is weak.", zh: "有些 ViT 的头有固定的习惯，比如总看隔壁的图块。这个模型里，最明显的也不强。" },
 };
 const SPARED = {
   little: { en: "Hardly anything. The other heads make up for it.", zh: "几乎没有影响，其他头补上了。" },
@@ -15,8 +20,8 @@ const SPARED = {
 export const story = {
   name: "heads",
   title: { en: "What heads specialise in", zh: "注意力头各有什么专长" },
-  summary: { en: "Near and far, sharp and broad, and one with a habit.", zh: "有的看近，有的看远；有的专注，有的分散；还有一个有习惯。" },
-  needs: { offers: ["forward", "attention"] },
+  summary: { en: "Near and far, sharp and broad, and some with a habit.", zh: "有的看近，有的看远；有的专注，有的分散；还有的有习惯。" },
+  needs: { offers: ["predict", "forward", "attention"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -56,7 +61,7 @@ export const story = {
     {
       facts(_, { distances, depth }) {
         const of = (layer) => mean(distances.filter((one) => one.layer === layer).map(({ value }) => value)), first = of(0), last = of(depth - 1);
-        return { firstDistance: decimal(first, 1), lastDistance: decimal(last, 1), trend: DEPTH[last > 1.1 * first ? "wider" : "even"] };
+        return { firstDistance: decimal(first, 1), lastDistance: decimal(last, 1), trend: DEPTH[last > 1.1 * first ? "wider" : last < 0.9 * first ? "narrower" : "even"] };
       },
       state: ({ token, depth }) => ({ step: "heads", layer: depth - 1, token }), highlight: "heads",
       en: "Does the view widen with depth? Mean of the heads in block 1: {firstDistance} patches. In block {depth}: {lastDistance}. {trend}",
@@ -74,11 +79,11 @@ export const story = {
     {
       facts(_, { habit, tokens }) {
         const best = habit[indexOfHighest(habit.map(({ value }) => value.share))];
-        return { best, habitHead: best.head + 1, habitBlock: best.layer + 1, direction: direction(best.value.offset), share: percent(best.value.share), even: percent(1 / tokens) };
+        return { best, hasHabit: HABITS[best.value.share * tokens >= 4 ? "strong" : "weak"], habitHead: best.head + 1, habitBlock: best.layer + 1, direction: direction(best.value.offset), share: percent(best.value.share), even: percent(1 / tokens) };
       },
       state: ({ token, best }) => ({ step: "softmax", layer: best.layer, head: best.head, token }), highlight: "weights",
-      en: "And one has a habit. In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Move over the image and watch.",
-      zh: "还有一个头有习惯。在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。在图上移动，观察一下。",
+      en: "{hasHabit} In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Move over the image and watch.",
+      zh: "{hasHabit}在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。在图上移动，观察一下。",
     },
     {
       async facts(ask, { habit }) {

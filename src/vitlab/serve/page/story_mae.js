@@ -3,8 +3,8 @@ import { decimal, percent } from "./story_words.js";
 
 const RATIOS = [25, 50, 75, 90];
 const NORMALISED = {
-  yes: { en: "This model predicts each patch with its own brightness and contrast taken out; for the picture both are put back from the true patch.", zh: "这个模型预测的是去掉自身亮度和对比度之后的图块；画图时，这两样是从真实图块补回来的。" },
-  no: { en: "The colours, too, are its own guess.", zh: "颜色也是它自己猜的。" },
+  true: { en: "This model predicts each patch with its own brightness and contrast taken out; for the picture both are put back from the true patch.", zh: "这个模型预测的是去掉自身亮度和对比度之后的图块；画图时，这两样是从真实图块补回来的。" },
+  false: { en: "The colours, too, are its own guess.", zh: "颜色也是它自己猜的。" },
 };
 const ERRORS = {
   rises: { en: "The less it sees, the worse it guesses.", zh: "看到的越少，猜得越差。" },
@@ -50,7 +50,7 @@ export const story = {
       zh: "接着是解码器，一个更小的 ViT。它在每个空缺处放同一个可学习的 token，彼此只靠位置区分。靠这些和编码器给出的 token，它要把画补全。",
     },
     {
-      facts: ({ about }) => ({ normalised: NORMALISED[about.norm_pix ? "yes" : "no"] }),
+      facts: ({ about }) => ({ normalised: NORMALISED[about.norm_pix] }),
       figure: (_, { painted }) => [painting(SEEN, 1, painted), painting(PAINTED, 2, painted), painting(TRUE, 0, painted)],
       state: { panel: "mae" }, highlight: "panel",
       en: "This is what it paints. Where several things could be, a squared error is smallest for their mean: so it paints blurred. {normalised}",

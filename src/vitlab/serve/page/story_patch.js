@@ -49,7 +49,7 @@ export const story = {
   name: "patch",
   title: { en: "What a patch becomes", zh: "一个图块会变成什么" },
   summary: { en: "One square of pixels, from the image to the answer.", zh: "跟着一小块像素，从图片一直走到答案。" },
-  needs: { offers: ["forward", "block", "attention"] },
+  needs: { offers: ["predict", "forward", "block", "attention"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {

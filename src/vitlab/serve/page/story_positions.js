@@ -29,7 +29,7 @@ export const story = {
   name: "positions",
   title: { en: "Why positions", zh: "为什么需要位置" },
   summary: { en: "Take the positions away and see what is lost.", zh: "拿掉位置，看看丢了什么。" },
-  needs: { offers: ["forward", "attention", "positions"] },
+  needs: { offers: ["predict", "forward", "attention", "positions"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {

@@ -11,7 +11,7 @@ export function fill(text, facts, language) {
 }
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
-export const decimal = (value, digits = 2) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1"); // no "-0.00"
+export const decimal = (value, digits = 2) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−"); // no −0.00
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
 export function place(patch, [, columns]) {
