@@ -7,14 +7,16 @@
 //   scenes: [{
 //     facts(ask, facts)                   more numbers for this scene
 //     state: patch or (facts) => patch    what the picture shows; the rest is as the page opens
-//     highlight                           the part of the picture that is meant: a key of PARTS
+//     highlight                           "photo" or "answer", where these are meant and not the step or the panel
 //     en, zh                              the text; {name} is a fact
 //     reveal: { en, zh, state }           the answer, where the text is a question
 //     figure(ask, facts)                  pictures in the card: story_figures.js
 //   }]
 // A new story is a file and a line in STORIES.
+import { data, onData } from "./data.js";
 import { clear, el } from "./draw.js";
-import { setState, state, subscribe } from "./state.js";
+import { source } from "./source.js";
+import { setState, state } from "./state.js";
 import { language, t } from "./text.js";
 import { drawFigures } from "./story_figures.js";
 import { questions } from "./story_questions.js";
@@ -42,24 +44,31 @@ export function suits(story, about) {
     && (!learnedWithoutLabels || /dino/i.test(`${about.name} ${about.family}`));
 }
 
-const BEGINNING = { layer: 0, head: 0, token: null, step: "image", edit: {}, panel: null, heat: null }; // each scene shows what it says, and no more
+const BEGINNING = { layer: 0, head: 0, step: "image", edit: {}, panel: null, heat: null }; // each scene shows what it says, and no more
 const THINKING_SECONDS = 4; // between a question and its answer, while playing
 const PAUSE_SECONDS = 1.5; // after a text
+
+// The image in this model, as soon as the page has it.
+function lookOf(model) {
+  if (data.look?.model === model) return Promise.resolve(data.look);
+  setState({ model });
+  return new Promise((resolve) => { const stop = onData((name) => { if (name === "look" && data.look?.model === model) { stop(); resolve(data.look); } }); });
+}
+
 const spoken = () => (language() === "en" ? "en" : "zh");
 
-// The card, in the element `box`. page: { models, source, look(model): promise, guard(work): shows what goes wrong }.
+// The card, in the element `box`.
 // A story can be left anywhere: what it changed in the network is undone; layer, head and patch stay where they are.
-export function storyCard(box, page) {
+export function storyCard(box) {
   let now = null; // the story that is told: { story, ask, facts, scene, more: facts of the scene, revealed, playing, edit: as it was before }
   let parts = null; // the card's elements
-  let timer = null, turn = 0, telling = false, opener = null;
+  let timer = null, turn = 0, opener = null;
 
-  const tell = (patch) => { telling = true; try { setState(patch); } finally { telling = false; } };
   const valueOf = (patch, facts) => (typeof patch === "function" ? patch(facts) : patch);
   const words = (text) => fill(text[spoken()], now.more, spoken());
 
   // The model that is looked into, where it suits, or else the first that does.
-  const modelFor = (story) => [page.models.find(({ name }) => name === state.model), ...page.models].find((about) => about && suits(story, about));
+  const modelFor = (story) => [data.models.find(({ name }) => name === state.model), ...data.models].find((about) => about && suits(story, about));
 
   function open(button) {
     opener = button;
@@ -95,30 +104,30 @@ export function storyCard(box, page) {
     box.focus();
   }
 
-  const begin = (story, about, scene = 0) => page.guard(async () => {
-    const mine = ++turn, edit = now?.edit ?? state.edit, playing = now?.playing ?? false;
-    const ask = questions(page.source, await page.look(about.name), about), facts = await story.facts(ask);
+  async function begin(story, about, scene = 0) {
+    const mine = ++turn, edit = now?.edit ?? state.edit, playing = now?.playing ?? false, look = await lookOf(about.name);
+    const ask = questions(source, look, about), facts = await story.facts(ask);
     if (mine !== turn) return;
     now = { story, ask, facts, scene, more: facts, revealed: false, playing, edit };
     frame();
     box.focus();
     await show(scene);
-  });
+  }
 
-  const show = (scene) => page.guard(async () => {
+  async function show(scene) {
     const mine = ++turn, { story, ask, facts } = now, one = story.scenes[scene], more = { ...facts, ...(await one.facts?.(ask, facts)) };
     if (mine !== turn) return;
     Object.assign(now, { scene, more, revealed: false });
-    tell({ ...BEGINNING, model: ask.about.name, ...valueOf(one.state, more) });
-    document.body.dataset.story = one.highlight;
+    setState({ ...BEGINNING, ...valueOf(one.state, more) });
+    document.body.dataset.story = one.highlight ?? (state.panel ? "panel" : "step");
     draw();
     schedule();
-  });
+  }
 
   function reveal() {
     const { reveal: answer } = now.story.scenes[now.scene];
     now.revealed = true;
-    if (answer.state) tell(valueOf(answer.state, now.more));
+    if (answer.state) setState(valueOf(answer.state, now.more));
     draw();
     schedule();
   }
@@ -176,10 +185,9 @@ export function storyCard(box, page) {
   }
 
   // Another image or model in the middle of a story: it goes on with that one.
-  subscribe((_, changed) => {
-    if (!now || telling || !(changed.has("sample") || changed.has("model"))) return;
-    const about = page.models.find(({ name }) => name === state.model);
-    suits(now.story, about) ? begin(now.story, about, now.scene) : list();
+  onData((name) => {
+    if (name !== "look" || !now || data.look === now.ask.look) return;
+    suits(now.story, data.model) ? begin(now.story, data.model, now.scene) : list();
   });
 
   box.addEventListener("keydown", (event) => {

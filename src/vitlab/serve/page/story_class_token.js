@@ -15,7 +15,7 @@ export const story = {
   name: "class-token",
   title: { en: "What the class token collects", zh: "类别 token 收集了什么" },
   summary: { en: "One token without a patch ends up with the answer.", zh: "一个不属于任何图块的 token，最后拿到了答案。" },
-  needs: { offers: ["predict", "forward", "block", "attention"], readsClassToken: true },
+  needs: { offers: ["predict", "forward", "edit", "block", "attention"], readsClassToken: true },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -25,7 +25,7 @@ export const story = {
 
   scenes: [
     {
-      state: ({ token }) => ({ step: "prefix", token }), highlight: "class-token",
+      state: ({ token }) => ({ step: "prefix", token }),
       en: "Before the {patches} patches stands one token that belongs to none of them: the class token. As it enters block 1 it is the same for every image in the world. It knows nothing of this one.",
       zh: "在 {patches} 个图块之前，排着一个不属于任何图块的 token：类别 token。进入第 1 个 block 时，不管是哪张图片，它都一模一样。对眼前这张，它一无所知。",
     },
@@ -34,12 +34,12 @@ export const story = {
         const { about } = ask, row = readerRow(await ask.attention(0), about), onPatches = row.subarray(about.prefix.length), best = indexOfHighest(onPatches);
         return { own: percent(row[token]), given: percent(sum(onPatches)), best: place(best, about.grid), most: percent(onPatches[best]) };
       },
-      state: ({ token }) => ({ step: "softmax", layer: 0, token }), highlight: "weights",
+      state: ({ token }) => ({ step: "softmax", layer: 0, token }),
       en: "In block 1 it looks for the first time. Mean of its {heads} heads: {own} stays with itself, {given} goes to patches, most of it to {best} ({most}).",
       zh: "在第 1 个 block 里，它第一次去看。{heads} 个头平均：{own} 留给自己，{given} 给了图块，其中{best}最多（{most}）。",
     },
     {
-      state: ({ token }) => ({ step: "mix", layer: 0, token }), highlight: "mixed",
+      state: ({ token }) => ({ step: "mix", layer: 0, token }),
       en: "The weights say where it looks. The values say what it takes. Each head brings home a weighted mean of the values, {headWidth} numbers; a matrix mixes those of all {heads} heads, and the result is added to the class token.",
       zh: "权重决定看哪里，值决定拿走什么。每个头带回值的加权平均，{headWidth} 个数；再用一个矩阵把 {heads} 个头的结果混合起来，加到类别 token 上。",
     },
@@ -49,7 +49,7 @@ export const story = {
         const shares = rows.map((row) => sum(ranked(row).slice(0, tenth).map((patch) => row[patch])) / sum(row)), layer = indexOfHighest(shares);
         return { pickiest: layer + 1, pickiestLayer: layer, share: percent(shares[layer]), even: percent(tenth / patches) };
       },
-      state: ({ token, pickiestLayer }) => ({ step: "softmax", layer: pickiestLayer, token }), highlight: "weights",
+      state: ({ token, pickiestLayer }) => ({ step: "softmax", layer: pickiestLayer, token }),
       en: "It is picky. In block {pickiest} its {tenth} favourite patches get {share} of what it gives to patches. Spread evenly, they would get {even}.",
       zh: "它很挑剔。在第 {pickiest} 个 block 里，它最喜欢的 {tenth} 个图块分到了给图块的注意力的 {share}。如果平均分，只有 {even}。",
     },
@@ -78,7 +78,7 @@ export const story = {
       zh: "做个试验。遮住它在最后一个 block 里看得最多的 {tenth} 个图块：{label} 从 {before} 变成 {withoutLiked}。换成遮住看得最少的 {tenth} 个：{withoutIgnored}。{verdict}",
     },
     {
-      state: ({ token, depth }) => ({ step: "pool", layer: depth - 1, token, edit: {} }), highlight: "pool",
+      state: ({ token, depth }) => ({ step: "pool", layer: depth - 1, token }),
       en: "At the end only this token counts: the classifier reads its {width} numbers and none of the patches. Some ViTs have no class token and read the mean of all patches. Both ways work.",
       zh: "到最后只有它算数：分类头读它的 {width} 个数，不读任何图块。也有些 ViT 没有类别 token，而是读所有图块的平均。两种办法都行得通。",
     },

@@ -18,22 +18,23 @@ export const story = {
   async facts(ask) {
     const { about } = ask, [rows, columns] = about.grid, patches = rows * columns, like = await ask.similarity();
     const row = readerRow(await ask.attention(about.depth - 1), about).subarray(about.prefix.length), patch = indexOfHighest(row);
-    return { row, patch, token: about.prefix.length + patch, like: like.data.subarray(patch * patches, (patch + 1) * patches), grid: about.grid, patches, place: place(patch, about.grid), model: about.name, depth: about.depth, width: about.width };
+    const token = about.prefix.length + patch;
+    return { row, patch, token, reader: about.reads ?? token, like: like.data.subarray(patch * patches, (patch + 1) * patches), grid: about.grid, patches, place: place(patch, about.grid), model: about.name, depth: about.depth, width: about.width };
   },
 
   scenes: [
     {
-      state: ({ token }) => ({ step: "image", token, panel: null }), highlight: "image",
+      state: ({ token }) => ({ step: "image", token }), highlight: "photo",
       en: "Nobody ever told {model} what is in an image. It learned from one rule only: two views of the same image should give the same answer.",
       zh: "从来没有人告诉过 {model} 图片里有什么。它只靠一条规则学习：同一张图片的两个视角，应该得到相同的回答。",
     },
     {
-      state: ({ token }) => ({ step: "embed", token, panel: null }), highlight: "tokens",
+      state: ({ token }) => ({ step: "embed", token }),
       en: "There are two networks of the same shape. The teacher sees two large crops of the image. The student sees these and several small ones, and must give the teacher's answer: the part has to tell of the whole.",
       zh: "有两个结构相同的网络。教师看图片的两个大裁剪；学生除了这两个，还要看几个小裁剪，并且答得和教师一样：要从局部说出整体。",
     },
     {
-      state: ({ token }) => ({ step: "embed", token, panel: null }), highlight: "tokens",
+      state: ({ token }) => ({ step: "embed", token }),
       en: "Who teaches the teacher?",
       zh: "那么，教师又是谁教的？",
       reveal: {
@@ -48,14 +49,14 @@ export const story = {
         return { neighbours: decimal(neighbours), others: decimal(others), verdict: NEIGHBOURS[neighbours > others + 0.05 ? "closer" : neighbours > others ? "little" : "not"] };
       },
       figure: (_, { like, patch }) => [{ values: like, mark: patch, caption: { en: "Bright: like the marked patch.", zh: "越亮，越像标出的图块。" } }],
-      state: { panel: "dino" }, highlight: "panel",
+      state: { panel: "alike" },
       en: "Now look at its tokens. Take the patch in {place}. Tokens next to it have a cosine of {neighbours} with it on average, all others {others}. {verdict}",
       zh: "现在看它的 token。取{place}的图块：与它相邻的 token 和它的余弦平均是 {neighbours}，其余的是 {others}。{verdict}",
     },
     {
       async facts(ask) { return { colours: await ask.colours() }; },
       figure: (_, { colours }) => [{ bytes: colours.data, size: colours.shape, caption: { en: "Like colours, like tokens.", zh: "颜色相近，token 相近。" } }],
-      state: { panel: "dino" }, highlight: "panel",
+      state: { panel: "alike" },
       en: "Each token has {width} numbers. Keep the three directions in which the {patches} patches differ most, and show them as red, green and blue. Parts with one colour are one kind of thing to this model.",
       zh: "每个 token 有 {width} 个数。取 {patches} 个图块差别最大的三个方向，显示成红、绿、蓝。颜色相同的部分，在这个模型眼里是同一类东西。",
     },
@@ -65,14 +66,14 @@ export const story = {
         return { tenth, share: percent(sum(order.slice(0, tenth).map((i) => row[i])) / sum(row)), even: percent(tenth / patches) };
       },
       figure: (_, { row }) => [{ values: row, caption: { en: "Bright: much attention.", zh: "越亮，注意力越多。" } }],
-      state: ({ depth }) => ({ step: "softmax", layer: depth - 1, panel: null }), highlight: "weights",
+      state: ({ depth, reader }) => ({ step: "softmax", layer: depth - 1, token: reader }),
       en: "Where does it look? In block {depth} the {tenth} patches that it looks at most get {share} of the attention that goes to patches; evenly it would be {even}. In large DINO models these maps outline the main thing in the image.",
       zh: "它看哪里？在第 {depth} 个 block 里，看得最多的 {tenth} 个图块分到了给图块的注意力的 {share}；平均分是 {even}。在大的 DINO 模型里，这种图能勾出画面的主体。",
     },
     {
-      state: { panel: "dino" }, highlight: "panel",
-      en: "Such embeddings can be used as they are: the nearest images in a folder, a classifier from a few labels, parts of things without a mask. Point at other patches: where do the borders lie?",
-      zh: "这样的嵌入可以直接用：在文件夹里找最像的图片，用少量标签训练分类器，不用掩码就分出物体的各部分。指一指别的图块：边界在哪里？",
+      state: { panel: "alike" },
+      en: "Such embeddings can be used as they are: the nearest images in a folder, a classifier from a few labels, parts of things without a mask. Try other patches: where do the borders lie?",
+      zh: "这样的嵌入可以直接用：在文件夹里找最像的图片，用少量标签训练分类器，不用掩码就分出物体的各部分。换别的图块试试：边界在哪里？",
     },
   ],
 };

@@ -21,7 +21,7 @@ export const story = {
   name: "heads",
   title: { en: "What heads specialise in", zh: "注意力头各有什么专长" },
   summary: { en: "Near and far, sharp and broad, and some with a habit.", zh: "有的看近，有的看远；有的专注，有的分散；还有的有习惯。" },
-  needs: { offers: ["predict", "forward", "attention"] },
+  needs: { offers: ["predict", "forward", "edit", "attention"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -35,7 +35,7 @@ export const story = {
 
   scenes: [
     {
-      state: ({ token }) => ({ step: "qkv", layer: 0, head: 0, token }), highlight: "heads",
+      state: ({ token }) => ({ step: "qkv", layer: 0, head: 0, token }),
       en: "A block does not look once but {heads} times at the same moment. Each head has its own matrices that make queries, keys and values: from the token's {width} numbers down to {headWidth}.",
       zh: "一个 block 不是只看一次，而是同时看 {heads} 次。每个头都有自己的矩阵来生成查询、键和值：从 token 的 {width} 个数变成 {headWidth} 个数。",
     },
@@ -45,7 +45,7 @@ export const story = {
         const { a, b, shared } = pairs.reduce((best, one) => (one.shared < best.shared ? one : best), { a: 0, b: 0, shared: 1 });
         return { a: a + 1, b: b + 1, firstHead: a, shared: percent(shared) };
       },
-      state: ({ token, firstHead }) => ({ step: "heads", layer: 0, head: firstHead, token }), highlight: "heads",
+      state: ({ token, firstHead }) => ({ step: "heads", layer: 0, head: firstHead, token }),
       en: "Take the patch in the middle and put the heads of block 1 side by side. Heads {a} and {b} differ most: only {shared} of their attention falls on the same places.",
       zh: "选中间的图块，把第 1 个 block 的各个头并排来看。第 {a} 和第 {b} 个头差别最大：它们的注意力只有 {shared} 落在相同的地方。",
     },
@@ -54,7 +54,7 @@ export const story = {
         const [near, far] = [-1, 1].map((sign) => distances[indexOfHighest(distances.map(({ value }) => sign * value))]);
         return { near, far, nearHead: near.head + 1, nearBlock: near.layer + 1, nearDistance: decimal(near.value, 1), farHead: far.head + 1, farBlock: far.layer + 1, farDistance: decimal(far.value, 1), even: decimal(evenDistance(about.grid), 1) };
       },
-      state: ({ token, near }) => ({ step: "softmax", layer: near.layer, head: near.head, token }), highlight: "weights",
+      state: ({ token, near }) => ({ step: "softmax", layer: near.layer, head: near.head, token }),
       en: "Some look near, some far. Head {nearHead} of block {nearBlock}: {nearDistance} patches away on average. Head {farHead} of block {farBlock}: {farDistance}. Attention spread evenly over the image would be {even}.",
       zh: "有的看近处，有的看远处。第 {nearBlock} 个 block 的第 {nearHead} 个头：平均 {nearDistance} 个图块远。第 {farBlock} 个 block 的第 {farHead} 个头：{farDistance}。如果注意力平均分布在整张图上，是 {even}。",
     },
@@ -63,7 +63,7 @@ export const story = {
         const of = (layer) => mean(distances.filter((one) => one.layer === layer).map(({ value }) => value)), first = of(0), last = of(depth - 1);
         return { firstDistance: decimal(first, 1), lastDistance: decimal(last, 1), trend: DEPTH[last > 1.1 * first ? "wider" : last < 0.9 * first ? "narrower" : "even"] };
       },
-      state: ({ token, depth }) => ({ step: "heads", layer: depth - 1, token }), highlight: "heads",
+      state: ({ token, depth }) => ({ step: "heads", layer: depth - 1, token }),
       en: "Does the view widen with depth? Mean of the heads in block 1: {firstDistance} patches. In block {depth}: {lastDistance}. {trend}",
       zh: "越深视野越宽吗？第 1 个 block 各头平均：{firstDistance} 个图块。第 {depth} 个 block：{lastDistance}。{trend}",
     },
@@ -72,7 +72,7 @@ export const story = {
         const [sharp, broad] = [-1, 1].map((sign) => spread[indexOfHighest(spread.map(({ value }) => sign * value))]);
         return { sharp, sharpHead: sharp.head + 1, sharpBlock: sharp.layer + 1, sharpTokens: decimal(sharp.value, 1), broadHead: broad.head + 1, broadBlock: broad.layer + 1, broadTokens: whole(broad.value) };
       },
-      state: ({ token, sharp }) => ({ step: "softmax", layer: sharp.layer, head: sharp.head, token }), highlight: "weights",
+      state: ({ token, sharp }) => ({ step: "softmax", layer: sharp.layer, head: sharp.head, token }),
       en: "Some focus, some take everything in. Head {sharpHead} of block {sharpBlock} spreads its attention over about {sharpTokens} tokens, head {broadHead} of block {broadBlock} over {broadTokens} of {tokens}. (This is the exponential of the entropy.)",
       zh: "有的专注，有的什么都看一点。第 {sharpBlock} 个 block 的第 {sharpHead} 个头，注意力大约分在 {sharpTokens} 个 token 上；第 {broadBlock} 个 block 的第 {broadHead} 个头，分在 {tokens} 个中的 {broadTokens} 个上。（按熵的指数计算。）",
     },
@@ -81,9 +81,9 @@ export const story = {
         const best = habit[indexOfHighest(habit.map(({ value }) => value.share))];
         return { best, hasHabit: HABITS[best.value.share * tokens >= 4 ? "strong" : "weak"], habitHead: best.head + 1, habitBlock: best.layer + 1, direction: direction(best.value.offset), share: percent(best.value.share), even: percent(1 / tokens) };
       },
-      state: ({ token, best }) => ({ step: "softmax", layer: best.layer, head: best.head, token }), highlight: "weights",
-      en: "{hasHabit} In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Move over the image and watch.",
-      zh: "{hasHabit}在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。在图上移动，观察一下。",
+      state: ({ token, best }) => ({ step: "softmax", layer: best.layer, head: best.head, token }),
+      en: "{hasHabit} In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Choose other patches and watch.",
+      zh: "{hasHabit}在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。换几个图块，观察一下。",
     },
     {
       async facts(ask, { habit }) {
@@ -91,7 +91,7 @@ export const story = {
         const full = await ask.answer(), without = (await ask.answer(edit)).probabilities[full.index], change = without - full.probability;
         return { edit, label: full.label, before: percent(full.probability), without: percent(without), spared: SPARED[change > 0.02 ? "better" : change < -0.05 ? "much" : "little"] };
       },
-      state: { step: "answer", edit: {} }, highlight: "answer",
+      state: { step: "answer" }, highlight: "answer",
       en: "Now switch this head off. The answer is {label}, {before}. What will be lost?",
       zh: "现在把这个头关掉。原来的答案是 {label}，{before}。会损失什么？",
       reveal: {

@@ -49,7 +49,7 @@ export const story = {
   name: "patch",
   title: { en: "What a patch becomes", zh: "一个图块会变成什么" },
   summary: { en: "One square of pixels, from the image to the answer.", zh: "跟着一小块像素，从图片一直走到答案。" },
-  needs: { offers: ["predict", "forward", "block", "attention"] },
+  needs: { offers: ["predict", "forward", "edit", "block", "attention"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -63,18 +63,18 @@ export const story = {
 
   scenes: [
     {
-      state: { step: "image" }, highlight: "image",
+      state: { step: "image" }, highlight: "photo",
       en: "This is all that {model} gets: {high} × {wide} pixels, a list of numbers. Nothing says which pixels belong together.",
       zh: "{model} 得到的只有这些：{high} × {wide} 个像素，也就是一串数字。没有谁告诉它哪些像素属于同一样东西。",
     },
     {
-      state: ({ token }) => ({ step: "patches", token }), highlight: "patches",
+      state: ({ token }) => ({ step: "patches", token }),
       en: "The image is cut into {rows} × {columns} = {patches} squares of {side} × {side} pixels: the patches. We follow the one in {place}. It is the patch that the last block looks at most.",
       zh: "图片被切成 {rows} × {columns} = {patches} 个方块，每个 {side} × {side} 像素，叫作图块（patch）。我们跟着{place}的那一个走：最后一个 block 看得最多的就是它。",
     },
     {
       facts: ({ about }) => ({ stem: STEMS[about.stem] }),
-      state: ({ token }) => ({ step: "embed", token }), highlight: "embed",
+      state: ({ token }) => ({ step: "embed", token }),
       en: "{stem} Out comes a token: a vector of {width} numbers. From here on the network sees tokens, never pixels.",
       zh: "{stem}结果是一个 token：由 {width} 个数组成的向量。从这里起，网络看到的是 token，不再是像素。",
     },
@@ -84,7 +84,7 @@ export const story = {
         if (!added) return { places: PLACES.later, placeStep: "embed" };
         return { places: PLACES.added, placeStep: "positions", before: decimal(embed[embed.length - added.length + token]), after: decimal(added[token]) };
       },
-      state: ({ token, placeStep }) => ({ step: placeStep, token }), highlight: "positions",
+      state: ({ token, placeStep }) => ({ step: placeStep, token }),
       en: "{places}",
       zh: "{places}",
     },
@@ -94,7 +94,7 @@ export const story = {
         const kind = target === token ? "itself" : target < first ? "prefix" : "patch";
         return { sentence: MOST[kind], head: 1, own: percent(weights[token]), most: percent(weights[target]), target: kind === "prefix" ? about.prefix[target] : place(target - first, about.grid) };
       },
-      state: ({ token }) => ({ step: "softmax", layer: 0, head: 0, token }), highlight: "weights",
+      state: ({ token }) => ({ step: "softmax", layer: 0, head: 0, token }),
       en: "Block 1: attention. The token compares its query q with the keys k of all {tokens} tokens, and takes a weighted mean of their values. {sentence}",
       zh: "第 1 个 block：注意力。这个 token 用自己的查询 q 与全部 {tokens} 个 token 的键 k 作比较，再把它们的值加权平均。{sentence}",
     },
@@ -103,7 +103,7 @@ export const story = {
         const { fc1_pre } = await ask.block({ layer: 0, head: 0, token });
         return { active: whole(fc1_pre.filter((value) => value > 0).length), units: UNITS[ask.about.gated ? "gate" : "activation"] };
       },
-      state: ({ token }) => ({ step: "gelu", layer: 0, token }), highlight: "mlp",
+      state: ({ token }) => ({ step: "gelu", layer: 0, token }),
       en: "Then the MLP, which works on each token alone. It has {hidden} hidden units. {units}",
       zh: "接着是 MLP，它对每个 token 单独计算。隐藏层有 {hidden} 个单元。{units}",
     },
@@ -112,7 +112,7 @@ export const story = {
         const { input, output } = await ask.block({ layer: 0, head: 0, token }), similarity = cosine(input, output);
         return { first: decimal(similarity), turned: TURNED[similarity >= 0.7 ? "little" : "much"], length0: decimal(norm(input)), length1: decimal(norm(output)) };
       },
-      state: ({ token }) => ({ step: "add2", layer: 0, token }), highlight: "residual",
+      state: ({ token }) => ({ step: "add2", layer: 0, token }),
       en: "Nothing is overwritten: attention and MLP are added to what was there. {turned} (cosine {first}); its length goes from {length0} to {length1}.",
       zh: "没有什么被覆盖：注意力和 MLP 的结果都是加到原来的值上。{turned}（余弦 {first}），长度从 {length0} 变为 {length1}。",
     },
@@ -122,7 +122,7 @@ export const story = {
         const similarity = cosine(before.input, after.output);
         return { last: decimal(similarity), alike: ALIKE[similarity < 0.3 ? "little" : similarity < 0.7 ? "partly" : "very"] };
       },
-      state: ({ token, depth }) => ({ step: "block", layer: depth - 1, token }), highlight: "block",
+      state: ({ token, depth }) => ({ step: "block", layer: depth - 1, token }),
       en: "{depth} blocks later. How much is the token still like the one that came in?",
       zh: "走完 {depth} 个 block。它和刚进来时的那个 token 还像吗？",
       reveal: {

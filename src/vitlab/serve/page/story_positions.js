@@ -29,7 +29,7 @@ export const story = {
   name: "positions",
   title: { en: "Why positions", zh: "为什么需要位置" },
   summary: { en: "Take the positions away and see what is lost.", zh: "拿掉位置，看看丢了什么。" },
-  needs: { offers: ["predict", "forward", "attention", "positions"] },
+  needs: { offers: ["predict", "forward", "edit", "attention", "positions"] },
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
@@ -42,24 +42,24 @@ export const story = {
 
   scenes: [
     {
-      state: ({ centre }) => ({ step: "patches", token: centre }), highlight: "patches",
+      state: ({ centre }) => ({ step: "patches", token: centre }),
       en: "Attention sums over a set of tokens, and a sum does not know the order. Deal out the patches of an image in another order: without positions each gets exactly the same result as before.",
       zh: "注意力是对一组 token 求和，而求和不管顺序。把图片的图块打乱重排：如果没有位置，每个图块得到的结果和原来完全一样。",
     },
     {
-      state: ({ centre }) => ({ step: "positions", token: centre }), highlight: "positions",
+      state: ({ centre }) => ({ step: "positions", token: centre }),
       en: "So a vector for its place is added to every token: {patches} vectors of {width} numbers, one for each place in the grid. {kind}",
       zh: "所以要给每个 token 加上一个代表位置的向量：网格里每个位置一个，一共 {patches} 个，每个 {width} 个数。{kind}",
     },
     {
       facts: ({ about }, { similarity: { near, far } }) => ({ near: decimal(near), far: decimal(far), found: FOUND[near <= far ? "not" : about.positions === "learned" ? "learned" : "computed"] }),
-      state: ({ centre }) => ({ step: "positions", token: centre }), highlight: "positions",
+      state: ({ centre }) => ({ step: "positions", token: centre }),
       en: "Compare the vectors with each other. Neighbours have a cosine of {near} on average, places half the image or more apart {far}. {found}",
       zh: "把这些向量两两比较。相邻位置的余弦平均是 {near}，相隔半张图以上的是 {far}。{found}",
     },
     {
       facts: (_, { similarity: { row, column, elsewhere } }) => ({ row: decimal(row), column: decimal(column), elsewhere: decimal(elsewhere), cross: CROSS[Math.min(row, column) > elsewhere ? "seen" : "not"] }),
-      state: ({ centre }) => ({ step: "positions", token: centre }), highlight: "positions",
+      state: ({ centre }) => ({ step: "positions", token: centre }),
       en: "Look for a cross in the map. Places in the same row: cosine {row}. In the same column: {column}. Anywhere else: {elsewhere}. {cross}",
       zh: "找找图里有没有一个十字。同一行的位置：余弦 {row}。同一列：{column}。其他地方：{elsewhere}。{cross}",
     },
@@ -93,12 +93,12 @@ export const story = {
         const without = meanDistances(removed, ask.about)[head];
         return { nearest: head, head: head + 1, distance: decimal(near[head], 1), without: decimal(without, 1), even: decimal(evenDistance(ask.about.grid), 1), why: HEADS[without > 1.1 * near[head] ? "grows" : "stays"] };
       },
-      state: ({ centre, nearest }) => ({ step: "softmax", layer: 0, head: nearest, token: centre, edit: {} }), highlight: "weights",
+      state: ({ centre, nearest }) => ({ step: "softmax", layer: 0, head: nearest, token: centre }),
       en: "Who uses them? Head {head} of block 1 looks {distance} patches away on average. Without positions it looks {without} away; attention spread evenly would be {even}. {why}",
       zh: "谁在用位置？第 1 个 block 的第 {head} 个头平均看 {distance} 个图块远。拿掉位置后是 {without}；注意力完全平均时是 {even}。{why}",
     },
     {
-      state: { step: "positions", edit: {} }, highlight: "positions",
+      state: { step: "positions" },
       en: "A table of positions fits one grid: {rows} × {columns} here. For larger images it is resized like a small picture. Newer ViTs often use rotary positions: they turn queries and keys by an angle instead and need no table.",
       zh: "位置表只适合一种网格：这里是 {rows} × {columns}。图片变大时，要像缩放小图那样缩放它。较新的 ViT 常用旋转位置编码：把查询和键转一个角度，不需要位置表。",
     },
