@@ -1,0 +1,166 @@
+"""The guided stories in Chromium: each to its end, in both languages; their numbers against Python's; keys; playing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from typer.main import get_command
+
+import vitlab
+from vitlab.cli.main import app
+from vitlab.explain.distance import attention_statistics
+from vitlab.explain.weights import position_similarity
+from vitlab.layers.trace import Trace
+from vitlab.models.base import evaluating
+from vitlab.serve.app import create_app
+from vitlab.serve.model_pool import ServedModel
+from vitlab.serve.page_samples import page_samples
+from vitlab.serve.settings import Settings
+from vitlab.text.tokenizer import Tokenizer
+
+STORIES = ("patch", "class-token", "positions", "heads", "fewer", "mae", "dino", "clip")
+FILES = Path(vitlab.__file__).parent / "serve" / "page"
+PROGRAM: Any = get_command(app)
+
+
+def models() -> dict[str, Any]:
+    torch.manual_seed(0)
+    shape = dict(image_size=(24, 32), patch_size=4, channels=3, width=32, depth=3, heads=2)
+    vit = vitlab.create("vit_digits", **shape, classes=3)
+    for block in vit.blocks:
+        block.attention.qkv.weight.data.normal_(std=0.3)
+    vit.positions.table.data.normal_(std=0.5)
+    vit.head.weight.data.normal_(std=0.5)
+    vit.labels = ["cat", "大熊猫", "dog"]
+    tokenizer = Tokenizer.train(["a photo of a cat", "two ships"], vocab=530, context=16)
+    clip = vitlab.create("clip_digits", **tokenizer.options)
+    clip.tokenizer = tokenizer
+    dino = vitlab.create("vit_digits", **shape, classes=0)
+    return {"small": vit, "mae": vitlab.create("mae_digits"), "dino": dino, "clip": clip}
+
+
+@pytest.fixture(scope="module")
+def site():
+    """A server in a thread: its address and its models."""
+    known = models()
+    server = uvicorn.Server(
+        uvicorn.Config(create_app([ServedModel(*one) for one in known.items()], Settings()), log_level="warning")
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}", known
+    server.should_exit = True
+    thread.join(20)
+
+
+def run(browser, address: str, script: str, argument: Any) -> Any:
+    """What a module of the page computes."""
+    context = browser.new_context(bypass_csp=True)
+    tab = context.new_page()
+    tab.goto(f"{address}/page/files/icon.svg")
+    result = tab.evaluate(script, argument)
+    context.close()
+    return result
+
+
+MEASURES = """async ([attention, shape, similarity, grid]) => {
+  const m = await import("/page/files/story_measures.js"), A = { data: Float32Array.from(attention), shape };
+  const about = (reads) => ({ grid, prefix: ["class", "register"], reads });
+  return {
+    token: [...m.readerRow(A, about(1))], mean: [...m.readerRow(A, about(null))], row: [...m.headRow(A, 2, 5)],
+    distances: m.meanDistances(A, about(null)), even: m.evenDistance(grid), spreads: m.spreads(A), habits: m.habits(A, about(null)),
+    places: m.similarityByPlace({ data: Float32Array.from(similarity), shape: [...grid, ...grid] }),
+    overlap: m.overlap(m.headRow(A, 0, 3), m.headRow(A, 1, 3)), cosine: m.cosine([1, 2, 3], [-2, 0.5, 4]), ranked: m.ranked([3, 9, -1, 5]),
+    settled: [[[1, 0], [0, 1], [0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 0], [0, 1]]].map(m.settledAt),
+  };
+}"""
+
+
+def test_measures_equal_numpy_loops(browser, site):
+    heads, rows, columns, prefix = 3, 3, 5, 2
+    rng = np.random.default_rng(0)
+    N = prefix + rows * columns
+    A = np.exp(2 * rng.normal(size=(heads, N, N)))
+    A = (A / A.sum(-1, keepdims=True)).astype(np.float32)
+    like = rng.normal(size=(rows * columns, rows * columns)).astype(np.float32)
+    argument = [A.ravel().tolist(), list(A.shape), like.ravel().tolist(), [rows, columns]]
+    found = run(browser, site[0], MEASURES, argument)
+    close = lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    close(found["token"], A[:, 1].mean(0))
+    close(found["mean"], A[:, prefix:].mean((0, 1)))
+    close(found["row"], A[2, 5])
+    places = [(r, c) for r in range(rows) for c in range(columns)]
+    far = np.array([[np.hypot(a[0] - b[0], a[1] - b[1]) for b in places] for a in places])
+    patches = A[:, prefix:, prefix:].astype(float)
+    close(found["distances"], ((patches * far).sum(-1) / patches.sum(-1)).mean(-1))
+    close(found["even"], far.mean())
+    close(found["spreads"], np.exp(-(A * np.log(A)).sum(-1).mean(-1)))
+    for h, habit in enumerate(found["habits"]):
+        shares = {}
+        for down, right in [(d, r) for d in (-1, 0, 1) for r in (-1, 0, 1) if (d, r) != (0, 0)]:
+            pairs = [
+                (i, places.index((r + down, c + right)))
+                for i, (r, c) in enumerate(places)
+                if (r + down, c + right) in places
+            ]
+            shares[down, right] = np.mean([patches[h, i, j] for i, j in pairs])
+        assert tuple(habit["offset"]) == max(shares, key=lambda offset: shares[offset])
+        close(habit["share"], max(shares.values()))
+    kinds = {"near": [], "far": [], "row": [], "column": [], "elsewhere": []}
+    for i, (r, c) in enumerate(places):
+        for j, (r2, c2) in enumerate(places):
+            if i != j:
+                kinds["row" if r == r2 else "column" if c == c2 else "elsewhere"].append(like[i, j])
+                if far[i, j] == 1:
+                    kinds["near"].append(like[i, j])
+                if far[i, j] >= columns / 2:
+                    kinds["far"].append(like[i, j])
+    for kind, values in kinds.items():
+        close(found["places"][kind], np.mean(values))
+    close(found["overlap"], np.minimum(A[0, 3], A[1, 3]).sum())
+    close(found["cosine"], 11 / np.sqrt(14 * 20.25))
+    assert found["ranked"] == [1, 3, 0, 2]
+    assert found["settled"] == [1, 0, 2]
+
+
+WORDS = """async () => {
+  const w = await import("/page/files/story_words.js"), facts = { n: 3, who: { en: "head {n}", zh: "第 {n} 个头" } };
+  let missing = null;
+  try { w.fill("{nothing}", facts, "en"); } catch (error) { missing = error.message; }
+  return {
+    filled: ["en", "zh"].map((language) => w.fill("{who}: {n}", facts, language)), missing,
+    decimals: [w.decimal(-0.2), w.decimal(-0.001), w.decimal(2.345, 1)], place: w.place(13, [3, 5]), seconds: [w.readingSeconds("one two three", "en"), w.readingSeconds("两个 token。", "zh")],
+  };
+}"""
+
+
+def test_texts_are_filled_with_facts_and_a_missing_fact_is_an_error(browser, site):
+    found = run(browser, site[0], WORDS, None)
+    assert found["filled"] == ["head 3: 3", "第 3 个头: 3"]
+    assert 'no fact "nothing"' in found["missing"]
+    assert found["decimals"] == ["−0.20", "0.00", "2.3"]
+    assert found["place"] == {"en": "row 3, column 4", "zh": "第 3 行第 4 列"}
+    assert found["seconds"] == pytest.approx([3 * 60 / 200, 3 * 60 / 300])
+
+
+def test_commands_of_the_stories_are_read_by_the_program():
+    found = {path.stem: re.findall(r'^  start: "(.+)",$', path.read_text("utf-8"), re.M) for path in FILES.glob("story_*.js")}
+    commands = [command for listed in found.values() for command in listed]
+    assert len(commands) == len(STORIES)
+    for command in commands:
+        program, verb, *arguments = shlex.split(command)
+        assert program == "vitlab"
+        PROGRAM.commands[verb].make_context(verb, arguments)
