@@ -252,7 +252,7 @@ def test_input_that_cannot_work_is_refused_in_words():
         ((images[:, :, :8, :16],), {}, "mask_ratio=0.75 of 2 patches leaves none visible"),
         ((images,), dict(mask_ratio=0.0), "mask_ratio=0 of 24 patches hides none"),
         ((images,), dict(trace=Trace("pixels")), "cannot give 'pixels'"),
-        ((images,), dict(decoder_trace=Trace("patch_embed")), "It can give: embed, masked, positions"),
+        ((images,), dict(decoder_trace=Trace("patch_embed")), "It can give: embed, masked, position_embedding, positions"),
     ]
     for args, options, words in cases:
         with pytest.raises(ValueError, match=words):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
+from vitlab.layers.edit import Edit
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Network, evaluation_mode
@@ -60,15 +61,36 @@ class PromptClassifier(Network):
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.clip.image.grid_of(size)
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.clip.image.features(images, trace=trace, reducer=reducer)
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        return self.clip.image.features(images, trace=trace, reducer=reducer, edit=edit)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.clip.image.forward_features(images, trace=trace, reducer=reducer)
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        return self.clip.image.forward_features(images, trace=trace, reducer=reducer, edit=edit)
 
-    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """(B, C, H, W) -> (B, sentences)."""
-        features = self.clip.encode_image(images, trace=trace, reducer=reducer)  # (B, E)
+        features = self.clip.encode_image(images, trace=trace, reducer=reducer, edit=edit)  # (B, E)
         return self.clip.logits(features, self.sentences)
 
     @torch.no_grad()

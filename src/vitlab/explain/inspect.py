@@ -25,7 +25,7 @@ from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, 
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.positions import LearnedPositions
 from vitlab.layers.reduced import Merge, Pool, Reduced
-from vitlab.layers.trace import LayerTrace, TokenLayout, Trace
+from vitlab.layers.trace import PARTIAL_KINDS, LayerTrace, TokenLayout, Trace
 from vitlab.layers.windows import Windows
 from vitlab.models import registry
 from vitlab.models.base import Network
@@ -173,9 +173,10 @@ class _Recorder(Trace):
     def wants(self, kind: str) -> bool:
         return False  # compute nothing beside the pass
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        if pick is None:  # per-head values are computed on request only
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> Tensor:
+        if pick is None and kind not in PARTIAL_KINDS:  # per-head values are computed on request only
             self.marks.append((kind, layer, tuple(value.shape), self.since_last()))
+        return value
 
 
 class _PartRecorder(_Recorder):
@@ -185,8 +186,8 @@ class _PartRecorder(_Recorder):
         super().__init__(encoder.since_last)
         self.encoder, self.part = encoder, part
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> None:
-        self.encoder.mark(self.part + kind, value, layer, pick)
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Any = None) -> Tensor:
+        return value if kind in PARTIAL_KINDS else self.encoder.mark(self.part + kind, value, layer, pick)
 
 
 def _run(model: Network, images: Tensor, recorder: _Recorder) -> None:

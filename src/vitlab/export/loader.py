@@ -20,6 +20,7 @@ from vitlab.export.metadata import KEY, ExportMetadata, OutputKind
 from vitlab.export.onnx import Session, external_data_path
 from vitlab.export.program import load_program
 from vitlab.images.preprocess import Preprocess
+from vitlab.layers.edit import Edit
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, Card, Network, features_of
@@ -47,11 +48,22 @@ class InferenceNetwork(Network):
     def capabilities(self) -> frozenset[Capability]:
         return frozenset({CAPABILITY[self.gives]})
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         features_of(self)  # refuses a classifier
+        if edit:
+            raise UsageError("an exported model cannot be edited inside: load the checkpoint it was made from.")
         return self(images)
 
-    def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
+    def encode_text(
+        self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None, edit: Edit | None = None
+    ) -> Tensor:
         return self(ids) if self.gives == "text" else super().encode_text(ids)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.positions import RelativeBias, Rotary, rotate
-from vitlab.layers.trace import LayerTrace, mark
+from vitlab.layers.trace import LayerTrace, mark, mark_side_by_side
 
 Path = Literal["auto", "fused", "explicit"]
 
@@ -22,8 +22,11 @@ Path = Literal["auto", "fused", "explicit"]
 class Heads(nn.Module):
     """Base class of attention layers: what each does with its queries, keys and values.
 
-    `path`: "auto" is fused except under a trace that needs gradients; "fused" and "explicit" are always that.
+    `path`: "auto" is fused except under a trace that needs gradients, or an edit of the weights; "fused" and "explicit"
+    are always that.
     """
+
+    by_sqrt_d = True  # scores are divided by sqrt(d)
 
     def __init__(self, heads: int, head_dim: int, attention_dropout: float, path: Path):
         super().__init__()
@@ -42,14 +45,30 @@ class Heads(nn.Module):
         x = torch.unflatten(x, -1, (parts, self.heads, self.head_dim))  # (B, N, parts, h, d)
         return [part.transpose(1, 2) for part in x.unbind(2)]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None) -> Tensor:
-        """q (B, h, N, d); k and v (B, h, M, d), where M = N unless keys are reduced -> (B, h, N, d)."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        trace: LayerTrace | None,
+    ) -> Tensor:
+        """q (B, h, N, d); k and v (B, h, M, d), where M = N unless keys are reduced -> (B, h, N, d).
+
+        Both are added before the softmax: `bias` is part of the scores, `mask` says which keys count, and how much.
+        """
+        if trace is not None:
+            q, k, v = (trace.mark_heads(kind, part) for kind, part in (("queries", q), ("keys", k), ("values", v)))
+            root = self.head_dim**0.5 if self.by_sqrt_d else None
+            q, bias, mask = trace.edit_scores(q, k.shape[2], bias, mask, root)
+        added = bias if mask is None else mask if bias is None else bias + mask
         if self._explicit(trace):
-            return self._explicit_attention(q, k, v, bias, trace)
-        x = self.fused(q, k, v, bias)
+            return self._explicit_attention(q, k, v, added, mask, trace)
+        x = self.fused(q, k, v, added)
         if trace is not None:
             with nullcontext() if trace.gradients else torch.no_grad():
-                self._record(q, k, v, bias, trace)
+                self._record(q, k, added, trace)
         return x
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,30 +79,35 @@ class Heads(nn.Module):
         return attention_weights(q, k, bias, self.scale)  # (B, h, N, M)
 
     def _explicit(self, trace: LayerTrace | None) -> bool:
-        gradients = trace is not None and trace.needs_explicit
-        if gradients and self.path == "fused":
+        asked = trace is not None and trace.needs_explicit
+        if asked and self.path == "fused":
             raise UsageError(
-                'attention="fused" keeps no weights to take gradients of: build the model with attention="auto", '
-                "or trace without gradients=True."
+                'attention="fused" keeps no weights to change or to take gradients of: build the model with '
+                'attention="auto", or trace without gradients=True and edit other steps.'
             )
-        return gradients or self.path == "explicit"
+        return asked or self.path == "explicit"
 
-    def _explicit_attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace | None):
-        weights = self.weights(q, k, bias)
+    def _explicit_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        added: Tensor | None,
+        mask: Tensor | None,
+        trace: LayerTrace | None,
+    ) -> Tensor:
+        weights = self.weights(q, k, added)
         if trace is not None:
-            for kind, value in (("attention", weights), ("queries", q), ("keys", k), ("values", v)):
-                trace.mark_heads(kind, value)
+            weights = trace.mark_heads("attention", weights, even=lambda: self.weights(torch.zeros_like(q), k, mask))
             trace.mark_heads("class_attention", weights, row=0)
         return F.dropout(weights, self.attention_dropout, self.training) @ v
 
-    def _record(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, trace: LayerTrace) -> None:
+    def _record(self, q: Tensor, k: Tensor, added: Tensor | None, trace: LayerTrace) -> None:
         """Compute only what the trace wants, beside the fused kernel."""
-        for kind, value in (("queries", q), ("keys", k), ("values", v)):
-            trace.mark_heads(kind, value)
         if trace.wants("attention"):
-            trace.mark_heads("attention", self.weights(q, k, bias))
+            trace.mark_heads("attention", self.weights(q, k, added))
         if trace.wants("class_attention"):
-            row = bias[:, :, :1] if bias is not None else None
+            row = added[:, :, :1] if added is not None else None
             trace.mark_heads("class_attention", self.weights(q[:, :, :1], k, row), row=0)
 
 
@@ -146,16 +170,18 @@ class Attention(Heads):
         x: Tensor,
         rope: Rotary | None = None,
         bias: Tensor | None = None,
+        mask: Tensor | None = None,
         trace: LayerTrace | None = None,
     ) -> Tensor:
-        """x (B, N, D); `bias`, (1 or B, 1 or h, 1 or N, N), is added to the scaled product before the softmax."""
+        """x (B, N, D); `bias` and `mask`, (1 or B, 1 or h, 1 or N, N), are added to the scores: see `attend`."""
         q, k, v = self.split(mark(trace, "qkv", self.qkv(x)), 3)  # each (B, h, N, d)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        rope = rope if trace is None else trace.edit_rope(rope)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        x = self.attend(q, k, v, bias, trace)  # (B, h, N, d)
-        x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, hd), heads side by side
+        x = self.attend(q, k, v, bias, mask, trace)  # (B, h, N, d)
+        x = mark_side_by_side(trace, "heads", x.transpose(1, 2).flatten(2), self.heads)  # (B, N, hd)
         x = x if self.inner_norm is None else self.inner_norm(x)
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D), eq. 8
 

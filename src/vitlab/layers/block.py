@@ -48,7 +48,8 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
-        x = mark(trace, "fc1", self.dropout(self.activation(self.fc1(x))))  # (B, N, hidden)
+        x = mark(trace, "fc1_pre", self.fc1(x))  # (B, N, hidden)
+        x = mark(trace, "fc1", self.dropout(self.activation(x)))
         return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
 
 
@@ -76,7 +77,7 @@ class SwiGLU(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, trace: LayerTrace | None = None) -> Tensor:
-        gate, up = self.fc1(x).chunk(2, dim=-1)  # each (B, N, hidden)
+        gate, up = mark(trace, "fc1_pre", self.fc1(x)).chunk(2, dim=-1)  # each (B, N, hidden)
         x = mark(trace, "fc1", self.dropout(self.activation(gate) * up))  # (B, N, hidden)
         x = x if self.norm is None else self.norm(x)
         return mark(trace, "fc2", self.dropout(self.fc2(x)))  # (B, N, D)
@@ -159,22 +160,26 @@ class Block(nn.Module):
         z: Tensor,
         rope: Rotary | None = None,
         bias: Tensor | None = None,
+        mask: Tensor | None = None,
         trace: LayerTrace | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """z (B, N, D); `reduce` shortens the token list between the two halves."""
+        """z (B, N, D); rope, bias and mask go to the attention; `reduce` shortens the token list between the halves."""
         y = mark(trace, "norm1", self.norm1(z)) if self.norm == "pre" else z
-        y = self.attention(y, rope, bias, trace)
+        y = self.attention(y, rope, bias, mask, trace)
         y = self.norm1(y) if self.norm == "branch" else y
-        z = z + self.depth_drop(self.scale1(y))  # eq. 2
+        z = z + mark(trace, "attention_out", self.depth_drop(self.scale1(y)))  # eq. 2
         z = mark(trace, "after_attention", self.norm1(z) if self.norm == "post" else z)
         if reduce is not None:
             z = reduce(z)  # (B, M, D), M < N
         y = mark(trace, "norm2", self.norm2(z)) if self.norm == "pre" else z
         y = self.mlp(y, trace)
         y = self.norm2(y) if self.norm == "branch" else y
-        z = z + self.depth_drop(self.scale2(y))  # eq. 3
+        z = z + mark(trace, "mlp_out", self.depth_drop(self.scale2(y)))  # eq. 3
         return mark(trace, "tokens", self.norm2(z) if self.norm == "post" else z)
 
 
-BLOCK_KINDS = ("norm1", "qkv", "heads", "proj", "after_attention", "norm2", "fc1", "fc2", "tokens")
+BLOCK_KINDS = (
+    *("norm1", "qkv", "heads", "proj", "attention_out", "after_attention"),
+    *("norm2", "fc1_pre", "fc1", "fc2", "mlp_out", "tokens"),
+)

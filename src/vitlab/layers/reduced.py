@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.attention import Heads, Path, head_width
-from vitlab.layers.trace import LayerTrace, mark
+from vitlab.layers.trace import LayerTrace, mark, mark_side_by_side
 
 Grid = tuple[int, int]  # rows, columns of tokens
 
@@ -106,8 +106,8 @@ class ReducedAttention(Heads):
         (q,) = self.split(mark(trace, "q", self.q(x)), 1)  # (B, h, N, d)
         y = x if self.reduction is None else mark(trace, "reduced", self.reduce(x, at))  # (B, M, D)
         k, v = self.split(mark(trace, "kv", self.kv(y)), 2)  # each (B, h, M, d)
-        x = self.attend(q, k, v, None, trace)  # (B, h, N, d)
-        x = mark(trace, "heads", x.transpose(1, 2).flatten(2))  # (B, N, D), heads side by side
+        x = self.attend(q, k, v, None, None, trace)  # (B, h, N, d)
+        x = mark_side_by_side(trace, "heads", x.transpose(1, 2).flatten(2), self.heads)  # (B, N, D)
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
 
     def reduce(self, x: Tensor, at: Reduced) -> Tensor:

@@ -16,9 +16,17 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import Block, run
-from vitlab.layers.trace import FROM_HEADS, LayerTrace, Trace
+from vitlab.layers.trace import FROM_HEADS, LayerTrace
 
-SEEN = ("norm1", "qkv", "heads", "proj", "after_attention", *FROM_HEADS)  # what a block has shown before it reduces
+SEEN = (
+    "norm1",
+    "qkv",
+    "heads",
+    "proj",
+    "attention_out",
+    "after_attention",
+    *FROM_HEADS,
+)  # what a block has shown before it reduces
 
 
 @dataclass
@@ -64,10 +72,10 @@ class Reducing:
 
     def run(self, block: Block, z: Tensor, layer: int, trace: LayerTrace | None, recompute: bool) -> Tensor:
         """One block; `recompute` as in layers.block.run."""
-        bias = None if self.key_bias is None else self.key_bias[:, None, None, :]  # (B, 1, 1, M)
+        mask = None if self.key_bias is None else self.key_bias[:, None, None, :]  # (B, 1, 1, M)
         remove = self.reducer.removes(layer, self.depth, z.shape[1], self.prefix)
         if remove == 0:
-            return run(block, z, None, bias, trace, recompute=recompute)
+            return run(block, z, None, None, mask, trace, recompute=recompute)
         patches = z.shape[1] - self.prefix
         if not 0 < remove <= patches:
             raise UsageError(
@@ -77,25 +85,24 @@ class Reducing:
         if self.sizes is None or self.assignment is None:
             self.sizes = z.new_ones(z.shape[:2])
             self.assignment = torch.arange(z.shape[1], device=z.device).expand(z.shape[:2])
-        step = partial(self._step, block, layer, remove, trace.trace if trace is not None else None)
-        state = (z, bias, self.sizes, self.assignment)
+        step = partial(self._step, block, remove, trace or LayerTrace(None, layer))
+        state = (z, mask, self.sizes, self.assignment)
         z, self.sizes, self.assignment, self.key_bias = run(step, *state, recompute=recompute)
         return z
 
     def _step(
         self,
         block: Block,
-        layer: int,
         remove: int,
-        trace: Trace | None,
+        trace: LayerTrace,
         z: Tensor,
-        bias: Tensor | None,
+        mask: Tensor | None,
         sizes: Tensor,
         assignment: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """A block that reduces: its tokens, their sizes, where each first token is now, and the next key bias."""
         gradients = getattr(self.reducer, "gradients", False)  # a user's reducer need not have it
-        seen = LayerTrace(trace, layer, needs=self.reducer.needs, gradients=gradients)
+        seen = trace.for_reducer(self.reducer.needs, gradients)
         account: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
         def reduce(z: Tensor) -> Tensor:
@@ -107,5 +114,5 @@ class Reducing:
             account.append((reduction.sizes, places, reduction.key_bias))
             return reduction.tokens
 
-        z = block(z, None, bias, seen, reduce)
+        z = block(z, None, None, mask, seen, reduce)
         return z, *account[0]

@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitlab.layers.edited import LayerEdit
+    from vitlab.layers.positions import Rotary
 
 Pick = Callable[[Tensor], Tensor]
 FROM_HEADS = {  # what an attention layer can derive from its queries, keys and values
@@ -30,6 +34,8 @@ FROM_HEADS = {  # what an attention layer can derive from its queries, keys and 
     "keys": "(B, h, N, d)",
     "values": "(B, h, N, d)",
 }
+# Parts of the step after them: `inspect` and `diff` count both as one.
+PARTIAL_KINDS = ("position_embedding", "position_conv", "fc1_pre", "attention_out", "mlp_out")
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,16 @@ class Trace:
         """The view that one block gets; None where this layer is not requested, so that it runs as if untraced."""
         return LayerTrace(self, layer) if layer in self.layers else None
 
-    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Pick | None = None) -> None:
-        """Keep a value if it is requested; `pick` takes a part of it (heads, the class token's row)."""
-        if not self.wants(kind):
-            return
+    def finish(self) -> None:
+        """A model calls this after its last block."""
+
+    def mark(self, kind: str, value: Tensor, layer: int | None = None, pick: Pick | None = None) -> Tensor:
+        """Keep a value if it is requested, and hand it on; `pick` takes a part (heads, the class token's row)."""
+        if self.wants(kind):
+            self._keep(kind, value, layer, pick)
+        return value
+
+    def _keep(self, kind: str, value: Tensor, layer: int | None, pick: Pick | None) -> None:
         if not self.gradients:
             value = value.detach()
         elif value.requires_grad:
@@ -164,14 +176,14 @@ class Trace:
         return torch.stack([self[kind, layer] for layer in self.layers])
 
 
-def check_offered(kinds: Iterable[str], offers: Iterable[str]) -> None:
+def check_offered(kinds: Iterable[str], offers: Iterable[str], verb: str = "give") -> None:
     """Refuse what a model cannot give, and say what it can."""
     offers = tuple(offers)
     for kind in kinds:
         if kind not in offers:
             near = get_close_matches(kind, offers, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"this model cannot give {kind!r}.{hint} It can give: {', '.join(offers)}.")
+            raise UsageError(f"this model cannot {verb} {kind!r}.{hint} It can {verb}: {', '.join(offers)}.")
 
 
 def _compact(value: Tensor) -> Tensor:
@@ -191,7 +203,7 @@ def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:
 
 
 class LayerTrace:
-    """One layer's view of a Trace, and of what a Reducer needs there; attention layers and blocks write to it.
+    """One layer's view of a Trace, of an Edit, and of what a Reducer needs there; attention and blocks write to it.
 
     windows: where attention runs inside windows, which stand in the batch one after another, how many an image has.
     gradients: whether the reducer gets what it needs with the graph behind it.
@@ -204,34 +216,47 @@ class LayerTrace:
         needs: Iterable[str] = (),
         windows: int | None = None,
         gradients: bool = False,
+        edit: LayerEdit | None = None,
     ):
         self.trace, self.layer, self.needs, self.windows = trace, layer, frozenset(needs), windows
-        self.gradients = gradients
+        self.gradients, self.edit = gradients, edit
         self.seen: dict[str, Tensor] = {}  # for the reducer of this layer
 
     def in_windows(self, count: int) -> LayerTrace:
-        return LayerTrace(self.trace, self.layer, self.needs, count, self.gradients)
+        return LayerTrace(self.trace, self.layer, self.needs, count, self.gradients, self.edit)
+
+    def for_reducer(self, needs: Iterable[str], gradients: bool) -> LayerTrace:
+        return LayerTrace(self.trace, self.layer, needs, None, gradients, self.edit)
 
     @property
     def needs_explicit(self) -> bool:
-        """A gradient of the attention weights exists only where they are written out."""
+        """A gradient of the attention weights exists, and they can be changed, only where they are written out."""
         gradients = self.trace is not None and self.trace.gradients
-        return gradients and (self.wants("attention") or self.wants("class_attention"))
+        asked = self.wants("attention") or self.wants("class_attention")
+        return (gradients and asked) or (self.edit is not None and self.edit.changes_weights)
 
     def wants(self, kind: str) -> bool:
         return kind in self.needs or (self.trace is not None and self.trace.wants(kind))
 
-    def mark(self, kind: str, value: Tensor) -> None:
+    def mark(self, kind: str, value: Tensor, heads: int | None = None) -> Tensor:
+        """`heads`: how many stand side by side in the value, where it is divided by heads."""
+        if self.edit is not None:
+            value = self.edit.apply(kind, value, heads, self.windows)
         if kind in self.needs:
             self.seen[kind] = value if self.gradients else value.detach()
         if self.trace is not None:
             self.trace.mark(kind, value, self.layer)
+        return value
 
-    def mark_heads(self, kind: str, value: Tensor, row: int | None = None) -> None:
+    def mark_heads(
+        self, kind: str, value: Tensor, row: int | None = None, even: Callable[[], Tensor] | None = None
+    ) -> Tensor:
         """For per-head values (B, h, ...), or one row of them: a reducer sees all heads, the trace the requested ones.
 
-        Of windows, (B * windows, h, ...) becomes (B, h, windows, ...).
+        Of windows, (B * windows, h, ...) becomes (B, h, windows, ...). `even`: see LayerEdit.apply.
         """
+        if self.edit is not None and row is None:
+            value = self.edit.apply(kind, value, None, self.windows, even)
         if kind in self.needs:
             part = value if row is None else value[:, :, row]
             self.seen[kind] = part if self.gradients else part.detach()
@@ -243,10 +268,23 @@ class LayerTrace:
                 return heads(value) if row is None else heads(value)[:, :, row]
 
             self.trace.mark(kind, value, self.layer, pick)
+        return value
+
+    def edit_scores(
+        self, q: Tensor, keys: int, bias: Tensor | None, mask: Tensor | None, root: float | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """See LayerEdit.scores."""
+        return (q, bias, mask) if self.edit is None else self.edit.scores(q, keys, bias, mask, root, self.windows)
+
+    def edit_rope(self, rope: Rotary | None) -> Rotary | None:
+        return rope if self.edit is None else self.edit.rope(rope)
 
 
 def mark(trace: Trace | LayerTrace | None, kind: str, value: Tensor) -> Tensor:
-    """Show a value to the trace under its step's name, and hand it on."""
-    if trace is not None:
-        trace.mark(kind, value)
-    return value
+    """Show a value to the trace under its step's name, and hand it on, changed where an Edit asks for it."""
+    return value if trace is None else trace.mark(kind, value)
+
+
+def mark_side_by_side(trace: LayerTrace | None, kind: str, value: Tensor, heads: int) -> Tensor:
+    """As `mark`, for a value (B, N, hd) in which heads stand side by side."""
+    return value if trace is None else trace.mark(kind, value, heads)

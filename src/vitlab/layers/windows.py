@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily  # no public wa
 
 from vitlab.layers.attention import Heads, Path, QVLinear, head_width
 from vitlab.layers.positions import RelativeBias
-from vitlab.layers.trace import LayerTrace, mark
+from vitlab.layers.trace import LayerTrace, mark, mark_side_by_side
 
 APART = -100.0  # added to the score of tokens that only a shift made neighbours; the released weights know this number
 
@@ -34,6 +34,7 @@ class Windows:
     window: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
     roll_first: bool = False
+    prefix: ClassVar[int] = 0  # tokens before the patches
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -181,10 +182,10 @@ class WindowAttention(Heads):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Windows, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        q, k, v = self.project(at.cut(x), trace)  # each (B * count, h, n, d)
         inside = trace.in_windows(at.count) if trace is not None else None
-        x = self.attend(q, k, v, self.bias(at), inside)  # (B * count, h, n, d)
-        x = mark(trace, "heads", at.join(x.transpose(1, 2).flatten(2)))  # (B, N, D), heads side by side
+        q, k, v = self.project(at.cut(x), inside)  # each (B * count, h, n, d)
+        x = self.attend(q, k, v, self.bias(at), self.mask(at), inside)  # (B * count, h, n, d)
+        x = mark_side_by_side(trace, "heads", at.join(x.transpose(1, 2).flatten(2)), self.heads)  # (B, N, D)
         return mark(trace, "proj", self.dropout(self.proj(x)))  # (B, N, D)
 
     def project(self, x: Tensor, trace: LayerTrace | None) -> list[Tensor]:
@@ -192,14 +193,16 @@ class WindowAttention(Heads):
         return self.split(mark(trace, "qkv", self.qkv(x)), 3)
 
     def bias(self, at: Windows) -> Tensor | None:
-        """B and the mask of shifted windows: (1 or count, h, n, n)."""
-        device = self.proj.weight.device
-        mask = at.mask(device)
+        """B: (1, h, n, n)."""
         if self.relative is None:
-            return None if mask is None else mask.to(self.proj.weight.dtype)
-        (index,) = cached("offsets", device, at.window, self.relative.grid)
-        bias = self.relative(index, self.relative.grid).contiguous()  # (1, h, n, n)
-        return bias if mask is None else bias + mask.to(bias.dtype)
+            return None
+        (index,) = cached("offsets", self.proj.weight.device, at.window, self.relative.grid)
+        return self.relative(index, self.relative.grid).contiguous()
+
+    def mask(self, at: Windows) -> Tensor | None:
+        """Of shifted windows: (count, 1, n, n)."""
+        mask = at.mask(self.proj.weight.device)
+        return None if mask is None else mask.to(self.proj.weight.dtype)
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         learns = torch.is_grad_enabled() and self.path == "auto"

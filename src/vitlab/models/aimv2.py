@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Activation, Block, SwiGLU
+from vitlab.layers.edit import Edit
 from vitlab.layers.patches import PatchEmbed
 from vitlab.layers.positions import LearnedPositions, SinCosPositions, sincos_2d
 from vitlab.layers.reducer import Reducer
@@ -130,7 +131,7 @@ class AIMv2(PlainTransformer):
     ) -> tuple[Tensor, Tensor | None]:
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         assert self.positions is not None
-        z = mark(trace, "positions", z + self.positions(layout.grid, like=z))
+        z = mark(trace, "positions", z + mark(trace, "position_embedding", self.positions(layout.grid, like=z)))
         return self.leave_out(z, layout, trace, keep)
 
 
@@ -198,9 +199,16 @@ class AIMv2LiT(CLIP):
     family = "aimv2_lit"
     image_tower, text_tower = AIMv2, AIMv2Text
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """Patches after the last norm, which all of them go through."""
-        return self.image.forward_features(images, trace=trace, reducer=reducer)
+        return self.image.forward_features(images, trace=trace, reducer=reducer, edit=edit)
 
     @property
     def scale(self) -> Tensor:

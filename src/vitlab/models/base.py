@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.config import Config
@@ -153,12 +155,27 @@ class Network(nn.Module):
         """Rows and columns of patches (or of the last map) for images of this (H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must say how it divides an image.")
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """(B, C, H, W) -> (B, E): what the classifier reads, or would read."""
+        trace = edited(trace, edit)
         last = self.forward_features(images, trace=trace, reducer=reducer)
         return self.forward_head(last, pre_logits=True, trace=trace)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """What the last layer gives, before pooling: tokens (B, N, D) or a map."""
         raise NotImplementedError(f"{type(self).__name__} must give its last layer's output.")
 
@@ -176,7 +193,9 @@ class Network(nn.Module):
         """A new, untrained head for another number of classes (0: none); everything else stays."""
         raise NotImplementedError(f"{type(self).__name__} must say how its classifier is replaced.")
 
-    def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
+    def encode_text(
+        self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None, edit: Edit | None = None
+    ) -> Tensor:
         """(T, N) token ids -> (T, E), of length 1 unless normalise=False; only with Capability.TEXT."""
         raise UsageError(f"a {self.family} reads no text: use a CLIP.")
 
@@ -219,11 +238,25 @@ class WrapsEncoder(Network):
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.encoder.grid_of(size)
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.encoder.features(images, trace=trace, reducer=reducer)
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        return self.encoder.features(images, trace=trace, reducer=reducer, edit=edit)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
-        return self.encoder.forward_features(images, trace=trace, reducer=reducer)
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        return self.encoder.forward_features(images, trace=trace, reducer=reducer, edit=edit)
 
 
 @contextmanager

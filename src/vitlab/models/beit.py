@@ -104,7 +104,7 @@ class BEiT(PlainTransformer):
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         z = mark(trace, "prefix", torch.cat([self.class_token.expand(z.shape[0], -1, -1), z], dim=1))
         if self.positions is not None:
-            z = mark(trace, "positions", z + self.positions(layout.grid, like=z))
+            z = mark(trace, "positions", z + mark(trace, "position_embedding", self.positions(layout.grid, like=z)))
         z, kept = self.leave_out(z, layout, trace, keep)
         return self.dropout(z), kept
 

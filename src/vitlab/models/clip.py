@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import Block
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace, mark
 from vitlab.models.entry import CLIP_CROP, Entry, Paper, half
@@ -174,10 +176,16 @@ class CLIPVision(VisionTransformer):
         return y if pre_logits or not self.config.classes else mark(trace, "head", self.head(y))  # (B, classes)
 
     def encode_image(
-        self, images: Tensor, *, normalise: bool = False, trace: Trace | None = None, reducer: Reducer | None = None
+        self,
+        images: Tensor,
+        *,
+        normalise: bool = False,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
     ) -> Tensor:
         """(B, C, H, W) -> (B, E) as the projection gives them; normalise=True: of length 1, as CLIP's own."""
-        x = self.features(images, trace=trace, reducer=reducer)
+        x = self.features(images, trace=trace, reducer=reducer, edit=edit)
         return F.normalize(x, dim=-1) if normalise else x
 
 
@@ -201,12 +209,19 @@ class CLIP(TwoTowers):
         for projection in (self.image_projection, self.text_projection):
             nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """Tokens before the last norm, which CLIP applies to the class token alone: transformers' last_hidden_state.
 
         `model.encoder.forward_features` gives them after it.
         """
-        return self.image.run_blocks(images, trace=trace, reducer=reducer)[0]  # (B, N, D)
+        return self.image.run_blocks(images, trace=edited(trace, edit), reducer=reducer)[0]  # (B, N, D)
 
     @property
     def scale(self) -> Tensor:

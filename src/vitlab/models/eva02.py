@@ -94,7 +94,7 @@ class EVA02(PlainTransformer):
         assert self.positions is not None
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         z = mark(trace, "prefix", with_prefix(z, self.class_token))
-        z = mark(trace, "positions", z + self.positions(layout.grid, like=z))
+        z = mark(trace, "positions", z + mark(trace, "position_embedding", self.positions(layout.grid, like=z)))
         return self.leave_out(self.dropout(z), layout, trace, keep)
 
     def attention_positions(

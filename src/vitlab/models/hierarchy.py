@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, MLP, StochasticDepth, run
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images
 from vitlab.layers.reduced import Grid, Merge, Pool, Reduced, to_map
 from vitlab.layers.reducer import Reducer
@@ -126,10 +128,12 @@ class GridBlock(nn.Module):
     def forward(self, z: Tensor, at: Windows | Reduced, trace: LayerTrace | None = None) -> Tensor:
         """z (B, N, D), row by row; `at` says where queries and keys stand."""
         y = self.attention(mark(trace, "norm1", self.norm1(z)), at, trace)
-        z = mark(trace, "after_attention", z + self.depth_drop(y))
+        y = mark(trace, "attention_out", self.depth_drop(y))
+        z = mark(trace, "after_attention", z + y)
         y = mark(trace, "norm2", self.norm2(z))
         y = self.mlp(y, trace) if isinstance(self.mlp, MLP) else self.mlp(y, at, trace)
-        return mark(trace, "tokens", z + self.depth_drop(y))
+        y = mark(trace, "mlp_out", self.depth_drop(y))
+        return mark(trace, "tokens", z + y)
 
 
 class BlockStep(NamedTuple):
@@ -194,19 +198,35 @@ class Hierarchy(Network):
         """The first stage's tokens, on whose grid explanations are laid."""
         return TokenLayout((), self.config.grids(height, width)[0])
 
-    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        trace = edited(trace, edit)
         return self.forward_head(self.forward_features(images, trace=trace, reducer=reducer), trace=trace)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """The last stage's tokens after the final norm: (B, C, H, W) -> (B, N, D), row by row."""
         if reducer is not None:
             raise UsageError(f"{self.family} needs its tokens on a whole grid: use a reducer with a ViT.")
+        trace = edited(trace, edit)
         *_, (z, _) = self.start(images, trace)
         return z if self.norm is None else mark(trace, "norm", self.norm(z))
 
-    def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None) -> list[Tensor]:
+    def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None, edit: Edit | None = None) -> list[Tensor]:
         """One map of each stage, (B, C, rows, columns), as `pyramid` states them; the classifier's norm is left out."""
-        return [patch_map(z, grid) for z, grid in self.start(images, trace)]
+        return [patch_map(z, grid) for z, grid in self.start(images, edited(trace, edit))]
 
     def start(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[Tensor, Grid]]:
         """`run`, after the images and the trace are checked."""
@@ -215,7 +235,9 @@ class Hierarchy(Network):
         if trace is not None:
             layout, places = self.layout(*size), self.places(*size)
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=layout, places=places)
-        return self.run(images, trace)
+        yield from self.run(images, trace)
+        if trace is not None:
+            trace.finish()
 
     def steps(self, images: Tensor, trace: Trace | None) -> Iterator[tuple[list[BlockStep], Grid]]:
         """What to run: of each stage its blocks, and its grid."""

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, Activation, Block, run
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images, patchify, unpatchify
 from vitlab.layers.positions import LearnedPositions, SinCosPositions
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
@@ -169,7 +171,7 @@ class Decoder(nn.Module):
 
     @property
     def traceable(self) -> tuple[str, ...]:
-        return ("embed", "masked", "positions", *BLOCK_KINDS, *FROM_HEADS, "norm", "pixels")
+        return ("embed", "masked", "position_embedding", "positions", *BLOCK_KINDS, *FROM_HEADS, "norm", "pixels")
 
     def forward(self, tokens: Tensor, keep: Tensor, layout: TokenLayout, trace: Trace | None = None) -> Tensor:
         """tokens (B, 1 + n, D), the class token first; keep (B, n), which patches the others are."""
@@ -180,11 +182,13 @@ class Decoder(nn.Module):
         hidden = self.mask_token.to(x.dtype).expand(x.shape[0], rows * columns, -1)  # (B, N, D')
         patches = hidden.scatter(1, keep[..., None].expand(-1, -1, x.shape[-1]), x[:, 1:])  # each in its place
         x = mark(trace, "masked", torch.cat([x[:, :1], patches], dim=1))  # (B, 1 + N, D')
-        x = mark(trace, "positions", x + self.positions(layout.grid, like=x))
+        x = mark(trace, "positions", x + mark(trace, "position_embedding", self.positions(layout.grid, like=x)))
         recompute = self.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
-            x = run(block, x, None, None, at, recompute=recompute)  # (B, 1 + N, D')
+            x = run(block, x, None, None, None, at, recompute=recompute)  # (B, 1 + N, D')
+        if trace is not None:
+            trace.finish()
         x = mark(trace, "norm", self.norm(x))
         return mark(trace, "pixels", self.pixels(x[:, 1:]))  # (B, N, P*P*C)
 
@@ -217,15 +221,17 @@ class MaskedAutoencoder(WrapsEncoder):
         mask_ratio: float | None = None,
         trace: Trace | None = None,
         decoder_trace: Trace | None = None,
+        edit: Edit | None = None,
+        decoder_edit: Edit | None = None,
     ) -> MAEOutput:
         """`noise` (B, N) decides which patches are hidden: those where it is highest. Without it, chance does."""
         check_images(images, self.config.channels, like=self.decoder.embed.weight)
         target = self.target(images)  # (B, N, P*P*C)
         ratio = self.config.mask_ratio if mask_ratio is None else mask_ratio
         keep, mask = choose_visible(target, ratio, noise)  # (B, n), (B, N)
-        latent, _ = self.encoder.encode(images, trace=trace, keep=keep)  # (B, 1 + n, D)
+        latent, _ = self.encoder.encode(images, trace=edited(trace, edit), keep=keep)  # (B, 1 + n, D)
         layout = self.encoder.layout(*images.shape[-2:])
-        prediction = self.decoder(latent, keep, layout, decoder_trace)  # (B, N, P*P*C)
+        prediction = self.decoder(latent, keep, layout, edited(decoder_trace, decoder_edit))  # (B, N, P*P*C)
         error = (prediction.to(target.dtype) - target).square().mean(dim=-1)  # (B, N)
         return MAEOutput((error * mask).sum() / mask.sum(), prediction, mask)
 

@@ -91,12 +91,12 @@ class NaFlexViT(VisionTransformer):
         if isinstance(images, Tensor):
             return super().encode(images, trace=trace, reducer=reducer, keep=keep)
         if trace is not None or reducer is not None or keep is not None:
-            raise UsageError("a Trace or a reducer needs images of one size: stack them as (B, C, H, W).")
+            raise UsageError("a Trace, an Edit or a reducer needs images of one size: stack them as (B, C, H, W).")
         z, seen = self.pack(images)  # (B, N, D), (B, N)
         mask = torch.zeros_like(seen, dtype=z.dtype).masked_fill(~seen, -torch.inf)[:, None, None]  # (B, 1, 1, N)
         recompute = self.config.gradient_checkpointing and self.training
         for block in cast("list[Block]", self.blocks):
-            z = run(block, z, None, mask, None, recompute=recompute)
+            z = run(block, z, None, None, mask, recompute=recompute)
         return z if self.norm is None else self.norm(z), seen.to(z.dtype)
 
     def pack(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

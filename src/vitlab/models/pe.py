@@ -110,7 +110,7 @@ class PE(PlainTransformer):
         z = mark(trace, "patch_embed", self.patch_embed(images))  # (B, N, D)
         if self.class_token is not None:
             z = mark(trace, "prefix", with_prefix(z, self.class_token))
-        z = mark(trace, "positions", z + self.positions(layout.grid, like=z))
+        z = mark(trace, "positions", z + mark(trace, "position_embedding", self.positions(layout.grid, like=z)))
         z, kept = self.leave_out(z, layout, trace, keep)
         return mark(trace, "norm_pre", self.norm_pre(z)), kept
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UsageError
 from vitlab.layers.block import BLOCK_KINDS, Block, run
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images, check_multiple, drop_patches, grid_of, keep_patches
 from vitlab.layers.pooling import Pooling, pool_tokens
 from vitlab.layers.positions import LearnedPositions, Rotary, SinCosPositions
@@ -191,6 +193,7 @@ class PlainTransformer(Network):
         c = self.config
         return {
             "prefix": not c.prefix,
+            "position_embedding": self.positions is None,
             "positions": self.positions is None,
             "norm_pre": self.norm_pre is None,
             "norm1": c.post_norm,  # post-norm's norms end the halves: after_attention and tokens show them
@@ -204,7 +207,7 @@ class PlainTransformer(Network):
     def traceable(self) -> tuple[str, ...]:
         """What a Trace can ask of this model: the steps it has, and what attention can show."""
         absent = self.absent_steps
-        steps = ("patch_embed", "prefix", "positions", "norm_pre", *BLOCK_KINDS, *FROM_HEADS)
+        steps = ("patch_embed", "prefix", "position_embedding", "positions", "norm_pre", *BLOCK_KINDS, *FROM_HEADS)
         return tuple(kind for kind in (*steps, "norm", "pool", "head") if not absent.get(kind))
 
     def layout(self, height: int, width: int) -> TokenLayout:
@@ -213,17 +216,40 @@ class PlainTransformer(Network):
     def grid_of(self, size: tuple[int, int]) -> tuple[int, int]:
         return self.layout(*size).grid
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        trace = edited(trace, edit)
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, pre_logits=True, sizes=sizes, trace=trace)  # a mean weighs merged tokens
 
-    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        trace = edited(trace, edit)
         tokens, sizes = self.encode(images, trace=trace, reducer=reducer)
         return self.forward_head(tokens, sizes=sizes, trace=trace)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """All tokens after the last block and the final norm: (B, C, H, W) -> (B, N, D), prefix tokens first."""
-        return self.encode(images, trace=trace, reducer=reducer)[0]
+        return self.encode(images, trace=edited(trace, edit), reducer=reducer)[0]
 
     def encode(
         self,
@@ -263,7 +289,9 @@ class PlainTransformer(Network):
             if reducing is not None:
                 z = reducing.run(block, z, layer, at, recompute)  # (B, M, D), M <= N
             else:
-                z = run(block, z, rope, bias_at(layer), at, recompute=recompute)  # (B, N, D), eqs. 2-3
+                z = run(block, z, rope, bias_at(layer), None, at, recompute=recompute)  # (B, N, D), eqs. 2-3
+        if trace is not None:
+            trace.finish()
         return z, reducing.sizes if reducing is not None else None
 
     def embed(

@@ -166,7 +166,7 @@ class ConvMLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, at: Reduced, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        x = self.fc1(x)  # (B, N, hidden)
+        x = mark(trace, "fc1_pre", self.fc1(x))  # (B, N, hidden)
         x = mark(trace, "fc1", F.relu(x) if self.relu else x)
         x = self.activation(to_tokens(self.conv(to_map(x, at.grid))))
         x = mark(trace, "mlp_conv", self.dropout(x))  # (B, N, hidden)
@@ -217,7 +217,7 @@ class PVT(Hierarchy):
     family = "pvt"
     config: PVTConfig
     prefix = ("class",)
-    block_kinds = ("positions", *REDUCED_KINDS)
+    block_kinds = ("position_embedding", "positions", *REDUCED_KINDS)
 
     def __init__(self, config: PVTConfig):
         super().__init__(config)
@@ -249,7 +249,8 @@ class PVT(Hierarchy):
             z = mark_embed(stage, embed(x), trace, steps)  # (B, N, D)
             if stage == len(self.stages) - 1:
                 z = torch.cat([embed.class_token.expand(z.shape[0], -1, -1), z], dim=1)  # (B, 1 + N, D)
-            z = self.dropout(mark(steps[0].at, "positions", z + embed.positions(grid, like=z)))
+            table = mark(steps[0].at, "position_embedding", embed.positions(grid, like=z))  # (1, N, D)
+            z = self.dropout(mark(steps[0].at, "positions", z + table))
             for step in steps:
                 z = self.run_block(step, z)
             yield z, grid

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UsageError
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.patches import check_images
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import LayerTrace, TokenLayout, Trace, mark
@@ -162,7 +164,7 @@ class ResidualBlock(nn.Module):
         for number, conv in enumerate(self.convs, 1):
             y = conv(y)
             y = y if number == len(self.convs) else F.relu_(y)  # the last is added first
-            mark(at, f"conv{number}", y)
+            y = mark(at, f"conv{number}", y)
         if self.pooled:
             x = F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)  # at an odd edge, the mean of what is there
         x = x if self.shortcut is None else mark(at, "shortcut", self.shortcut(x))
@@ -228,17 +230,32 @@ class ResNet(Network):
                 module.eval()
         return self
 
-    def forward(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
+        trace = edited(trace, edit)
         return self.forward_head(self.forward_features(images, trace=trace, reducer=reducer), trace=trace)
 
-    def forward_features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def forward_features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """The last stage's map: (B, C, H, W) -> (B, D, rows, columns)."""
-        *_, x = self._run(images, trace, reducer)
+        *_, x = self._run(images, edited(trace, edit), reducer)
         return x
 
-    def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None) -> list[Tensor]:
+    def forward_pyramid(self, images: Tensor, *, trace: Trace | None = None, edit: Edit | None = None) -> list[Tensor]:
         """One map of each stage, (B, D, rows, columns), as `pyramid` states them."""
-        return list(self._run(images, trace))
+        return list(self._run(images, edited(trace, edit)))
 
     def _run(self, images: Tensor, trace: Trace | None, reducer: Reducer | None = None) -> Iterator[Tensor]:
         """The map that each stage gives."""
@@ -252,11 +269,13 @@ class ResNet(Network):
         x = F.relu_(self.stem(images))  # (B, stem_width, H, W), or of H/2, W/2
         if self.config.stem != "small":
             x = F.max_pool2d(x, 3, stride=2, padding=1)  # (B, stem_width, H/4, W/4)
-        mark(trace, "stem", x)
+        x = mark(trace, "stem", x)
         for layer, block in enumerate(self.blocks):
             x = block(x, trace.at(layer) if trace is not None else None)  # (B, widths[stage], ...)
             if layer in self.config.stage_ends:
                 yield x
+        if trace is not None:
+            trace.finish()
 
     def forward_head(self, maps: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
         """(B, D, rows, columns) -> logits (B, classes); `pre_logits=True` or classes=0 stops at the pooled features."""

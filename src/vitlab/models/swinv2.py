@@ -105,6 +105,8 @@ class ContinuousBias(nn.Module):
 class CosineAttention(WindowAttention):
     """SoftMax(cos(Q, K) / tau + B) V, eq. 2, with a learned tau for each head."""
 
+    by_sqrt_d = False
+
     def __init__(self, c: SwinV2Config, stage: int):
         width, heads = c.widths[stage], c.heads[stage]
         super().__init__(
@@ -129,8 +131,11 @@ class CosineAttention(WindowAttention):
         return [F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1), v]
 
     def bias(self, at: Windows) -> Tensor:
-        bias, mask = self.position_bias(at.window).contiguous(), at.mask(self.proj.weight.device)
-        return bias if mask is None else bias + self.mask_times * mask.to(bias.dtype)  # (1 or count, h, n, n)
+        return self.position_bias(at.window).contiguous()  # (1, h, n, n)
+
+    def mask(self, at: Windows) -> Tensor | None:
+        mask = super().mask(at)
+        return None if mask is None else self.mask_times * mask  # (count, 1, n, n)
 
 
 class ResPostNormBlock(GridBlock):
@@ -139,10 +144,10 @@ class ResPostNormBlock(GridBlock):
     pre_norm = False
 
     def forward(self, z: Tensor, at: Any, trace: LayerTrace | None = None) -> Tensor:  # (B, N, D)
-        y = self.norm1(self.attention(z, at, trace))
-        z = mark(trace, "after_attention", z + self.depth_drop(y))
-        y = self.norm2(self.mlp(z, trace))
-        return mark(trace, "tokens", z + self.depth_drop(y))
+        y = self.depth_drop(self.norm1(self.attention(z, at, trace)))
+        z = mark(trace, "after_attention", z + mark(trace, "attention_out", y))
+        y = self.depth_drop(self.norm2(self.mlp(z, trace)))
+        return mark(trace, "tokens", z + mark(trace, "mlp_out", y))
 
 
 class NormedMerging(nn.Module):

@@ -102,8 +102,8 @@ class TIPSText(TextTower):
         z = self.embed(ids)
         return z * math.sqrt(self.config.width) if self.config.scale_tokens else z
 
-    def add_positions(self, z: Tensor) -> Tensor:
-        return z + sinusoids(z.shape[1], z.shape[2], z.device).to(z.dtype)
+    def position_table(self, z: Tensor) -> Tensor:
+        return sinusoids(z.shape[1], z.shape[2], z.device).to(z.dtype)[None]
 
     def mask(self, z: Tensor, ids: Tensor) -> Tensor:
         padding = ids == self.config.pad_id  # (B, N)

@@ -77,8 +77,8 @@ MODELS = {
 
 
 class PositionConv(nn.Module):
-    """A token plus a 3 x 3 convolution of each channel: the zeros around the map tell where it stands (CPVT's PEG,
-    arXiv:2102.10882).
+    """A 3 x 3 convolution of each channel, added to the tokens: the zeros around the map tell where each stands
+    (CPVT's PEG, arXiv:2102.10882).
     """
 
     def __init__(self, width: int):
@@ -86,7 +86,7 @@ class PositionConv(nn.Module):
         self.conv = nn.Conv2d(width, width, kernel_size=3, padding=1, groups=width)
 
     def forward(self, z: Tensor, grid: Grid) -> Tensor:  # (B, N, D)
-        return z + to_tokens(self.conv(to_map(z, grid)))
+        return to_tokens(self.conv(to_map(z, grid)))
 
 
 class Twins(Hierarchy):
@@ -100,7 +100,9 @@ class Twins(Hierarchy):
     def __init__(self, config: TwinsConfig):
         super().__init__(config)
         c = config
-        self.block_kinds = tuple(dict.fromkeys((*(BLOCK_KINDS if c.windowed else ()), *REDUCED_KINDS, "positions")))
+        self.block_kinds = tuple(
+            dict.fromkeys((*(BLOCK_KINDS if c.windowed else ()), *REDUCED_KINDS, "position_conv", "positions"))
+        )
         self.embeds = conv_embeds(c)
         rates = depth_rates(c.depths, c.stochastic_depth)
         self.stages = nn.ModuleList(
@@ -128,7 +130,7 @@ class Twins(Hierarchy):
             for number, step in enumerate(steps):
                 z = self.run_block(step, z)
                 if number == 0:
-                    z = mark(step.at, "positions", self.positions[stage](z, grid))
+                    z = mark(step.at, "positions", z + mark(step.at, "position_conv", self.positions[stage](z, grid)))
             yield z, grid
             x = to_map(z, grid)  # (B, D, rows, columns)
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import FROM_HEADS, TokenLayout, Trace, mark
 from vitlab.models.base import Capability, Network, WrapsEncoder
@@ -128,7 +130,7 @@ class TextTower(nn.Module):
 
     reads = ""  # the token that is read: a Trace's name for the last step
     sees = "every token"  # what a token sees, in words, for `vitlab inspect`
-    learns_positions = True  # False: a paper computes them in add_positions
+    learns_positions = True  # False: a paper computes them in position_table
     positions: nn.Parameter  # (context, D), where they are learned
 
     def __init__(self, config: TextConfig):
@@ -152,8 +154,9 @@ class TextTower(nn.Module):
         """(B, N) -> (B, N, D)"""
         return self.embed(ids)
 
-    def add_positions(self, z: Tensor) -> Tensor:
-        return z + self.positions[: z.shape[1]]
+    def position_table(self, z: Tensor) -> Tensor:
+        """(1, N, D), added to the tokens."""
+        return self.positions[None, : z.shape[1]]
 
     def mask(self, z: Tensor, ids: Tensor) -> Tensor | None:
         """(1 or B, 1, 1 or N, N), added to the scaled products: -inf where a token does not see another. None: all see
@@ -192,19 +195,21 @@ class TextTower(nn.Module):
     @property
     def traceable(self) -> tuple[str, ...]:
         heads = (kind for kind in FROM_HEADS if kind != "class_attention")
-        return ("embed", "positions", *BLOCK_KINDS, *heads, "norm", self.reads)
+        return ("embed", "position_embedding", "positions", *BLOCK_KINDS, *heads, "norm", self.reads)
 
     def forward(self, ids: Tensor, *, trace: Trace | None = None) -> Tensor:
         N = ids.shape[1]
         if trace is not None:
             trace.begin(depth=len(self.blocks), offers=self.traceable, layout=TokenLayout((), (1, N)))
         z = mark(trace, "embed", self.embed_tokens(ids))  # (B, N, D)
-        z = mark(trace, "positions", self.add_positions(z))
+        z = mark(trace, "positions", z + mark(trace, "position_embedding", self.position_table(z)))
         mask = self.mask(z, ids)
         recompute = self.config.gradient_checkpointing and self.training and trace is None
         for layer, block in enumerate(cast("list[Block]", self.blocks)):
             at = trace.at(layer) if trace is not None else None
-            z = run(block, z, None, mask, at, recompute=recompute)  # (B, N, D)
+            z = run(block, z, None, None, mask, at, recompute=recompute)  # (B, N, D)
+        if trace is not None:
+            trace.finish()
         z = mark(trace, "norm", self.norm(z))
         return mark(trace, self.reads, self.read(z, ids))  # (B, D)
 
@@ -239,9 +244,16 @@ class TwoTowers(WrapsEncoder):
         """E of the common space, which need not be the image tower's width."""
         return self.image.feature_width if self.image_projection is None else self.image_projection.out_features
 
-    def features(self, images: Tensor, *, trace: Trace | None = None, reducer: Reducer | None = None) -> Tensor:
+    def features(
+        self,
+        images: Tensor,
+        *,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
+    ) -> Tensor:
         """Unit-length embeddings in one space with those of texts."""
-        return self.encode_image(images, trace=trace, reducer=reducer)
+        return self.encode_image(images, trace=trace, reducer=reducer, edit=edit)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer whose numbers mean something else to the model."""
@@ -265,17 +277,27 @@ class TwoTowers(WrapsEncoder):
         """After the optimiser's step: keep the scale within its limit, where there is one."""
 
     def encode_image(
-        self, images: Tensor, *, normalise: bool = True, trace: Trace | None = None, reducer: Reducer | None = None
+        self,
+        images: Tensor,
+        *,
+        normalise: bool = True,
+        trace: Trace | None = None,
+        reducer: Reducer | None = None,
+        edit: Edit | None = None,
     ) -> Tensor:
         """(B, C, H, W) -> (B, E), of length 1 unless normalise=False."""
+        trace = edited(trace, edit)
         x = self.image(images, trace=trace, reducer=reducer)  # (B, D)
         if self.image_projection is not None:
             x = mark(trace, "projection", self.image_projection(x))
         return F.normalize(x, dim=-1) if normalise else x
 
-    def encode_text(self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
+    def encode_text(
+        self, ids: Tensor, *, normalise: bool = True, trace: Trace | None = None, edit: Edit | None = None
+    ) -> Tensor:
         """(T, N) token numbers, N at most the context -> (T, E), of length 1 unless normalise=False."""
         self.text.check_ids(ids)
+        trace = edited(trace, edit)
         x = self.text(ids, trace=trace)  # (T, D)
         if self.text_projection is not None:
             x = mark(trace, "projection", self.text_projection(x))
@@ -288,9 +310,9 @@ class TwoTowers(WrapsEncoder):
         means = [self.encode_text(tokenizer(texts).to(device)).float().mean(dim=0) for texts in prompts]  # (E,) each
         return F.normalize(torch.stack(means), dim=1)
 
-    def forward(self, images: Tensor, ids: Tensor) -> ImageTextLogits:
-        """Every image against every text; there may be more of one than of the other."""
-        logits = self.logits(self.encode_image(images), self.encode_text(ids))
+    def forward(self, images: Tensor, ids: Tensor, *, edit: Edit | None = None) -> ImageTextLogits:
+        """Every image against every text; there may be more of one than of the other. An edit is of the image tower."""
+        logits = self.logits(self.encode_image(images, edit=edit), self.encode_text(ids))
         return ImageTextLogits(logits, logits.mT)
 
     def logits(self, image_features: Tensor, text_features: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class VisionTransformer(PlainTransformer):
             if without:  # registers (and perhaps the class token) stand nowhere: zeros between prefix and patches
                 n = self.config.positioned_prefix
                 table = torch.cat([table[:, :n], table.new_zeros(1, without, table.shape[-1]), table[:, n:]], dim=1)
-            z = mark(trace, "positions", z + table)
+            z = mark(trace, "positions", z + mark(trace, "position_embedding", table))
         z, kept = self.leave_out(z, layout, trace, keep)
         z = self.dropout(z)
         return (z if self.norm_pre is None else mark(trace, "norm_pre", self.norm_pre(z))), kept

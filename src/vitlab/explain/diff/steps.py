@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlab.explain.inspect import step_name
-from vitlab.layers.trace import FROM_HEADS, Trace
+from vitlab.layers.trace import FROM_HEADS, PARTIAL_KINDS, Trace
 from vitlab.models.base import Network, evaluation_mode
 
 Key = tuple[str, int | None]  # a step as Trace names it: kind and layer
@@ -76,7 +76,7 @@ def _most(so_far: float, values: Tensor) -> float:
 
 def run_steps(model: Network, images: Tensor) -> Steps:
     """Every traced step of one of our models, in order, for normalised `images`."""
-    trace = Trace(*(kind for kind in model.traceable if kind not in FROM_HEADS))
+    trace = Trace(*(kind for kind in model.traceable if kind not in (*FROM_HEADS, *PARTIAL_KINDS)))
     like = next(model.parameters())
     with evaluation_mode(model), torch.no_grad():
         model(images.to(like.device, like.dtype), trace=trace)

@@ -1,152 +1,235 @@
-// The frame of the page: an image, the models that look at it, tabs. Each tab is a module with show(panel, page).
-import { json, blob, look, setToken, Refused } from "./net.js";
-import { language, switchLanguage, t } from "./text.js";
+// The frame of the page: opens with an image and a model, and draws anew what the state or the numbers change.
+import { source } from "./source.js";
+import { Refused } from "./net.js";
+import { language, orElse, switchLanguage, t } from "./text.js";
 import { clear, el } from "./draw.js";
-import * as trying from "./try.js";
-import * as walk from "./walk.js";
-import * as attention from "./attention.js";
-import * as fewer from "./fewer.js";
-import * as more from "./more.js";
-import * as training from "./training.js";
+import { readUrl, setState, state, subscribe } from "./state.js";
+import { data, isPlain, loadHeat, onData, onError, openLook, refresh } from "./data.js";
+import { drawHeatChoice, drawPhoto, setMask } from "./photo.js";
+import { activePart, buildNetwork, drawNetwork } from "./network.js";
+import { forgetBlock } from "./block.js";
+import { drawAnswer } from "./answer.js";
+import { buildKnobs, drawKnobs, dropHead, isDropped } from "./knobs.js";
+import { drawCaption } from "./caption.js";
+import { drawButton, frames, play, step } from "./play.js";
+import { drawPanel, forgetLooks, offeredPanels, onPanelError } from "./panels.js";
+import { isInside, isStep, stepsInside } from "./steps.js";
 
-const TABS = { try: trying, walk, attention, fewer, more, training };
 const $ = (id) => document.getElementById(id);
-
-export const page = {
-  models: [], index: null, chosen: new Set(), focus: null, image: null, tab: "try", looks: new Map(), views: new Map(), kept: new Map(), turn: 0,
-  about(name) { return this.models.find((m) => m.name === name); },
-  // The image as `model` sees it, kept at the server under a number.
-  async look(model) {
-    if (!this.looks.has(model)) this.looks.set(model, look(model, this.image));
-    return this.looks.get(model);
-  },
-  async view(model) {
-    if (!this.views.has(model)) this.views.set(model, this.look(model).then((n) => blob(`page/look/${n}/view`)).then(createImageBitmap));
-    return this.views.get(model);
-  },
-  // What a part of a model says of the image, asked once.
-  async part(model, part, options, read = json) {
-    const number = await this.look(model), query = new URLSearchParams(options || {}).toString(), key = `${model} ${part} ${query}`;
-    if (!this.kept.has(key)) this.kept.set(key, read(`page/look/${number}/${part}${query ? `?${query}` : ""}`));
-    try { return await this.kept.get(key); }
-    catch (error) { this.kept.delete(key); throw error; }
-  },
-  // One place to say that something went wrong; whatever is asked for must pass through here.
-  async guard(work) {
-    try { $("alert").hidden = true; return await work(); }
-    catch (error) { this.complain(error); return undefined; }
-  },
-  complain(error) {
-    if (!(error instanceof Refused)) console.warn(error);
-    if (error.status === 401) { $("ask-token").hidden = false; $("token").focus(); }
-    $("alert").textContent = error.status === 0 ? t("gone") : error.message;
-    $("alert").hidden = false;
-    $("status").textContent = "";
-  },
-};
 
 function words() {
   document.documentElement.lang = language();
   for (const node of document.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
+  for (const node of document.querySelectorAll("[data-label]")) node.setAttribute("aria-label", t(node.dataset.label));
+  for (const node of document.querySelectorAll("[data-title]")) { node.title = t(node.dataset.title); node.setAttribute("aria-label", t(node.dataset.title)); }
   $("language").lang = language() === "en" ? "zh-CN" : "en";
   document.title = `vitlab: ${t("title")}`;
+  drawButton();
 }
 
-function tabs() {
-  const list = clear($("tabs"));
-  for (const name of Object.keys(TABS)) {
-    const chosen = name === page.tab;
-    list.append(el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-selected": String(chosen), "aria-controls": `panel-${name}`, tabindex: chosen ? 0 : -1, text: t(`tab_${name}`), onclick: () => open(name) }));
-  }
+function complain(error, box = null) {
+  if (!(error instanceof Refused)) console.warn(error);
+  if (error.status === 401) { $("ask-token").hidden = false; $("token").focus(); }
+  const place = box ? $("panel-alert") : $("alert");
+  place.textContent = error.status === 0 ? t("gone") : error.message;
+  place.hidden = false;
+  $("status").textContent = "";
 }
 
-function open(name) { page.tab = name; tabs(); $(`tab-${name}`).focus(); show(); }
+// --- header
 
-$("tabs").addEventListener("keydown", (event) => {
-  const names = Object.keys(TABS), at = names.indexOf(page.tab);
-  const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
-  if (next === undefined) return;
-  event.preventDefault();
-  open(names[(next + names.length) % names.length]);
-});
-
-export async function show() {
-  const turn = ++page.turn, name = page.tab;
-  training.stop();
-  const panel = el("section", { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, tabindex: 0 });
-  clear($("panels")).append(panel);
-  const inside = ["walk", "attention", "fewer"].includes(name);
-  $("focus-row").hidden = !inside;
-  if (!["more", "training"].includes(name) && !page.image) { panel.append(el("p", { text: t("noimage") })); return; }
-  $("status").textContent = t("working");
-  await page.guard(() => TABS[name].show(panel, page, () => turn === page.turn));
-  if (turn === page.turn && $("status").textContent === t("working")) $("status").textContent = t("ready");
-}
-
-function focusList() {
-  const list = clear($("focus"));
-  for (const model of page.models.filter((m) => m.offers.includes("walk"))) list.append(el("option", { value: model.name, text: model.name, selected: model.name === page.focus }));
-}
-
-function modelList() {
-  const box = clear($("models"));
-  for (const model of page.models) {
-    const tick = el("input", { type: "checkbox", value: model.name, checked: page.chosen.has(model.name), onchange: () => { tick.checked ? page.chosen.add(model.name) : page.chosen.delete(model.name); if (page.tab === "try") show(); } });
-    box.append(el("label", {}, tick, ` ${model.name}`));
-  }
-}
-
-async function sampleList() {
+async function drawSamples() {
   const box = clear($("samples"));
-  for (const name of await json("page/samples")) {
-    const button = el("button", { type: "button", "aria-label": t("sample", { name }), title: t("sample", { name }), onclick: () => page.guard(async () => take(await blob(`page/samples/${encodeURIComponent(name)}`))) });
-    button.append(el("img", { src: URL.createObjectURL(await blob(`page/samples/${encodeURIComponent(name)}`)), alt: "" }));
-    box.append(button);
+  for (const { name, url, licence } of data.samples) {
+    const text = t("sample", { name: orElse(`name_${name}`, name), licence }), image = el("img", { alt: "" });
+    box.append(el("button", { type: "button", "data-sample": name, "aria-label": text, title: text, "aria-pressed": String(state.sample === name), onclick: () => setState({ sample: name, token: null, edit: {} }) }, image));
+    source.file(url).then((file) => { image.src = URL.createObjectURL(file); }, () => {});
   }
 }
 
-export function take(image) {
-  page.image = image;
-  URL.revokeObjectURL($("at-hand").src);
-  $("at-hand").src = URL.createObjectURL(image);
-  for (const kept of [page.looks, page.views, page.kept]) kept.clear();
-  return show();
+function drawHeader() {
+  clear($("model")).append(...data.models.map(({ name }) => el("option", { value: name, text: name, selected: name === state.model })));
+  clear($("panels")).append(...offeredPanels().map((name) => el("button", { type: "button", "data-panel": name, text: t(`panel_${name}`), onclick: () => setState({ panel: name }) })));
+  for (const button of $("samples").children) button.setAttribute("aria-pressed", String(button.dataset.sample === state.sample));
+  const plain = data.model && isPlain();
+  $("transport").hidden = !plain;
+  if (!plain) return;
+  for (const [id, count, chosen] of [["layer", data.model.depth, state.layer], ["head", data.model.heads, state.head]])
+    clear($(id)).append(...Array.from({ length: count }, (_, i) => el("option", { value: i, text: String(i + 1), selected: i === chosen })));
+  const [first] = data.model.prefix;
+  $("query-prefix").hidden = first === undefined;
+  if (first !== undefined) $("query-prefix").textContent = orElse(`token_${first}`, first);
+}
+
+// --- what is shown
+
+// An image by the state: a sample, or what the visitor gave.
+async function openImage() {
+  try {
+    $("alert").hidden = true;
+    if (state.sample) data.image = await source.file(data.samples.find((one) => one.name === state.sample).url);
+    forgetLooks();
+    await openModel();
+  } catch (error) { complain(error); }
+}
+
+async function openModel() {
+  data.model = data.models.find((one) => one.name === state.model);
+  $("status").textContent = t("working");
+  $("main").setAttribute("aria-busy", "true");
+  fitState();
+  drawHeader();
+  await openLook();
+  $("main").removeAttribute("aria-busy");
+  if (data.look) $("status").textContent = t("ready");
+}
+
+// A state that came from a link or from another model may not fit this one.
+function fitState() {
+  if (!isPlain()) return;
+  const { model } = data, count = model.prefix.length + model.grid[0] * model.grid[1];
+  setState({
+    layer: Math.min(state.layer, model.depth - 1),
+    head: Math.min(state.head, model.heads - 1),
+    token: state.token === null || state.token < count ? state.token : null,
+    step: isStep(model, state.step) ? state.step : "image",
+  });
+}
+
+function take(image) {
+  data.image = image;
+  const before = state.sample;
+  setState({ sample: null, token: null, edit: {} });
+  if (before === null) openImage(); // otherwise the change of the sample has done so
 }
 
 function offered(files) {
   const file = [...(files || [])][0];
   if (!file) return;
-  if (file.type && !file.type.startsWith("image/")) page.complain(new Refused(415, t("notimage", { name: file.name }), ""));
+  if (file.type && !file.type.startsWith("image/")) complain(new Refused(415, t("notimage", { name: file.name }), ""));
   else take(file);
 }
 
+subscribe((_, changed) => {
+  if (changed.has("panel")) drawPanel();
+  if (changed.has("sample")) { openImage(); return; }
+  if (changed.has("model")) { openModel(); return; }
+  if (changed.has("layer")) $("layer").value = state.layer;
+  if (changed.has("head")) $("head").value = state.head;
+  refresh(changed);
+  drawKnobs();
+  drawPhoto();
+  drawNetwork();
+  drawCaption();
+});
+
+onData((name) => {
+  if (name === "look") { buildNetwork(); drawHeatChoice(); drawKnobs(); }
+  if (["look", "heat", "rows"].includes(name)) drawPhoto();
+  if (["base", "now"].includes(name)) drawAnswer();
+  if (["base", "now", "rows", "block"].includes(name)) drawNetwork();
+  if (["look", "walk", "base"].includes(name)) drawCaption();
+  if (name === "block" && data.block) requestAnimationFrame(() => activePart()?.scrollIntoView({ block: "nearest", inline: "nearest" }));
+  if (name === "rows" && state.panel === "heads") drawPanel();
+});
+onError(complain);
+onPanelError(complain);
+
+// --- zoom
+
+let zoom = 1;
+function setZoom(to) {
+  zoom = Math.min(Math.max(to, 0.4), 2.5);
+  $("world").style.zoom = zoom;
+  $("world").classList.toggle("near", zoom > 1.2);
+}
+function fit() {
+  setZoom(1);
+  setZoom(Math.min(1, $("main").clientWidth / $("world").scrollWidth));
+}
+$("main").addEventListener("wheel", (event) => { if (event.ctrlKey) { event.preventDefault(); setZoom(zoom * 2 ** (-event.deltaY / 300)); } }, { passive: false });
+$("zoom-in").addEventListener("click", () => setZoom(zoom * 1.25));
+$("zoom-out").addEventListener("click", () => setZoom(zoom / 1.25));
+$("zoom-fit").addEventListener("click", fit);
+
+// --- events
+
 $("file").addEventListener("change", (event) => { offered(event.target.files); event.target.value = ""; }); // the same file may come again
-for (const [kind, hidden] of [["load", false], ["error", true]]) $("at-hand").addEventListener(kind, () => { $("at-hand").hidden = hidden; }); // a browser cannot show all kinds
-for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", false]])
-  $("drop").addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.toggle("over", over); if (kind === "drop") offered(event.dataTransfer.files); });
-window.addEventListener("paste", (event) => offered(event.clipboardData.files));
-$("focus").addEventListener("change", (event) => { page.focus = event.target.value; show(); });
-$("language").addEventListener("click", () => { switchLanguage(); words(); tabs(); modelList(); show(); page.guard(sampleList); });
-$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-$("ask-token").addEventListener("submit", (event) => { event.preventDefault(); setToken($("token").value); $("ask-token").hidden = true; begin(); });
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => { event.preventDefault(); offered(event.dataTransfer.files); });
+addEventListener("paste", (event) => offered(event.clipboardData.files));
+$("model").addEventListener("change", () => setState({ model: $("model").value, token: null, edit: {} }));
+$("layer").addEventListener("change", () => setState({ layer: Number($("layer").value), step: isInside(data.model, state.step) ? state.step : "block" }));
+$("head").addEventListener("change", () => setState({ head: Number($("head").value) }));
+$("query-prefix").addEventListener("click", () => setState({ token: 0 }));
+$("language").addEventListener("click", () => { switchLanguage(); redraw(); });
+$("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); forgetBlock(); drawNetwork(); });
+$("ask-token").addEventListener("submit", (event) => { event.preventDefault(); source.setToken($("token").value); $("ask-token").hidden = true; $("alert").hidden = true; begin(); });
+addEventListener("hashchange", () => { const { sample, ...rest } = readUrl(); setState(known({ sample: sample ?? state.sample, ...rest })); });
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || state.panel || !data.model || !isPlain() || event.target.closest("input, select, textarea, summary")) return;
+  if (event.target.closest("button") && (event.key === " " || event.key === "Enter")) return;
+  const { model } = data, { layer, head, token } = state, other = (at, by, count) => (at + by + count) % count, by = event.shiftKey ? -1 : 1, patch = (token ?? 0) - model.prefix.length, able = model.offers.includes("edit");
+  const act = {
+    " ": () => play(),
+    ArrowRight: () => { play(false); step(true); },
+    ArrowLeft: () => { play(false); step(false); },
+    b: () => setState({ layer: other(layer, by, model.depth), step: isInside(model, state.step) ? state.step : "block" }),
+    o: () => setState({ step: isInside(model, state.step) ? "block" : stepsInside(model)[0] }),
+    h: () => setState({ head: other(head, by, model.heads) }),
+    m: () => able && patch >= 0 && setMask(patch, !(state.edit.mask_patches ?? []).includes(patch)),
+    d: () => able && dropHead(layer, head, !isDropped(layer, head)),
+    r: () => setState({ edit: {} }),
+    "+": () => setZoom(zoom * 1.25),
+    "=": () => setZoom(zoom * 1.25),
+    "-": () => setZoom(zoom / 1.25),
+    0: fit,
+    "?": () => setState({ panel: "keys" }),
+  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+function redraw() {
+  words();
+  drawHeader();
+  drawSamples();
+  buildKnobs();
+  if (!data.look) return;
+  forgetBlock();
+  buildNetwork();
+  drawHeatChoice();
+  drawPhoto();
+  drawAnswer();
+  drawCaption();
+  drawPanel();
+}
 
 function theme(name) { document.documentElement.dataset.theme = name; localStorage.setItem("vitlab-theme", name); }
 
+// Names that this server does not have give way to those it has.
+function known(wanted) {
+  const samples = data.samples.map(({ name }) => name), models = data.models.map(({ name }) => name);
+  const best = data.models.find((m) => m.offers.includes("block") && m.labels) ?? data.models.find((m) => m.offers.includes("block")) ?? data.models[0];
+  return { ...wanted, sample: samples.includes(wanted.sample) ? wanted.sample : data.image && !state.sample ? null : samples[0] ?? null, model: models.includes(wanted.model) ? wanted.model : best?.name ?? null };
+}
+
 async function begin() {
   words();
-  tabs();
-  await page.guard(async () => {
-    [page.models, page.index] = await Promise.all([json("page/models"), json("page/index")]);
-    const able = page.models.filter((m) => m.offers.includes("predict"));
-    page.chosen = new Set((able.length ? able : page.models).map((m) => m.name));
-    page.focus = (page.models.find((m) => m.name === "cifar10") || page.models.find((m) => m.offers.includes("fewer")) || page.models.find((m) => m.offers.includes("walk")) || {}).name;
-    modelList();
-    focusList();
-    await sampleList();
-    show();
-  });
+  buildKnobs();
+  try {
+    [data.models, data.samples, data.index] = await Promise.all([source.models(), source.samples(), source.index()]);
+    const wanted = known(readUrl());
+    Object.assign(state, wanted, { panel: null });
+    drawSamples();
+    await openImage();
+    if (wanted.panel) setState({ panel: wanted.panel });
+  } catch (error) { complain(error); }
 }
 
 theme(localStorage.getItem("vitlab-theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-window.vitlab = { page, timings: [] }; // for tests: how long redraws took
+for (const id of ["knobs", "photo-options"]) $(id).open = !matchMedia("(max-width: 46rem)").matches; // controls fold on a phone
+window.vitlab = { state, setState, subscribe, data, source, frames }; // for stories, and for tests
 begin();

@@ -1,4 +1,4 @@
-// Images, heat on them, bars and lines. Text is always set as text, never as markup.
+// Elements, bars and lines. Text is always set as text, never as markup.
 export function el(tag, options = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(options)) {
@@ -19,64 +19,31 @@ export function svg(tag, options = {}, ...children) {
   return node;
 }
 
-const STOPS = [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]];
-export function heatColour(value) { // 0 to 1
-  const at = Math.min(Math.max(value, 0), 1) * (STOPS.length - 1), low = Math.min(Math.floor(at), STOPS.length - 2), share = at - low;
-  return STOPS[low].map((part, i) => Math.round(part + share * (STOPS[low + 1][i] - part)));
+export const clear = (node) => { node.replaceChildren(); return node; };
+export const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+// Four decimals of small numbers, fewer of large ones; a proper minus sign.
+export function number(value, digits = 3) {
+  const size = Math.abs(value), text = size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : value.toFixed(size >= 100 ? 1 : digits);
+  return text.replace("-", "−");
 }
 
 export function highest(values) { let most = -Infinity; for (const value of values) if (value > most) most = value; return most; }
-
-// A canvas that shows an image in the model's pixels, each as `zoom` squares.
-export function board(view, zoom, name) {
-  const canvas = el("canvas", { class: "big", width: view.width * zoom, height: view.height * zoom, "aria-label": name, role: "img" });
-  return canvas;
-}
-
-export function paint(canvas, view) {
-  const pen = canvas.getContext("2d");
-  pen.imageSmoothingEnabled = false;
-  pen.clearRect(0, 0, canvas.width, canvas.height);
-  pen.drawImage(view, 0, 0, canvas.width, canvas.height);
-  return pen;
-}
-
-// values: one for each patch, row by row. The highest is the brightest; where they are low, more of the image is seen.
-export function heat(canvas, view, grid, values, { strength = 0.6, least = 0, most = null } = {}) {
-  const pen = paint(canvas, view), [rows, columns] = grid, top = most ?? highest(values);
-  const high = canvas.height / rows, wide = canvas.width / columns;
-  for (let i = 0; i < rows * columns; i++) {
-    const value = top > least ? (values[i] - least) / (top - least) : 0, [r, g, b] = heatColour(value);
-    pen.fillStyle = `rgba(${r},${g},${b},${Math.min(strength * (0.6 + 0.7 * value), 1)})`;
-    pen.fillRect((i % columns) * wide, Math.floor(i / columns) * high, wide, high);
-  }
-  return pen;
-}
-
-export function frame(canvas, grid, patch, colour = "#00e5ff") {
-  const pen = canvas.getContext("2d"), [rows, columns] = grid, high = canvas.height / rows, wide = canvas.width / columns;
-  pen.strokeStyle = colour;
-  pen.lineWidth = Math.max(2, wide / 8);
-  pen.strokeRect((patch % columns) * wide + 1, Math.floor(patch / columns) * high + 1, wide - 2, high - 2);
-}
-
-export function patchAt(event, canvas, grid) {
-  const box = canvas.getBoundingClientRect();
-  const column = Math.floor(((event.clientX - box.left) / box.width) * grid[1]), row = Math.floor(((event.clientY - box.top) / box.height) * grid[0]);
-  return row < 0 || column < 0 || row >= grid[0] || column >= grid[1] ? null : row * grid[1] + column;
-}
+export function lowest(values) { let least = Infinity; for (const value of values) if (value < least) least = value; return least; }
+export const places = (values) => Array.from(values.keys());
+export const strongest = (values, count) => places(values).sort((a, b) => values[b] - values[a]).slice(0, count);
 
 export function bars(scores) {
   const list = el("div", { class: "bars" });
   for (const { label, probability } of scores) {
     const fill = el("span");
     fill.style.width = `${100 * probability}%`;
-    list.append(el("span", { text: label }), el("div", { class: "bar", "aria-hidden": "true" }, fill), el("span", { class: "number", text: `${(100 * probability).toFixed(1)} %` }));
+    list.append(el("span", { text: label }), el("div", { class: "bar", "aria-hidden": "true" }, fill), el("span", { class: "number", text: percent(probability) }));
   }
   return list;
 }
 
-// Lines or dots: series of [x, y]; logarithmic where asked.
+// Lines or dots: series of [x, y].
 export function chart(series, { name, dots = false, width = 460, height = 200, x = "", y = "" }) {
   const points = series.flat(), figure = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": name, width, height });
   if (!points.length) return figure;
@@ -93,5 +60,3 @@ export function chart(series, { name, dots = false, width = 460, height = 200, x
   }
   return figure;
 }
-
-export const clear = (node) => { node.replaceChildren(); return node; };

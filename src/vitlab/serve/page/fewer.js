@@ -1,31 +1,33 @@
-// 4. Tokens that are merged or dropped: which, what it does to the answer, and to the time.
-import { bars, board, clear, el } from "./draw.js";
+// Tokens that are merged or dropped: which, what it does to the answer, and to the time.
+import { source } from "./source.js";
+import { bars, clear, el } from "./draw.js";
+import { board } from "./heat.js";
+import { data } from "./data.js";
 import { t } from "./text.js";
 
-export async function show(panel, page, current) {
-  const name = page.focus, about = page.about(name);
-  if (!about.offers.includes("fewer")) { panel.append(el("p", { text: t("noplain", { model: name }) })); return; }
-  const view = await page.view(name);
-  if (!current()) return;
-  const patches = about.grid[0] * about.grid[1], most = Math.max(1, Math.floor(patches / about.depth) - 1);
-  const method = el("select", { id: "method" }, ...["tome", "evit", "random"].filter((m) => m !== "evit" || about.prefix.includes("class")).map((m) => el("option", { value: m, text: t(`f_${m}`) })));
-  const amount = el("input", { type: "range", id: "amount" }), amountText = el("span"), layer = el("input", { type: "range", id: "after", min: 1, max: about.depth, value: about.depth }), layerText = el("span");
-  const canvas = board(view, Math.max(2, Math.round(420 / view.width)), t("groupnote")), answers = el("div", { id: "fewer-answers", "aria-live": "polite" });
+export const offered = ({ model }) => Boolean(model?.offers.includes("fewer"));
+
+export async function show(box, panel) {
+  const { model } = data, look = await panel.look(model.name), patches = model.grid[0] * model.grid[1], most = Math.max(1, Math.floor(patches / model.depth) - 1);
+  if (!panel.current()) return;
+  const method = el("select", { id: "method" }, ...["tome", "evit", "random"].filter((m) => m !== "evit" || model.prefix.includes("class")).map((m) => el("option", { value: m, text: t(`f_${m}`) })));
+  const amount = el("input", { type: "range", id: "amount" }), amountText = el("span"), layer = el("input", { type: "range", id: "after", min: 1, max: model.depth, value: model.depth }), layerText = el("span");
+  const canvas = board(look.sharp, t("groupnote"), 420), answers = el("div", { id: "fewer-answers", "aria-live": "polite" });
   canvas.id = "groups";
-  panel.append(el("div", { class: "split" }, el("div", {}, canvas, el("p", { class: "quiet", text: t("groupnote") })),
+  box.append(el("div", { class: "split" }, el("div", {}, canvas, el("p", { class: "quiet", text: t("groupnote") })),
     el("div", {}, el("div", { class: "controls" }, el("label", {}, t("method"), method), el("label", {}, amountText, amount), el("label", {}, layerText, layer)), answers)));
   let found = null, asked = 0;
   const range = () => { const tome = method.value === "tome"; Object.assign(amount, tome ? { min: 0, max: most, value: Math.ceil(most / 2) } : { min: 20, max: 100, value: 70 }); };
   const draw = () => {
     const at = Number(layer.value) - 1;
     layerText.textContent = t("after", { n: at + 1, tokens: found.tokens[at] });
-    colour(canvas, view, about.grid, found.groups[at].flat());
+    colour(canvas, look.sharp, model.grid, found.groups[at].flat());
   };
-  const change = () => page.guard(async () => {
+  const change = () => panel.guard(async () => {
     const tome = method.value === "tome", n = Number(amount.value), mine = ++asked;
     amountText.textContent = t(tome ? "removes" : "keeps", { n });
-    const answer = await page.part(name, "fewer", { reducer: tome ? `tome:r=${n}` : `${method.value}:keep=${n / 100}` });
-    if (mine !== asked || !current()) return;
+    const answer = await source.fewer(look, tome ? `tome:r=${n}` : `${method.value}:keep=${n / 100}`);
+    if (mine !== asked || !panel.current()) return;
     found = answer;
     draw();
     clear(answers).append(el("h3", { text: t("alltokens", { ms: found.milliseconds.plain.toFixed(1) }) }), bars(found.plain), el("h3", { text: t("fewertokens", { ms: found.milliseconds.fewer.toFixed(1) }) }), bars(found.scores));
@@ -45,7 +47,6 @@ function colour(canvas, view, [rows, columns], groups) {
   const pixels = small.getImageData(0, 0, columns, rows).data, sums = new Map();
   groups.forEach((group, i) => { const s = sums.get(group) || [0, 0, 0, 0]; for (let c = 0; c < 3; c++) s[c] += pixels[4 * i + c]; s[3]++; sums.set(group, s); });
   const pen = canvas.getContext("2d"), high = canvas.height / rows, wide = canvas.width / columns;
-  pen.imageSmoothingEnabled = false;
   pen.drawImage(view, 0, 0, canvas.width, canvas.height);
   groups.forEach((group, i) => {
     const s = sums.get(group);

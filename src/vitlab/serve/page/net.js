@@ -10,10 +10,7 @@ async function ask(path, options = {}) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   let answer;
   try { answer = await fetch(path, { ...options, headers }); }
-  catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused(0, "gone", "");
-  }
+  catch { throw new Refused(0, "gone", ""); }
   if (!answer.ok) {
     const about = await answer.json().catch(() => ({ error: answer.statusText, remedy: "" }));
     throw new Refused(answer.status, about.error, about.remedy);
@@ -21,8 +18,9 @@ async function ask(path, options = {}) {
   return answer;
 }
 
-export const json = async (path, options) => (await ask(path, options)).json();
+export const json = async (path) => (await ask(path)).json();
 export const blob = async (path) => (await ask(path)).blob();
+export const post = async (path, body) => (await ask(path, { method: "POST", body })).json();
 
 export async function array(path) {
   const answer = await ask(path);
@@ -31,6 +29,18 @@ export async function array(path) {
   const bytes = await answer.arrayBuffer();
   const data = type === "float16" ? halves(new Uint16Array(bytes)) : type === "uint8" ? new Uint8Array(bytes) : new Float32Array(bytes);
   return { shape, data };
+}
+
+// Several float32 arrays, one after another: {name: Float32Array}.
+export async function arrays(path) {
+  const answer = await ask(path), shapes = JSON.parse(answer.headers.get("X-Arrays")), bytes = await answer.arrayBuffer(), found = {};
+  let at = 0;
+  for (const [name, shape] of Object.entries(shapes)) {
+    const count = shape.reduce((a, b) => a * b, 1);
+    found[name] = new Float32Array(bytes, at, count);
+    at += 4 * count;
+  }
+  return found;
 }
 
 let table = null; // what each of the 65,536 half-precision numbers is
@@ -46,17 +56,4 @@ function halves(words) {
   const found = new Float32Array(words.length);
   for (let i = 0; i < words.length; i++) found[i] = table[words[i]];
   return found;
-}
-
-// what: { text } or { image }
-export async function search(what, top) {
-  const form = new FormData();
-  for (const [name, value] of Object.entries(what)) name === "image" ? form.append(name, value, "image") : form.append(name, value);
-  return json(`search?top=${top}`, { method: "POST", body: form });
-}
-
-export async function look(model, image) {
-  const form = new FormData();
-  form.append("image", image, "image");
-  return (await json(`page/look?model=${encodeURIComponent(model)}`, { method: "POST", body: form })).look;
 }

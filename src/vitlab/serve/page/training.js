@@ -1,23 +1,25 @@
-// 6. The curves of a run, while it trains.
-import { json } from "./net.js";
+// The curves of a run, while it trains.
+import { source } from "./source.js";
 import { chart, clear, el } from "./draw.js";
 import { t } from "./text.js";
 
 let timer = null;
 export function stop() { clearTimeout(timer); timer = null; }
 
-export async function show(panel, page, current) {
-  const names = await json("page/runs");
-  if (!current()) return;
-  if (!names.length) { panel.append(el("p", { text: t("noruns") })); return; }
+export const offered = () => true;
+
+export async function show(box, panel) {
+  const names = await source.runs();
+  if (!panel.current()) return;
+  if (!names.length) { box.append(el("p", { text: t("noruns") })); return; }
   const choose = el("select", { id: "run" }, ...names.map((name) => el("option", { value: name, text: name }))), state = el("p", { role: "status", class: "quiet" }), curves = el("div", { class: "cards", id: "curves" });
-  panel.append(el("label", {}, `${t("run")} `, choose), state, curves);
+  box.append(el("label", {}, `${t("run")} `, choose), state, curves);
   let lines = [], after = 0;
   const follow = async () => {
     const name = choose.value;
-    await page.guard(async () => {
-      const found = await json(`page/runs/${encodeURIComponent(name)}?after=${after}`);
-      if (!current() || name !== choose.value) return;
+    await panel.guard(async () => {
+      const found = await source.run(name, after);
+      if (!panel.current() || name !== choose.value) return;
       lines = found.after < after ? found.lines : lines.concat(found.lines); // less: the log was written anew
       after = found.after;
       state.textContent = `${name} ${t(found.ended ? "over" : "going")}`;

@@ -1,0 +1,110 @@
+// The numbers behind what is shown: asked of the source when the state changes, and told to those who draw.
+//
+//   data.model    what models() says of the chosen model        data.rows    (L, h, N) of the chosen token
+//   data.look     the image in that model                       data.block   the open block, or null
+//   data.base     its forward pass unchanged                    data.heat    {method, shape, data} for the photo
+//   data.now      its forward pass with state.edit              data.walk    shapes, parameters and MACs of the steps
+//
+//   onData((name) => ...)      called when one of them has changed
+import { source } from "./source.js";
+import { highest } from "./draw.js";
+import { isInside } from "./steps.js";
+import { setState, state } from "./state.js";
+
+export const data = { models: [], samples: [], index: null, image: null, model: null, look: null, base: null, now: null, rows: null, block: null, heat: null, walk: null };
+
+const listeners = new Set(), turns = {}, WAIT = 120; // milliseconds that a knob rests before the pass is run again
+export function onData(listener) { listeners.add(listener); return () => listeners.delete(listener); }
+export function told(name) { for (const listener of [...listeners]) listener(name); }
+
+let complain = () => {};
+export function onError(handler) { complain = handler; }
+
+// The answer that was asked for last wins.
+async function load(name, ask) {
+  const mine = (turns[name] = (turns[name] ?? 0) + 1);
+  try {
+    const value = await ask();
+    if (turns[name] !== mine) return undefined;
+    data[name] = value;
+    told(name);
+    return value;
+  } catch (error) {
+    if (turns[name] === mine) complain(error);
+    return undefined;
+  }
+}
+
+const offers = (part) => data.model?.offers.includes(part) ?? false;
+export const isPlain = () => offers("block");
+export const patches = () => data.model.grid[0] * data.model.grid[1];
+export const tokens = () => data.model.prefix.length + patches();
+export const edit = () => (offers("edit") ? state.edit : {});
+
+// The class that the model puts first, or null.
+export function firstClass() {
+  const all = data.base?.probabilities;
+  return all ? all.indexOf(highest(all)) : null;
+}
+
+// The map that is drawn on the photo where nothing else is asked for.
+export function heatMethod() {
+  const known = data.model.methods.map((method) => method.name);
+  if (state.heat && known.includes(state.heat)) return state.heat;
+  return ["relevance", "grad_cam", "rollout"].find((name) => known.includes(name)) ?? null;
+}
+
+// A new image or model: nothing of the old one stays.
+export async function openLook() {
+  for (const name of ["look", "base", "now", "rows", "block", "heat", "walk"]) { data[name] = null; turns[name] = (turns[name] ?? 0) + 1; }
+  const look = await load("look", () => source.open(data.model.name, data.image));
+  if (!look) return;
+  const base = await load("base", () => (isPlain() ? source.forward(look, {}) : offers("predict") ? source.predict(look) : {}));
+  if (!base || data.look !== look) return;
+  const pass = loadPass();
+  await loadHeat();
+  if (isPlain() && state.token === null && data.look === look) setState({ token: data.model.prefix.length + brightestPatch() });
+  else loadToken();
+  await pass;
+  if (offers("walk") && data.look === look) load("walk", () => source.walk(look)); // last: it counts multiply-adds, which takes a while
+}
+
+function brightestPatch() {
+  const [rows, columns] = data.model.grid;
+  return data.heat && data.heat.data.length === rows * columns ? data.heat.data.indexOf(highest(data.heat.data)) : Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+}
+
+const loadPass = () => load("now", () => (isPlain() && Object.keys(edit()).length ? source.forward(data.look, edit()) : data.base));
+
+export async function loadHeat() {
+  const method = heatMethod();
+  if (!method || !data.look) return;
+  const byClass = data.model.methods.find((one) => one.name === method).by_class, look = data.look;
+  const number = !byClass ? null : isPlain() ? firstClass() : (data.model.labels ?? []).indexOf(data.base.scores[0].label);
+  await load("heat", async () => ({ method, number, ...(await source.heat(look, method, number, {})) }));
+}
+
+function loadToken() {
+  if (!isPlain() || state.token === null || !data.look) return;
+  const { look } = data;
+  load("rows", () => source.rows(look, state.token, edit()));
+  loadBlock();
+}
+
+function loadBlock() {
+  if (!isPlain() || state.token === null || !data.look) return;
+  if (!isInside(data.model, state.step)) { if (data.block) load("block", async () => null); return; }
+  const { look } = data, { layer, head, token } = state;
+  load("block", async () => ({ layer, head, token, ...(await source.block(look, { layer, head, token }, edit())) }));
+}
+
+let timer = null;
+export function refresh(changed) {
+  if (!data.look) return;
+  if (changed.has("edit")) {
+    clearTimeout(timer);
+    timer = setTimeout(() => { loadPass(); loadToken(); }, WAIT);
+  } else if (changed.has("token")) loadToken();
+  else if (["layer", "head", "step"].some((name) => changed.has(name))) loadBlock();
+  if (changed.has("heat")) loadHeat();
+}
