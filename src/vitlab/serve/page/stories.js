@@ -7,10 +7,11 @@
 //   scenes: [{
 //     facts(ask, facts)                   more numbers for this scene
 //     state: patch or (facts) => patch    what the picture shows; the rest is as the page opens
-//     highlight                           "photo" or "answer", where these are meant and not the step or the panel
+//     highlight                           "photo" or "answer", where these are meant and not the step
 //     en, zh                              the text; {name} is a fact
 //     reveal: { en, zh, state }           the answer, where the text is a question
-//     figure(ask, facts)                  pictures in the card: story_figures.js
+//     figure(ask, facts)                  pictures beside the text: story_figures.js
+//     panel                               a panel (panels.js) to go on with after the story
 //   }]
 // A new story is a file and a line in STORIES.
 import { data, onData } from "./data.js";
@@ -57,9 +58,9 @@ function lookOf(model) {
 
 const spoken = () => (language() === "en" ? "en" : "zh");
 
-// The card, in the element `box`.
+// The card, in the element `box`. complain(error): says what went wrong.
 // A story can be left anywhere: what it changed in the network is undone; layer, head and patch stay where they are.
-export function storyCard(box) {
+export function storyCard(box, complain) {
   let now = null; // the story that is told: { story, ask, facts, scene, more: facts of the scene, revealed, playing, edit: as it was before }
   let parts = null; // the card's elements
   let timer = null, turn = 0, opener = null;
@@ -104,25 +105,34 @@ export function storyCard(box) {
     box.focus();
   }
 
-  async function begin(story, about, scene = 0) {
-    const mine = ++turn, edit = now?.edit ?? state.edit, playing = now?.playing ?? false, look = await lookOf(about.name);
+  // Numbers take a while: what was asked for last wins.
+  async function guard(work) {
+    box.setAttribute("aria-busy", "true");
+    const mine = ++turn;
+    try { await work(() => mine === turn); }
+    catch (error) { if (mine === turn) complain(error); }
+    if (mine === turn) box.removeAttribute("aria-busy");
+  }
+
+  const begin = (story, about, scene = 0) => guard(async (current) => {
+    const edit = now?.edit ?? state.edit, playing = now?.playing ?? false, look = await lookOf(about.name);
     const ask = questions(source, look, about), facts = await story.facts(ask);
-    if (mine !== turn) return;
+    if (!current()) return;
     now = { story, ask, facts, scene, more: facts, revealed: false, playing, edit };
     frame();
     box.focus();
-    await show(scene);
-  }
+    show(scene);
+  });
 
-  async function show(scene) {
-    const mine = ++turn, { story, ask, facts } = now, one = story.scenes[scene], more = { ...facts, ...(await one.facts?.(ask, facts)) };
-    if (mine !== turn) return;
+  const show = (scene) => guard(async (current) => {
+    const { story, ask, facts } = now, one = story.scenes[scene], more = { ...facts, ...(await one.facts?.(ask, facts)) };
+    if (!current()) return;
     Object.assign(now, { scene, more, revealed: false });
     setState({ ...BEGINNING, ...valueOf(one.state, more) });
-    document.body.dataset.story = one.highlight ?? (state.panel ? "panel" : "step");
+    document.body.dataset.story = one.highlight ?? "step";
     draw();
     schedule();
-  }
+  });
 
   function reveal() {
     const { reveal: answer } = now.story.scenes[now.scene];
@@ -153,35 +163,34 @@ export function storyCard(box) {
 
   const move = (by) => { if (now.story.scenes[now.scene + by]) show(now.scene + by); };
 
-  function header(title) {
-    const name = t("story_close");
-    return el("header", {}, el("h2", { id: "story-title", text: title }), el("button", { type: "button", class: "story-close", "aria-label": name, title: name, text: "×", onclick: close }));
-  }
+  const button = (name, act) => el("button", { type: "button", "data-do": name, text: t(`story_${name}`), onclick: act });
+  const header = (title, ...rest) => el("div", { class: "story-head" }, el("h2", { id: "story-title", text: title }), ...rest, el("button", { type: "button", class: "story-close", "aria-label": t("story_close"), title: t("story_close"), text: "×", onclick: close }));
 
   function frame() {
-    const { scenes, title } = now.story, button = (text, onclick) => el("button", { type: "button", text, onclick });
+    const { scenes, title } = now.story;
     parts = {
       dots: scenes.map((_, i) => el("button", { type: "button", "aria-label": t("story_scene", { n: i + 1, all: scenes.length }), onclick: () => show(i) })),
-      time: el("div", { class: "story-time", "aria-hidden": "true" }), text: el("div", { class: "story-text", "aria-live": "polite" }),
-      reveal: button(t("story_reveal"), reveal), figures: el("div", { class: "story-figures" }),
-      all: button(t("story_all"), list), back: button(t("story_back"), () => move(-1)), play: button("", () => setPlaying(!now.playing)), next: button(t("story_next"), () => move(1)),
+      time: el("div", { class: "story-time", "aria-hidden": "true" }), text: el("div", { class: "story-text", "aria-live": "polite" }), figures: el("div", { class: "story-figures" }),
+      reveal: button("reveal", reveal), panel: button("panel", () => { const { panel } = now.story.scenes[now.scene]; close(); setState({ panel }); }),
+      all: button("all", list), back: button("back", () => move(-1)), play: button("play", () => setPlaying(!now.playing)), next: button("next", () => move(1)),
     };
-    for (const name of ["all", "back", "play", "next", "reveal"]) parts[name].dataset.do = name;
-    clear(box).append(header(title[spoken()]), el("ol", { class: "story-dots" }, ...parts.dots.map((dot) => el("li", {}, dot))), parts.time, parts.text, parts.reveal, parts.figures,
-      el("footer", {}, parts.all, parts.back, parts.play, parts.next));
+    clear(box).append(
+      header(title[spoken()], el("ol", { class: "story-dots" }, ...parts.dots.map((dot) => el("li", {}, dot))), el("div", { class: "story-buttons" }, parts.all, parts.back, parts.play, parts.next)), parts.time,
+      el("div", { class: "story-scene" }, el("div", {}, parts.text, parts.reveal, parts.panel), parts.figures));
   }
 
   function draw() {
-    const { story, scene, more, ask, revealed, playing } = now, one = story.scenes[scene];
-    const lines = [words(one), ...(revealed ? [words(one.reveal)] : [])].map((text) => el("p", { text }));
-    clear(parts.text).append(...lines);
+    const { story, scene, more, ask, revealed, playing } = now, one = story.scenes[scene], focused = box.contains(document.activeElement);
+    clear(parts.text).append(...[one, ...(revealed ? [one.reveal] : [])].map((text) => el("p", { text: words(text) })));
     clear(parts.figures).append(...drawFigures(one.figure?.(ask, more) ?? [], ask, spoken()));
     parts.dots.forEach((dot, i) => (i === scene ? dot.setAttribute("aria-current", "step") : dot.removeAttribute("aria-current")));
     parts.reveal.hidden = !one.reveal || revealed;
+    parts.panel.hidden = !one.panel;
+    if (one.panel) parts.panel.textContent = t("story_panel", { panel: t(`panel_${one.panel}`) });
     parts.back.disabled = scene === 0;
     parts.next.disabled = scene === story.scenes.length - 1;
     parts.play.textContent = t(playing ? "story_pause" : "story_play");
-    if (document.activeElement === document.body) box.focus(); // the button that was pressed is gone: keys must go on working
+    if (focused && !box.contains(document.activeElement)) box.focus(); // the button that was pressed is hidden or disabled now
   }
 
   // Another image or model in the middle of a story: it goes on with that one.

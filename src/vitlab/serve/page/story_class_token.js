@@ -1,6 +1,7 @@
 // What the class token collects: a token without a patch that ends up holding the answer.
-import { indexOfHighest, ranked, readerRow, settledAt, sum } from "./story_measures.js";
-import { percent, place, whole } from "./story_words.js";
+import { percent, strongest } from "./draw.js";
+import { indexOfHighest, readerRow, settledAt, sum } from "./story_measures.js";
+import { place } from "./story_words.js";
 
 const SETTLED = {
   first: { en: "From the very first block.", zh: "从第 1 个 block 就开始了。" },
@@ -46,7 +47,7 @@ export const story = {
     {
       async facts(ask, { depth, tenth, patches }) {
         const rows = await Promise.all(Array.from({ length: depth }, async (_, layer) => readerRow(await ask.attention(layer), ask.about).subarray(ask.about.prefix.length)));
-        const shares = rows.map((row) => sum(ranked(row).slice(0, tenth).map((patch) => row[patch])) / sum(row)), layer = indexOfHighest(shares);
+        const shares = rows.map((row) => sum(strongest(row, tenth).map((patch) => row[patch])) / sum(row)), layer = indexOfHighest(shares);
         return { pickiest: layer + 1, pickiestLayer: layer, share: percent(shares[layer]), even: percent(tenth / patches) };
       },
       state: ({ token, pickiestLayer }) => ({ step: "softmax", layer: pickiestLayer, token }),
@@ -68,7 +69,7 @@ export const story = {
     },
     {
       async facts(ask, { depth, tenth }) {
-        const row = readerRow(await ask.attention(depth - 1), ask.about).subarray(ask.about.prefix.length), order = ranked(row), liked = order.slice(0, tenth), ignored = order.slice(-tenth);
+        const row = readerRow(await ask.attention(depth - 1), ask.about).subarray(ask.about.prefix.length), liked = strongest(row, tenth), ignored = strongest(row.map((value) => -value), tenth);
         const full = await ask.answer(), [without, control] = await Promise.all([liked, ignored].map((mask_patches) => ask.answer({ mask_patches })));
         const [a, b] = [without, control].map(({ probabilities }) => probabilities[full.index]);
         return { liked, label: full.label, before: percent(full.probability), withoutLiked: percent(a), withoutIgnored: percent(b), verdict: VERDICTS[a < b ? "map" : "misleads"] };

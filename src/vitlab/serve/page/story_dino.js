@@ -1,6 +1,7 @@
 // DINO: self-distillation without labels (arXiv:2104.14294), and what its tokens know.
-import { indexOfHighest, mean, ranked, readerRow, sum } from "./story_measures.js";
-import { decimal, percent, place } from "./story_words.js";
+import { percent, strongest } from "./draw.js";
+import { indexOfHighest, mean, readerRow, sum } from "./story_measures.js";
+import { decimal, place } from "./story_words.js";
 
 const NEIGHBOURS = {
   closer: { en: "What lies together in the image lies together among the tokens.", zh: "图片里挨在一起的，token 也彼此靠近。" },
@@ -49,21 +50,21 @@ export const story = {
         return { neighbours: decimal(neighbours), others: decimal(others), verdict: NEIGHBOURS[neighbours > others + 0.05 ? "closer" : neighbours > others ? "little" : "not"] };
       },
       figure: (_, { like, patch }) => [{ values: like, mark: patch, caption: { en: "Bright: like the marked patch.", zh: "越亮，越像标出的图块。" } }],
-      state: { panel: "alike" },
+      state: { step: "image" },
       en: "Now look at its tokens. Take the patch in {place}. Tokens next to it have a cosine of {neighbours} with it on average, all others {others}. {verdict}",
       zh: "现在看它的 token。取{place}的图块：与它相邻的 token 和它的余弦平均是 {neighbours}，其余的是 {others}。{verdict}",
     },
     {
       async facts(ask) { return { colours: await ask.colours() }; },
       figure: (_, { colours }) => [{ bytes: colours.data, size: colours.shape, caption: { en: "Like colours, like tokens.", zh: "颜色相近，token 相近。" } }],
-      state: { panel: "alike" },
+      state: { step: "image" },
       en: "Each token has {width} numbers. Keep the three directions in which the {patches} patches differ most, and show them as red, green and blue. Parts with one colour are one kind of thing to this model.",
       zh: "每个 token 有 {width} 个数。取 {patches} 个图块差别最大的三个方向，显示成红、绿、蓝。颜色相同的部分，在这个模型眼里是同一类东西。",
     },
     {
       facts(_, { row, patches }) {
-        const tenth = Math.max(1, Math.round(patches / 10)), order = ranked(row);
-        return { tenth, share: percent(sum(order.slice(0, tenth).map((i) => row[i])) / sum(row)), even: percent(tenth / patches) };
+        const tenth = Math.max(1, Math.round(patches / 10)), best = strongest(row, tenth);
+        return { tenth, share: percent(sum(best.map((i) => row[i])) / sum(row)), even: percent(tenth / patches) };
       },
       figure: (_, { row }) => [{ values: row, caption: { en: "Bright: much attention.", zh: "越亮，注意力越多。" } }],
       state: ({ depth, reader }) => ({ step: "softmax", layer: depth - 1, token: reader }),
@@ -71,7 +72,7 @@ export const story = {
       zh: "它看哪里？在第 {depth} 个 block 里，看得最多的 {tenth} 个图块分到了给图块的注意力的 {share}；平均分是 {even}。在大的 DINO 模型里，这种图能勾出画面的主体。",
     },
     {
-      state: { panel: "alike" },
+      state: { step: "image" }, panel: "alike",
       en: "Such embeddings can be used as they are: the nearest images in a folder, a classifier from a few labels, parts of things without a mask. Try other patches: where do the borders lie?",
       zh: "这样的嵌入可以直接用：在文件夹里找最像的图片，用少量标签训练分类器，不用掩码就分出物体的各部分。换别的图块试试：边界在哪里？",
     },

@@ -4,18 +4,18 @@
 //   { groups }               patches that share a token, by number; -1: dropped
 import { el, lowest } from "./draw.js";
 import { board, frame, heat, pixels } from "./heat.js";
-import { colour } from "./fewer.js";
+import { colour as drawGroups } from "./fewer.js";
 
-const WIDTH = 220;
+const WIDTH = 360; // pixels
 
-export function drawFigures(figures, { about: { grid }, look: { sharp, view } }, language) {
+export function drawFigures(figures, { about: { grid }, look: { sharp } }, language) {
   return figures.map(({ caption, values, mark, bytes, size, groups }) => {
     const text = caption[language], canvas = board(sharp, text, WIDTH);
     if (values) {
       heat(canvas, sharp, grid, values, { least: lowest(values) });
       if (mark !== undefined) frame(canvas, grid, mark);
     } else if (bytes) pixels(canvas, bytes, size[1], size[0]);
-    else colour(canvas, view, grid, groups.flat());
+    else drawGroups(canvas, sharp, grid, groups.flat());
     return el("figure", {}, canvas, el("figcaption", { class: "quiet", text }));
   });
 }

@@ -1,6 +1,7 @@
 // What heads specialise in: distance, focus, habits, and which of them the answer needs.
+import { percent } from "./draw.js";
 import { evenDistance, habits, headRow, indexOfHighest, mean, meanDistances, overlap, spreads } from "./story_measures.js";
-import { decimal, direction, percent, whole } from "./story_words.js";
+import { decimal, direction, whole } from "./story_words.js";
 
 const DEPTH = {
   wider: { en: "The deeper, the wider: as in Figure 7 of the ViT paper.", zh: "越深看得越远，和 ViT 论文的图 7 一样。" },

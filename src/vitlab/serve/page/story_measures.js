@@ -7,9 +7,6 @@ export const mean = (values) => sum(values) / values.length;
 export const norm = (vector) => Math.hypot(...vector);
 export const cosine = (a, b) => sum(Array.from(a, (value, i) => value * b[i])) / (norm(a) * norm(b));
 
-// The numbers of the values from the highest to the lowest.
-export const ranked = (values) => Array.from(values, (_, i) => i).sort((a, b) => values[b] - values[a]);
-
 // (h, N, N) -> (N): what the tokens that the head reads give to every token, mean of these tokens and of all heads.
 export function readerRow({ data, shape: [heads, tokens] }, about) {
   const first = about.prefix.length, queries = about.reads === null ? Array.from({ length: tokens - first }, (_, i) => first + i) : [about.reads];

@@ -1,6 +1,7 @@
 // What a patch becomes: one square of pixels, followed from the image to the answer.
+import { percent } from "./draw.js";
 import { cosine, indexOfHighest, norm, readerRow } from "./story_measures.js";
-import { decimal, percent, place, whole } from "./story_words.js";
+import { decimal, place, whole } from "./story_words.js";
 
 const STEMS = {
   patch: {

@@ -1,6 +1,7 @@
 // Why positions: what attention cannot know without them, and what the answer loses.
+import { percent } from "./draw.js";
 import { evenDistance, indexOfHighest, meanDistances, similarityByPlace } from "./story_measures.js";
-import { decimal, percent } from "./story_words.js";
+import { decimal } from "./story_words.js";
 
 const KINDS = {
   learned: { en: "Here these vectors are weights: random at first, then learned.", zh: "在这个模型里，这些向量是权重：一开始随机，训练中学出来。" },
@@ -25,6 +26,8 @@ const HEADS = {
   stays: { en: "This head goes more by what patches show than by where they are.", zh: "这个头更看重图块里有什么，而不是图块在哪里。" },
 };
 
+const kindOf = (about) => (about.positions.startsWith("learned") ? "learned" : "sincos");
+
 export const story = {
   name: "positions",
   title: { en: "Why positions", zh: "为什么需要位置" },
@@ -36,7 +39,7 @@ export const story = {
     const { about } = ask, [rows, columns] = about.grid, byPlace = similarityByPlace(await ask.positions()), full = await ask.answer();
     return {
       centre: about.prefix.length + Math.floor(rows / 2) * columns + Math.floor(columns / 2), rows, columns, patches: rows * columns, width: about.width,
-      similarity: byPlace, label: full.label, before: percent(full.probability), kind: KINDS[about.positions] || "",
+      similarity: byPlace, label: full.label, before: percent(full.probability), kind: KINDS[kindOf(about)],
     };
   },
 
@@ -52,7 +55,7 @@ export const story = {
       zh: "所以要给每个 token 加上一个代表位置的向量：网格里每个位置一个，一共 {patches} 个，每个 {width} 个数。{kind}",
     },
     {
-      facts: ({ about }, { similarity: { near, far } }) => ({ near: decimal(near), far: decimal(far), found: FOUND[near <= far ? "not" : about.positions === "learned" ? "learned" : "computed"] }),
+      facts: ({ about }, { similarity: { near, far } }) => ({ near: decimal(near), far: decimal(far), found: FOUND[near <= far ? "not" : kindOf(about) === "learned" ? "learned" : "computed"] }),
       state: ({ centre }) => ({ step: "positions", token: centre }),
       en: "Compare the vectors with each other. Neighbours have a cosine of {near} on average, places half the image or more apart {far}. {found}",
       zh: "把这些向量两两比较。相邻位置的余弦平均是 {near}，相隔半张图以上的是 {far}。{found}",

@@ -1,5 +1,4 @@
 // Numbers and places as the stories write them. A fact is a text or a number, or { en, zh } where the two languages differ.
-export const LANGUAGES = ["en", "zh"];
 
 // "{name} sees {n} patches": every {…} is replaced by that fact. A missing fact is a mistake in the story.
 export function fill(text, facts, language) {
@@ -10,7 +9,6 @@ export function fill(text, facts, language) {
   });
 }
 
-export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 export const decimal = (value, digits = 2) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−"); // no −0.00
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
