@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import vitlab
-from vitlab.explain import block_view, query_attention
+from vitlab.explain import block_view, forward_view, query_attention
+from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
 
 SIZE = dict(image_size=(12, 20), patch_size=4, channels=3, width=24, depth=3, heads=3, mlp_ratio=3.0, classes=5)
@@ -100,6 +101,31 @@ def test_other_blocks_agree_with_the_pass_itself(options):
     torch.testing.assert_close(view.output, trace["tokens", 1][0, -1])
     assert (view.norm1 is None) == (options.get("norm") == "post")
     assert (view.bias is None) == (options.get("positions") != "relative")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(temperature=2.5),
+        dict(scale_by_sqrt_d=False),
+        dict(drop_heads=[[1, 2], [0, 0]]),
+        dict(mask_patches=[0, 3], positions="removed"),
+        dict(positions="shuffled", seed=3, hide_patches=[2]),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, dict(positions="relative", class_token=False, pooling="mean")])
+def test_an_edited_block_agrees_with_the_edited_pass(changes, options):
+    model, x = create(**options)
+    edit = Edit.from_json(changes)
+    trace = Trace("attention", "heads", "tokens")
+    with torch.no_grad():
+        logits = model(x, trace=trace, edit=edit)
+    view = block_view(model, x, layer=1, head=2, token=4, edit=edit)
+    torch.testing.assert_close(view.scores.softmax(-1), trace["attention", 1][0, 2, 4], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(view.output, trace["tokens", 1][0, 4])
+    torch.testing.assert_close(view.heads, trace["heads", 1][0, 4])
+    torch.testing.assert_close(query_attention(model, x, 4, edit), trace.stack("attention")[:, 0, :, 4])
+    torch.testing.assert_close(forward_view(model, x, edit).logits, logits[0])
 
 
 def test_the_rows_of_one_token_are_those_of_the_whole_attention():

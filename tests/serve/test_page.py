@@ -13,6 +13,7 @@ from vitlab import explain
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.methods import SHOWN
 from vitlab.inference import predict
+from vitlab.layers.edit import Edit
 from vitlab.reduce.parse import reducer_of
 from vitlab.serve import page_queries, page_routes
 from vitlab.serve.model_pool import ServedModel
@@ -69,6 +70,31 @@ def test_attention_is_that_of_a_trace(asked, models):
             found[:, 3, 1:], maps, rtol=1e-3, atol=1e-6
         )  # one class token before; half precision
         np.testing.assert_allclose(found.sum(-1), 1, rtol=2e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 2.5, "drop_heads": [[0, 1]], "mask_patches": [2, 3]}])
+def test_a_block_and_the_pass_are_those_of_explain(asked, models, changes):
+    ask, tensors, _ = asked
+    model, x, edit = models["small"], tensors["small"], Edit.from_json(changes)
+    options = {"edit": json.dumps(changes)} if changes else {}
+    found = ask("small", "forward", **options).json()
+    view = explain.forward_view(model, x, edit)
+    np.testing.assert_allclose(found["logits"], view.logits, rtol=1e-5)
+    np.testing.assert_allclose(found["by_depth"], view.by_depth, rtol=1e-5)
+    for step, lengths in view.lengths.items():
+        np.testing.assert_allclose(found["lengths"][step], lengths, rtol=1e-5, err_msg=step)
+    answer = ask("small", "block", layer=1, head=1, token=3, **options)
+    shapes, at = json.loads(answer.headers["X-Arrays"]), 0
+    ours = explain.block_view(model, x, layer=1, head=1, token=3, edit=edit).arrays()
+    assert list(shapes) == list(ours)
+    for name, shape in shapes.items():
+        count = int(np.prod(shape))
+        values = np.frombuffer(answer.content, "<f4", count, at).reshape(shape)
+        np.testing.assert_allclose(values, ours[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        at += 4 * count
+    assert at == len(answer.content)
+    rows = array(ask("small", "rows", token=3, **options))
+    np.testing.assert_allclose(rows, explain.query_attention(model, x, 3, edit), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +165,13 @@ def test_sentences_are_those_of_explain(asked, models):
     [
         ("small", "attention", {"layer": 99}, 422),
         ("small", "attention", {"layer": "x"}, 422),
+        ("small", "block", {"layer": 0, "head": 9, "token": 0}, 422),
+        ("small", "rows", {"token": 999}, 422),
+        ("small", "forward", {"edit": "{"}, 422),
+        ("small", "forward", {"edit": '{"temperature": -1}'}, 422),
+        ("small", "forward", {"edit": '{"drop_heads": [[77, 0]]}'}, 422),
+        ("small", "forward", {"edit": '{"changes": []}'}, 422),
+        ("small", "forward", {"edit": '{"mask_patches": [' + "0, " * 9000 + "0]}"}, 422),
         ("small", "relevance", {"class": -1}, 422),
         ("small", "fewer", {"reducer": "melt:r=1"}, 422),
         ("small", "painted", {"percent": 50, "seed": 0}, 404),
@@ -209,4 +242,4 @@ def test_each_model_says_what_it_has(client, models):
     assert "sentences" in found["clip"]["offers"]
     methods = {name: [method["name"] for method in one["methods"]] for name, one in found.items()}
     assert methods["small"] == list(SHOWN[1:]) and methods["mae"] == ["rollout"]
-    assert page_queries.supported_queries(ServedModel("small", models["small"])) == found["small"]["offers"]
+    assert [*page_queries.supported_queries(ServedModel("small", models["small"])), "edit"] == found["small"]["offers"]

@@ -18,6 +18,8 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, check_layer, token_model, wide
 from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.edit import Edit
+from vitlab.layers.edited import edited
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.plain import PlainTransformer
@@ -36,7 +38,7 @@ class BlockView:
     q: Tensor  # (d,), of the chosen head
     keys: Tensor  # (N, d)
     values: Tensor  # (N, d)
-    bias: Tensor | None  # (N,), added to the scaled products; None where the model has none
+    bias: Tensor | None  # (N,), added to the scaled products: by positions, or a mask; None where there is none
     scores: Tensor  # (N,), q . k / sqrt(d), and the bias
     weights: Tensor  # (N,), softmax of the scores
     mixed: Tensor  # (d,), values weighted and summed: this head's output
@@ -59,46 +61,53 @@ class BlockView:
 
 
 @torch.no_grad()
-def block_view(model: ModelOrName, image: Images, *, layer: int, head: int = 0, token: int = 0) -> BlockView:
-    """`token`: a number in the token list, prefix tokens first. Layers and heads count from 0."""
+def block_view(
+    model: ModelOrName, image: Images, *, layer: int, head: int = 0, token: int = 0, edit: Edit | None = None
+) -> BlockView:
+    """`token`: a number in the token list, prefix tokens first. Layers and heads count from 0. `edit`: changes to the
+    pass; of a dropped head, `mixed` is what it found and `heads` what is left of it.
+    """
     model, x = _one_image(model, image)
     layer = check_layer(model, layer)
     block = cast("list[Block]", model.blocks)[layer]
     head = _check("head", head, block.attention.heads)
-    kinds = ["tokens", "queries", "keys", "values", "heads", "proj", "after_attention", "fc1", "fc2"]
-    kinds += [kind for kind in OPTIONAL if kind in model.traceable]
+    kinds = ["tokens", "queries", "keys", "values", "attention", "heads", "proj", "after_attention", "fc1_pre", "fc1"]
+    kinds += ["fc2", *(kind for kind in OPTIONAL if kind in model.traceable)]
     outside = [kind for kind in ("patch_embed", "prefix", "positions", "norm_pre") if kind in model.traceable]
     trace = Trace(*kinds, *outside, layers=[layer] if layer == 0 else [layer - 1, layer])
+    pass_trace = edited(trace, edit) or trace
     with evaluation_mode(model):
-        model(x, trace=trace)
-        before = trace[outside[-1]] if layer == 0 else trace["tokens", layer - 1]  # (1, N, D)
-        token = _check("token", token, before.shape[1])
-        here = lambda kind: wide(trace[kind, layer][0, token]) if kind in kinds else None
-        q, k, v = (wide(trace[kind, layer][0]) for kind in ("queries", "keys", "values"))  # (h, N, d)
-        bias = _position_bias(model, x, before, layer)  # (h, N, N)
-        row = None if bias is None else wide(bias)[:, token]  # (h, N)
-        scores = torch.einsum("hd,hnd->hn", q[:, token] * block.attention.scale, k)
-        scores = scores if row is None else scores + row
-        weights = scores.softmax(dim=-1)  # (h, N)
-        into_mlp = trace["norm2" if "norm2" in kinds else "after_attention", layer][:, token]
-        fc1_pre = wide(block.mlp.fc1(into_mlp))[0]
+        model(x, trace=pass_trace)
+    before = trace[outside[-1]] if layer == 0 else trace["tokens", layer - 1]  # (1, N, D)
+    token = _check("token", token, before.shape[1])
+    here = lambda kind: wide(trace[kind, layer][0, token]) if kind in kinds else None
+    q, k, v = (trace[kind, layer] for kind in ("queries", "keys", "values"))  # (1, h, N, d)
+    at = pass_trace.at(layer)
+    assert at is not None
+    bias = _position_bias(model, x, before, layer)  # (1, h, N, N)
+    scaled, bias, mask = at.edit_scores(q, k.shape[2], bias, None, block.attention.head_dim**0.5)
+    added = bias if mask is None else mask if bias is None else bias + mask
+    row = None if added is None else wide(added.expand(1, q.shape[1], q.shape[2], -1)[0, :, token])  # (h, N)
+    scores = torch.einsum("hd,hnd->hn", wide(scaled[0, :, token]) * block.attention.scale, wide(k[0]))
+    scores = scores if row is None else scores + row
+    weights = wide(trace["attention", layer][0, :, token])  # (h, N)
     return BlockView(
         input=wide(before[0, token]),
         norm1=here("norm1"),
-        q=q[head, token],
-        keys=k[head],
-        values=v[head],
+        q=wide(q[0, head, token]),
+        keys=wide(k[0, head]),
+        values=wide(v[0, head]),
         bias=None if row is None else row[head],
         scores=scores[head],
         weights=weights[head],
-        mixed=weights[head] @ v[head],
+        mixed=weights[head] @ wide(v[0, head]),
         weights_by_head=weights,
         heads=_present(here("heads")),
         proj=_present(here("proj")),
         scale1=_factors(block.scale1),
         after_attention=_present(here("after_attention")),
         norm2=here("norm2"),
-        fc1_pre=fc1_pre,
+        fc1_pre=_present(here("fc1_pre")),
         fc1=_present(here("fc1")),
         fc2=_present(here("fc2")),
         scale2=_factors(block.scale2),
@@ -107,14 +116,14 @@ def block_view(model: ModelOrName, image: Images, *, layer: int, head: int = 0, 
 
 
 @torch.no_grad()
-def query_attention(model: ModelOrName, image: Images, token: int) -> Tensor:
+def query_attention(model: ModelOrName, image: Images, token: int, edit: Edit | None = None) -> Tensor:
     """(L, h, N): where one token looks in every layer and head. No more than one layer's weights are held at once."""
     model, x = _one_image(model, image)
     rows, columns = model.layout(*x.shape[-2:]).grid
     token = _check("token", token, len(model.config.prefix) + rows * columns)
     trace = Trace("attention", reduce=lambda weights, _: wide(weights[:, :, token]))
     with evaluation_mode(model):
-        model(x, trace=trace)
+        model(x, trace=trace, edit=edit)
     return trace.stack("attention")[:, 0]
 
 
@@ -129,10 +138,9 @@ def _one_image(model: ModelOrName, image: Images) -> tuple[PlainTransformer, Ten
 
 
 def _position_bias(model: PlainTransformer, x: Tensor, z: Tensor, layer: int) -> Tensor | None:
-    """What the model adds to the scores of a layer by positions: (h, N, N)."""
+    """What the model adds to the scores of a layer by positions: (1, h, N, N)."""
     _, bias_at = model.attention_positions(model.layout(*x.shape[-2:]), None, z)
-    bias = bias_at(layer)
-    return None if bias is None else bias[0].expand(-1, z.shape[1], -1)
+    return bias_at(layer)
 
 
 def _check(what: str, number: int, count: int) -> int:

@@ -24,6 +24,7 @@ from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
 from vitlab.layers.block import Block, LayerScale
+from vitlab.layers.edit import Edit
 from vitlab.layers.patches import ConvStem, PatchEmbed, patchify
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
@@ -102,12 +103,12 @@ class ForwardView:
 
 
 @torch.no_grad()
-def forward_view(model: ModelOrName, image: Images) -> ForwardView:
-    """One image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+def forward_view(model: ModelOrName, image: Images, edit: Edit | None = None) -> ForwardView:
+    """One image, or a normalised tensor (1, C, H, W), through a plain ViT; `edit`: changes to the pass."""
     model, x = _plain_model(model, image)
     trace = Trace(*(kind for kind in (*STEPS, "tokens") if kind in model.traceable))
     with evaluation_mode(model):
-        output = wide(model(x, trace=trace))
+        output = wide(model(x, trace=trace, edit=edit))
         if not model.config.classes:
             return ForwardView(trace, None, None, None)
         by_depth = [_read_out(model, trace["tokens", layer]) for layer in trace.layers]

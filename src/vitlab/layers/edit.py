@@ -191,7 +191,7 @@ class Edit:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Edit:
         """Keys, all optional: mask_patches [3, 4], hide_patches [5], drop_heads [[layer, head]], drop_attention
-        [layer], drop_mlp [layer], temperature 2.0, scale_by_sqrt_d false, positions "kept", "none" or "shuffled" (by
+        [layer], drop_mlp [layer], temperature 2.0, scale_by_sqrt_d false, positions "kept", "removed" or "shuffled" (by
         seed 0); and changes, a list: [{"action": "scale", "kind": "heads", "value": 0.5, "layer": 3, "heads": [1]}].
         """
         if not isinstance(values, dict):  # pyright: ignore[reportUnnecessaryIsInstance]  # it may come from a file
@@ -303,11 +303,11 @@ def _read_sqrt_d(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
 
 
 def _read_positions(edit: Edit, given: Any, values: dict[str, Any]) -> Edit:
-    if given not in ("kept", "none", "shuffled"):
-        raise UsageError(f'positions={given!r} must be "kept", "none" or "shuffled".')
+    if given not in ("kept", "removed", "shuffled"):
+        raise UsageError(f'positions={given!r} must be "kept", "removed" or "shuffled".')
     if given == "kept":
         return edit
-    return edit.remove_positions() if given == "none" else edit.shuffle_positions(values.get("seed", 0))
+    return edit.remove_positions() if given == "removed" else edit.shuffle_positions(values.get("seed", 0))
 
 
 def _read_seed(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
@@ -347,7 +347,7 @@ def _short_form(c: Change, before: dict[str, Any]) -> dict[str, Any] | None:
         case "without_sqrt_d" if everywhere and "scale_by_sqrt_d" not in before:
             return {"scale_by_sqrt_d": False}
         case "remove_positions" if "positions" not in before:
-            return {"positions": "none"}
+            return {"positions": "removed"}
         case "shuffle_positions" if "positions" not in before:
             return {"positions": "shuffled", "seed": c.value}
         case _:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,17 +32,21 @@ from vitlab.explain.walk import STEPS, as_numbers, equations, forward_view, stem
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import answer, class_labels, class_probabilities
 from vitlab.layers.block import Block, LayerScale, SwiGLU
+from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Capability, evaluating
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.plain import PlainTransformer
+from vitlab.parsing import parse_json
 from vitlab.reduce.parse import reducer_of
 from vitlab.serve.errors import RequestError
 from vitlab.serve.model_pool import ServedModel
 from vitlab.serve.settings import MAX_TEXT_LENGTH, MAX_TEXTS
 
 Options = Mapping[str, str]
+Value = TypeVar("Value")
 TOP = 5
+MAX_EDIT_LENGTH = 20_000  # a mask of all 1,369 patches of a ViT-S/14 is shorter
 REPETITIONS = 3  # timed passes with and without a reducer; the median is shown
 
 
@@ -76,7 +80,7 @@ def walk(served: ServedModel, image: PageImage, options: Options) -> dict[str, A
 
 def forward(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
     """Logits, scores, the scores after each block, and the length of every token after each step."""
-    view = forward_view(served.encoder, image.images)
+    view = _edited(lambda edit: forward_view(served.encoder, image.images, edit), options)
     numbers = {"logits": view.logits, "probabilities": view.scores, "by_depth": view.by_depth}
     lengths = {name: values.tolist() for name, values in view.lengths.items()}
     return {name: None if value is None else value.tolist() for name, value in numbers.items()} | {"lengths": lengths}
@@ -90,13 +94,14 @@ def block(served: ServedModel, image: PageImage, options: Options) -> NamedArray
         "head": _integer(options, "head", 0, encoder.config.heads - 1),
         "token": _token(options, encoder, x),
     }
-    return NamedArrays(block_view(encoder, x, **numbers).arrays())
+    return NamedArrays(_edited(lambda edit: block_view(encoder, x, **numbers, edit=edit), options).arrays())
 
 
 def rows(served: ServedModel, image: PageImage, options: Options) -> Tensor:
     """(L, h, N): where token `token` looks in every layer and head."""
-    encoder = _vit(served)
-    return query_attention(encoder, image.images, _token(options, encoder, image.images))
+    encoder, x = _vit(served), image.images
+    token = _token(options, encoder, x)
+    return _edited(lambda edit: query_attention(encoder, x, token, edit), options)
 
 
 def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor:
@@ -110,7 +115,7 @@ def attention(served: ServedModel, image: PageImage, options: Options) -> np.nda
     encoder = _vit(served)
     trace = Trace("attention", layers=[_integer(options, "layer", 0, len(encoder.blocks) - 1)])
     with evaluating(encoder):
-        encoder(image.images, trace=trace)
+        _edited(lambda edit: encoder(image.images, trace=trace, edit=edit), options)
     return trace.stack("attention")[0, 0].numpy().astype(np.float16)
 
 
@@ -259,6 +264,8 @@ def model_info(served: ServedModel) -> dict[str, Any]:
     """What the page needs before its first query."""
     encoder, size = served.encoder, served.preprocess.size
     info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size)}
+    if isinstance(encoder, PlainTransformer):
+        info["offers"].append("edit")  # of forward, block, rows and attention
     info["methods"] = [
         {"name": name, "title": METHODS[name].title, "by_class": METHODS[name].by_class, "signed": METHODS[name].signed}
         for name in METHOD_MAPS
@@ -308,6 +315,25 @@ def _vit(served: ServedModel) -> PlainTransformer:
     """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
     assert isinstance(served.encoder, PlainTransformer)
     return served.encoder
+
+
+def _edited(run: Callable[[Edit | None], Value], options: Options) -> Value:
+    """run(edit) with the changes that are asked for in `edit`, as JSON."""
+    text = options.get("edit")
+    if text is None:
+        return run(None)
+    if len(text) > MAX_EDIT_LENGTH:
+        raise RequestError(422, f"the edit is longer than {MAX_EDIT_LENGTH:,} characters.", "Change less at once.")
+    try:
+        values = parse_json(text.encode())
+    except ValueError:
+        raise RequestError(422, "the edit is not JSON.", 'Write it like {"temperature": 2}.') from None
+    if isinstance(values, dict) and "changes" in values:  # tensors by JSON are for files
+        raise RequestError(422, "the page's edits have no changes of single steps.", "Use vitlab.Edit in Python.")
+    try:
+        return run(Edit.from_json(values))
+    except VitlabError as error:
+        raise RequestError(422, str(error), "Undo this change.") from None
 
 
 def _token(options: Options, encoder: PlainTransformer, x: Tensor) -> int:
