@@ -130,6 +130,7 @@ export function storyCard(box, complain) {
     Object.assign(now, { scene, more, revealed: false });
     setState({ ...BEGINNING, ...valueOf(one.state, more) });
     document.body.dataset.story = one.highlight ?? "step";
+    document.getElementById(one.highlight)?.scrollIntoView({ block: "nearest", inline: "nearest" });
     draw();
     schedule();
   });

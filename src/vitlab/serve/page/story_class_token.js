@@ -7,10 +7,13 @@ const SETTLED = {
   first: { en: "From the very first block.", zh: "从第 1 个 block 就开始了。" },
   later: { en: "From block {settled} on. After block 1 it would say {early}, {earlyShare}.", zh: "从第 {settled} 个 block 开始。第 1 个 block 之后，它会说 {early}，{earlyShare}。" },
 };
+const PICKY = { yes: { en: "It is picky.", zh: "它很挑剔。" }, no: { en: "It is not very picky.", zh: "它并不太挑剔。" } };
 const VERDICTS = {
   map: { en: "Here the class token looked at what matters.", zh: "在这张图上，类别 token 看的正是要紧的地方。" },
   misleads: { en: "Here the map misleads: attention says where the token looked, not what decides.", zh: "在这张图上，注意力图会误导人：它说的是 token 看了哪里，而不是什么决定了答案。" },
 };
+
+const looks = (values) => [{ values, caption: { en: "Where it looks, mean of all heads. Bright: much.", zh: "它看哪里，各头平均。越亮越多。" } }];
 
 export const story = {
   name: "class-token",
@@ -33,9 +36,10 @@ export const story = {
     {
       async facts(ask, { token }) {
         const { about } = ask, row = readerRow(await ask.attention(0), about), onPatches = row.subarray(about.prefix.length), best = indexOfHighest(onPatches);
-        return { own: percent(row[token]), given: percent(sum(onPatches)), best: place(best, about.grid), most: percent(onPatches[best]) };
+        return { onPatches, own: percent(row[token]), given: percent(sum(onPatches)), best: place(best, about.grid), most: percent(onPatches[best]) };
       },
       state: ({ token }) => ({ step: "softmax", layer: 0, token }),
+      figure: (_, { onPatches }) => looks(onPatches),
       en: "In block 1 it looks for the first time. Mean of its {heads} heads: {own} stays with itself, {given} goes to patches, most of it to {best} ({most}).",
       zh: "在第 1 个 block 里，它第一次去看。{heads} 个头平均：{own} 留给自己，{given} 给了图块，其中{best}最多（{most}）。",
     },
@@ -48,11 +52,12 @@ export const story = {
       async facts(ask, { depth, tenth, patches }) {
         const rows = await Promise.all(Array.from({ length: depth }, async (_, layer) => readerRow(await ask.attention(layer), ask.about).subarray(ask.about.prefix.length)));
         const shares = rows.map((row) => sum(strongest(row, tenth).map((patch) => row[patch])) / sum(row)), layer = indexOfHighest(shares);
-        return { pickiest: layer + 1, pickiestLayer: layer, share: percent(shares[layer]), even: percent(tenth / patches) };
+        return { picky: PICKY[shares[layer] >= (2 * tenth) / patches ? "yes" : "no"], pickiestRow: rows[layer], pickiest: layer + 1, pickiestLayer: layer, share: percent(shares[layer]), even: percent(tenth / patches) };
       },
       state: ({ token, pickiestLayer }) => ({ step: "softmax", layer: pickiestLayer, token }),
-      en: "It is picky. In block {pickiest} its {tenth} favourite patches get {share} of what it gives to patches. Spread evenly, they would get {even}.",
-      zh: "它很挑剔。在第 {pickiest} 个 block 里，它最喜欢的 {tenth} 个图块分到了给图块的注意力的 {share}。如果平均分，只有 {even}。",
+      figure: (_, { pickiestRow }) => looks(pickiestRow),
+      en: "{picky} In block {pickiest} its {tenth} favourite patches get {share} of what it gives to patches. Spread evenly, they would get {even}.",
+      zh: "{picky}在第 {pickiest} 个 block 里，它最喜欢的 {tenth} 个图块分到了给图块的注意力的 {share}。如果平均分，只有 {even}。",
     },
     {
       async facts(ask) {
@@ -75,8 +80,8 @@ export const story = {
         return { liked, label: full.label, before: percent(full.probability), withoutLiked: percent(a), withoutIgnored: percent(b), verdict: VERDICTS[a < b ? "map" : "misleads"] };
       },
       state: ({ token, depth, liked }) => ({ step: "answer", layer: depth - 1, token, edit: { mask_patches: liked } }), highlight: "answer",
-      en: "A test. Hide the {tenth} patches that it looks at most in the last block: {label} goes from {before} to {withoutLiked}. Hide the {tenth} that it looks at least instead: {withoutIgnored}. {verdict}",
-      zh: "做个试验。遮住它在最后一个 block 里看得最多的 {tenth} 个图块：{label} 从 {before} 变成 {withoutLiked}。换成遮住看得最少的 {tenth} 个：{withoutIgnored}。{verdict}",
+      en: "A test. Blank the {tenth} patches that it looks at most in the last block: {label} goes from {before} to {withoutLiked}. Blank the {tenth} that it looks at least instead: {withoutIgnored}. {verdict}",
+      zh: "做个试验。抹掉它在最后一个 block 里看得最多的 {tenth} 个图块：{label} 从 {before} 变成 {withoutLiked}。换成抹掉看得最少的 {tenth} 个：{withoutIgnored}。{verdict}",
     },
     {
       state: ({ token, depth }) => ({ step: "pool", layer: depth - 1, token }),

@@ -29,17 +29,17 @@ export const story = {
 
   scenes: [
     {
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "{model} is two networks. One turns an image into a vector, the other a sentence. Both vectors live in the same space, so an image and a sentence can be compared.",
       zh: "{model} 由两个网络组成：一个把图片变成向量，另一个把句子变成向量。两种向量在同一个空间里，所以图片和句子可以直接比较。",
     },
     {
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "How it learned: from images with captions. In every batch each image is compared with each caption. Its own caption should win against all the others, and each caption's own image too.",
       zh: "它这样学习：用带说明文字的图片。每个批次里，每张图片与每条说明都作比较。自己的那条说明要胜过其他所有说明；反过来，每条说明也要找到自己的图片。",
     },
     {
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Compare this image with {count} sentences. The highest cosine: “{best}”, {bestCosine}. The lowest: “{last}”, {lastCosine}.",
       zh: "把这张图片和 {count} 个句子比较。余弦最高的是 “{best}”：{bestCosine}。最低的是 “{last}”：{lastCosine}。",
     },
@@ -48,7 +48,7 @@ export const story = {
         const raw = Math.exp(cosine[a]) / sum(cosine.map(Math.exp));
         return { gap: decimal(cosine[a] - cosine[b]), raw: percent(raw), scale: decimal(Math.log(probability[a] / probability[b]) / (cosine[a] - cosine[b]), 1) };
       },
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "The next one, “{second}”, is {gap} lower. A softmax of the cosines themselves would give the best only {raw}. So they are first multiplied by a learned number, here {scale}: “{best}” {bestShare}, “{second}” {secondShare}.",
       zh: "第二名 “{second}” 低 {gap}。直接对余弦做 softmax，第一名只有 {raw}。所以先把余弦乘上一个学到的数，这里是 {scale}：“{best}” {bestShare}，“{second}” {secondShare}。",
     },
@@ -57,7 +57,7 @@ export const story = {
         const rest = answer.texts.filter((_, i) => i !== order[0]), without = await ask.sentences(rest), winner = indexOfHighest(without.probability);
         return { winner: without.texts[winner], winnerShare: percent(without.probability[winner]), winnerCosine: decimal(without.cosine[winner]) };
       },
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Now leave out “{best}”. What will {model} say?",
       zh: "现在去掉 “{best}”，{model} 会怎么说？",
       reveal: {
@@ -67,7 +67,7 @@ export const story = {
     },
     {
       figure: (_, { answer, order: [a, b] }) => [a, b].map((i) => ({ values: Float32Array.from(answer.maps[i].flat()), caption: caption(answer.texts[i]) })),
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Which patches speak for a sentence? Gradients of the score through the attention show it. Other words light up other places, or the same ones: the map tells what the model used, not what is right.",
       zh: "哪些图块支持某个句子？分数经过注意力的梯度可以显示出来。换一句话，亮的地方可能不同，也可能相同：图上是模型用到了什么，而不是什么才对。",
     },
@@ -77,12 +77,12 @@ export const story = {
         const verdict = WORDING[Math.max(...cosine) - Math.min(...cosine) >= 0.01 ? "counts" : "not"];
         return Object.fromEntries([["verdict", verdict], ...wordings.map((text, i) => [`wording${i}`, text]), ...cosine.map((value, i) => [`cosine${i}`, decimal(value, 3)])]);
       },
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Say the same in other words. “{wording0}”: {cosine0}. “{wording1}”: {cosine1}. “{wording2}”: {cosine2}. {verdict}",
       zh: "换个说法试试。“{wording0}”：{cosine0}。“{wording1}”：{cosine1}。“{wording2}”：{cosine2}。{verdict}",
     },
     {
-      state: { step: "image" }, panel: "sentences",
+      state: { step: "image", heat: "none" }, panel: "sentences",
       en: "A CLIP knows the words of its captions. A sentence about anything else gets a number too, which means little. Write your own sentences now, some fair and some silly.",
       zh: "CLIP 只懂它见过的说明文字里的词。别的句子也会得到一个数，但没什么意义。现在写几个自己的句子吧，有靠谱的，也有离谱的。",
     },

@@ -56,7 +56,7 @@ export const story = {
       zh: "都需要吗？比较最后得到的 token：{alike} 的图块有一个“双胞胎”，也就是余弦高于 0.9 的另一个图块。{repeats}",
     },
     {
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Token merging (ToMe) uses that. In every block it takes the {r} closest pairs that it finds and makes one token of each: their mean, weighted by how many patches each stands for.",
       zh: "合并 token（ToMe）利用的就是这一点。在每个 block 里，它取找到的最相似的 {r} 对 token，把每一对合成一个：按各自代表的图块数加权平均。",
     },
@@ -67,7 +67,7 @@ export const story = {
         return { largest: Math.max(...sizes.values()) };
       },
       figure: (_, { merged }) => [{ groups: merged.groups.at(-1), caption: COLOURS }],
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "After {depth} blocks {left} of {tokens} tokens are left. The largest one stands for {largest} patches. Nothing was thrown away: every patch is still part of some token.",
       zh: "经过 {depth} 个 block，{tokens} 个 token 剩下 {left} 个。最大的一个代表 {largest} 个图块。什么都没扔掉：每个图块仍在某个 token 里。",
     },
@@ -76,7 +76,7 @@ export const story = {
         const best = merged.scores[0], index = ask.about.labels.indexOf(best.label);
         return { mergedLabel: best.label, mergedShare: percent(best.probability), verdict: COST[cost(full, index, best.probability)] };
       },
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "With all tokens the answer is {label}, {before}. What is it with {left}?",
       zh: "用全部 token，答案是 {label}，{before}。只剩 {left} 个呢？",
       reveal: {
@@ -90,7 +90,7 @@ export const story = {
         return { random, randomLabel: random.scores[0].label, randomShare: percent(random.scores[0].probability), chance: CHANCE[probabilityOf(merged) > probabilityOf(random) ? "better" : "equal"] };
       },
       figure: (_, { random }) => [{ groups: random.groups.at(-1), caption: { en: "Black: dropped.", zh: "黑色：已丢弃。" } }],
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Is merging clever, or would any way do? Drop just as many tokens at random: {randomLabel}, {randomShare}. {chance}",
       zh: "是合并聪明，还是怎么去掉都行？随机丢弃同样多的 token：{randomLabel}，{randomShare}。{chance}",
     },
@@ -100,7 +100,7 @@ export const story = {
         return { extreme, fewest: extreme.tokens.at(-1), extremeLabel: best.label, extremeShare: percent(best.probability), extremeCost: COST[cost(full, ask.about.labels.indexOf(best.label), best.probability)] };
       },
       figure: (_, { extreme }) => [{ groups: extreme.groups.at(-1), caption: COLOURS }],
-      state: { step: "image" },
+      state: { step: "image", heat: "none" },
       en: "Go to the limit: merge {most} in every block, until {fewest} tokens are left for the whole image. {extremeLabel}, {extremeShare}. {extremeCost}",
       zh: "走到极限：每个 block 合并 {most} 个，直到整张图只剩 {fewest} 个 token。{extremeLabel}，{extremeShare}。{extremeCost}",
     },
@@ -109,7 +109,7 @@ export const story = {
         if (!milliseconds) return { timing: "" };
         return { plain: decimal(milliseconds.plain, 1), fewer: decimal(milliseconds.fewer, 1), timing: TIMES[milliseconds.fewer < milliseconds.plain ? "faster" : "slower"] };
       },
-      state: { step: "image" }, panel: "fewer",
+      state: { step: "image", heat: "none" }, panel: "fewer",
       en: "{timing} Large models on large images gain: there the blocks do most of the work, and it shrinks with the tokens.",
       zh: "{timing}真正受益的是大模型和大图片：那里大部分工作在 block 里，token 少了，工作也就少了。",
     },

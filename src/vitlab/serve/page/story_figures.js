@@ -1,5 +1,6 @@
 // Pictures in the card of a story. A figure is data with a caption { en, zh }:
 //   { values, mark }         heat on the photo, one value for each patch; mark: a patch with a frame
+//   { seen: true }           the image in the model's pixels
 //   { bytes, size }          an image in the model's pixels: (height, width, 3)
 //   { groups }               patches that share a token, by number; -1: dropped
 import { el, lowest } from "./draw.js";
@@ -8,12 +9,15 @@ import { colour as drawGroups } from "./fewer.js";
 
 const WIDTH = 360; // pixels
 
-export function drawFigures(figures, { about: { grid }, look: { sharp } }, language) {
-  return figures.map(({ caption, values, mark, bytes, size, groups }) => {
+export function drawFigures(figures, { about: { grid }, look: { sharp, view } }, language) {
+  return figures.map(({ caption, values, mark, seen, bytes, size, groups }) => {
     const text = caption[language], canvas = board(sharp, text, WIDTH);
     if (values) {
       heat(canvas, sharp, grid, values, { least: lowest(values) });
       if (mark !== undefined) frame(canvas, grid, mark);
+    } else if (seen) {
+      canvas.getContext("2d").imageSmoothingEnabled = false;
+      canvas.getContext("2d").drawImage(view, 0, 0, canvas.width, canvas.height);
     } else if (bytes) pixels(canvas, bytes, size[1], size[0]);
     else drawGroups(canvas, sharp, grid, groups.flat());
     return el("figure", {}, canvas, el("figcaption", { class: "quiet", text }));

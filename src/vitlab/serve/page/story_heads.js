@@ -18,6 +18,9 @@ const SPARED = {
   better: { en: "The answer even gets surer without it.", zh: "没有它，答案反而更有把握。" },
 };
 
+// Where the patch in the middle looks in some heads.
+const maps = (list, { layers, token, first }) => list.map(({ layer, head }) => ({ values: headRow(layers[layer], head, token).subarray(first), mark: token - first, caption: { en: `block ${layer + 1}, head ${head + 1}`, zh: `第 ${layer + 1} 个 block，第 ${head + 1} 个头` } }));
+
 export const story = {
   name: "heads",
   title: { en: "What heads specialise in", zh: "注意力头各有什么专长" },
@@ -29,7 +32,7 @@ export const story = {
     const { about } = ask, layers = await Promise.all(Array.from({ length: about.depth }, (_, layer) => ask.attention(layer)));
     const [rows, columns] = about.grid, heads = (measure) => layers.flatMap((layer, l) => measure(layer, about).map((value, h) => ({ layer: l, head: h, value })));
     return {
-      layers, distances: heads(meanDistances), spread: heads(spreads), habit: heads(habits), token: about.prefix.length + Math.floor(rows / 2) * columns + Math.floor(columns / 2),
+      layers, first: about.prefix.length, distances: heads(meanDistances), spread: heads(spreads), habit: heads(habits), token: about.prefix.length + Math.floor(rows / 2) * columns + Math.floor(columns / 2),
       heads: about.heads, depth: about.depth, width: about.width, headWidth: about.head_dim, patches: rows * columns, tokens: about.prefix.length + rows * columns,
     };
   },
@@ -44,9 +47,10 @@ export const story = {
       facts(_, { layers, heads, token }) {
         const rows = Array.from({ length: heads }, (_, h) => headRow(layers[0], h, token)), pairs = rows.flatMap((row, a) => rows.slice(a + 1).map((other, i) => ({ a, b: a + 1 + i, shared: overlap(row, other) })));
         const { a, b, shared } = pairs.reduce((best, one) => (one.shared < best.shared ? one : best), { a: 0, b: 0, shared: 1 });
-        return { a: a + 1, b: b + 1, firstHead: a, shared: percent(shared) };
+        return { a: a + 1, b: b + 1, pair: [a, b].map((head) => ({ layer: 0, head })), firstHead: a, shared: percent(shared) };
       },
       state: ({ token, firstHead }) => ({ step: "heads", layer: 0, head: firstHead, token }),
+      figure: (_, facts) => maps(facts.pair, facts),
       en: "Take the patch in the middle and put the heads of block 1 side by side. Heads {a} and {b} differ most: only {shared} of their attention falls on the same places.",
       zh: "选中间的图块，把第 1 个 block 的各个头并排来看。第 {a} 和第 {b} 个头差别最大：它们的注意力只有 {shared} 落在相同的地方。",
     },
@@ -56,6 +60,7 @@ export const story = {
         return { near, far, nearHead: near.head + 1, nearBlock: near.layer + 1, nearDistance: decimal(near.value, 1), farHead: far.head + 1, farBlock: far.layer + 1, farDistance: decimal(far.value, 1), even: decimal(evenDistance(about.grid), 1) };
       },
       state: ({ token, near }) => ({ step: "softmax", layer: near.layer, head: near.head, token }),
+      figure: (_, facts) => maps([facts.near, facts.far], facts),
       en: "Some look near, some far. Head {nearHead} of block {nearBlock}: {nearDistance} patches away on average. Head {farHead} of block {farBlock}: {farDistance}. Attention spread evenly over the image would be {even}.",
       zh: "有的看近处，有的看远处。第 {nearBlock} 个 block 的第 {nearHead} 个头：平均 {nearDistance} 个图块远。第 {farBlock} 个 block 的第 {farHead} 个头：{farDistance}。如果注意力平均分布在整张图上，是 {even}。",
     },
@@ -71,9 +76,10 @@ export const story = {
     {
       facts(_, { spread }) {
         const [sharp, broad] = [-1, 1].map((sign) => spread[indexOfHighest(spread.map(({ value }) => sign * value))]);
-        return { sharp, sharpHead: sharp.head + 1, sharpBlock: sharp.layer + 1, sharpTokens: decimal(sharp.value, 1), broadHead: broad.head + 1, broadBlock: broad.layer + 1, broadTokens: whole(broad.value) };
+        return { sharp, broad, sharpHead: sharp.head + 1, sharpBlock: sharp.layer + 1, sharpTokens: decimal(sharp.value, 1), broadHead: broad.head + 1, broadBlock: broad.layer + 1, broadTokens: whole(broad.value) };
       },
       state: ({ token, sharp }) => ({ step: "softmax", layer: sharp.layer, head: sharp.head, token }),
+      figure: (_, facts) => maps([facts.sharp, facts.broad], facts),
       en: "Some focus, some take everything in. Head {sharpHead} of block {sharpBlock} spreads its attention over about {sharpTokens} tokens, head {broadHead} of block {broadBlock} over {broadTokens} of {tokens}. (This is the exponential of the entropy.)",
       zh: "有的专注，有的什么都看一点。第 {sharpBlock} 个 block 的第 {sharpHead} 个头，注意力大约分在 {sharpTokens} 个 token 上；第 {broadBlock} 个 block 的第 {broadHead} 个头，分在 {tokens} 个中的 {broadTokens} 个上。（按熵的指数计算。）",
     },
@@ -83,6 +89,7 @@ export const story = {
         return { best, hasHabit: HABITS[best.value.share * tokens >= 4 ? "strong" : "weak"], habitHead: best.head + 1, habitBlock: best.layer + 1, direction: direction(best.value.offset), share: percent(best.value.share), even: percent(1 / tokens) };
       },
       state: ({ token, best }) => ({ step: "softmax", layer: best.layer, head: best.head, token }),
+      figure: (_, facts) => maps([facts.best], facts),
       en: "{hasHabit} In head {habitHead} of block {habitBlock} a patch gives {share} of its attention, on average, to the patch {direction}. Spread evenly it would be {even}. Choose other patches and watch.",
       zh: "{hasHabit}在第 {habitBlock} 个 block 的第 {habitHead} 个头里，每个图块平均把 {share} 的注意力给了{direction}的图块；平均分的话只有 {even}。换几个图块，观察一下。",
     },

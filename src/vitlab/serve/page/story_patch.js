@@ -64,7 +64,8 @@ export const story = {
 
   scenes: [
     {
-      state: { step: "image" }, highlight: "photo",
+      state: { step: "image", heat: "none" }, highlight: "photo",
+      figure: () => [{ seen: true, caption: { en: "as the model gets it", zh: "模型得到的图片" } }],
       en: "This is all that {model} gets: {high} × {wide} pixels, a list of numbers. Nothing says which pixels belong together.",
       zh: "{model} 得到的只有这些：{high} × {wide} 个像素，也就是一串数字。没有谁告诉它哪些像素属于同一样东西。",
     },
@@ -134,11 +135,11 @@ export const story = {
     {
       async facts(ask, { patch }) {
         const full = await ask.answer(), without = await ask.answer({ mask_patches: [patch] }), change = without.probabilities[full.index] - full.probability;
-        return { label: full.label, before: percent(full.probability), after: percent(without.probabilities[full.index]), lost: LOST[change > 0.02 ? "better" : change < -0.1 ? "much" : "little"] };
+        return { label: full.label, before: percent(full.probability), after: percent(without.probabilities[full.index]), lost: LOST[change > 0.02 ? "better" : change < -0.05 ? "much" : "little"] };
       },
       state: ({ token, patch }) => ({ step: "answer", token, edit: { mask_patches: [patch] } }), highlight: "answer",
-      en: "How much hangs on it? With all patches the answer is {label}, {before}. With this one hidden, {label} gets {after}. {lost} Now pick another patch and follow it yourself.",
-      zh: "答案有多依赖它？用全部图块时，答案是 {label}，{before}。遮住这一个之后，{label} 是 {after}。{lost}现在换一个图块，自己跟一遍吧。",
+      en: "How much hangs on it? With all patches the answer is {label}, {before}. Blank this one, its embedding set to zero, and {label} gets {after}. {lost} Now pick another patch and follow it yourself.",
+      zh: "答案有多依赖它？用全部图块时，答案是 {label}，{before}。把这一个抹成空白（嵌入置零），{label} 变成 {after}。{lost}现在换一个图块，自己跟一遍吧。",
     },
   ],
 };

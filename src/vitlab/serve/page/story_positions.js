@@ -18,14 +18,18 @@ const CROSS = {
 };
 const REMOVED = {
   other: { en: "All patches are still there. What is lost is how they fit together.", zh: "图块一个都没少，丢掉的是它们怎样拼在一起。" },
-  less: { en: "The answer stays, less sure: colours and textures alone go a long way.", zh: "答案没变，把握小了：光靠颜色和纹理也能走很远。" },
-  same: { en: "The answer holds: for this image colours and textures are enough.", zh: "答案站得住：对这张图片，颜色和纹理就够了。" },
+  less: { en: "The answer stays, less sure. What the patches show goes a long way, wherever they are.", zh: "答案没变，把握小了。光看图块里有什么、不管在哪里，也能走很远。" },
+  same: { en: "The answer holds: for this image it is enough what the patches show, wherever they are.", zh: "答案站得住：对这张图片，只看图块里有什么、不管在哪里，就够了。" },
 };
 const HEADS = {
   grows: { en: "It found its neighbours by their positions.", zh: "它是靠位置找到邻居的。" },
   stays: { en: "This head goes more by what patches show than by where they are.", zh: "这个头更看重图块里有什么，而不是图块在哪里。" },
 };
 
+// How alike the position of the patch in the middle is to all others.
+function map(_, { table, centrePatch, patches }) {
+  return [{ values: table.data.subarray(centrePatch * patches, (centrePatch + 1) * patches), mark: centrePatch, caption: { en: "Bright: like the marked place.", zh: "越亮，越像标出的位置。" } }];
+}
 const kindOf = (about) => (about.positions.startsWith("learned") ? "learned" : "sincos");
 
 export const story = {
@@ -36,18 +40,19 @@ export const story = {
   start: "vitlab serve bundled:vit",
 
   async facts(ask) {
-    const { about } = ask, [rows, columns] = about.grid, byPlace = similarityByPlace(await ask.positions()), full = await ask.answer();
+    const { about } = ask, [rows, columns] = about.grid, table = await ask.positions(), byPlace = similarityByPlace(table), full = await ask.answer();
+    const centrePatch = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
     return {
-      centre: about.prefix.length + Math.floor(rows / 2) * columns + Math.floor(columns / 2), rows, columns, patches: rows * columns, width: about.width,
-      similarity: byPlace, label: full.label, before: percent(full.probability), kind: KINDS[kindOf(about)],
+      centrePatch, centre: about.prefix.length + centrePatch, rows, columns, patches: rows * columns, width: about.width,
+      table, similarity: byPlace, label: full.label, before: percent(full.probability), kind: KINDS[kindOf(about)],
     };
   },
 
   scenes: [
     {
       state: ({ centre }) => ({ step: "patches", token: centre }),
-      en: "Attention sums over a set of tokens, and a sum does not know the order. Deal out the patches of an image in another order: without positions each gets exactly the same result as before.",
-      zh: "注意力是对一组 token 求和，而求和不管顺序。把图片的图块打乱重排：如果没有位置，每个图块得到的结果和原来完全一样。",
+      en: "Attention sums over a set of tokens, and a sum does not know the order. Put the tokens in another order: without positions each gets exactly the same result as before.",
+      zh: "注意力是对一组 token 求和，而求和不管顺序。把 token 打乱重排：如果没有位置，每个 token 得到的结果和原来完全一样。",
     },
     {
       state: ({ centre }) => ({ step: "positions", token: centre }),
@@ -57,19 +62,21 @@ export const story = {
     {
       facts: ({ about }, { similarity: { near, far } }) => ({ near: decimal(near), far: decimal(far), found: FOUND[near <= far ? "not" : kindOf(about) === "learned" ? "learned" : "computed"] }),
       state: ({ centre }) => ({ step: "positions", token: centre }),
+      figure: map,
       en: "Compare the vectors with each other. Neighbours have a cosine of {near} on average, places half the image or more apart {far}. {found}",
       zh: "把这些向量两两比较。相邻位置的余弦平均是 {near}，相隔半张图以上的是 {far}。{found}",
     },
     {
       facts: (_, { similarity: { row, column, elsewhere } }) => ({ row: decimal(row), column: decimal(column), elsewhere: decimal(elsewhere), cross: CROSS[Math.min(row, column) > elsewhere ? "seen" : "not"] }),
       state: ({ centre }) => ({ step: "positions", token: centre }),
+      figure: map,
       en: "Look for a cross in the map. Places in the same row: cosine {row}. In the same column: {column}. Anywhere else: {elsewhere}. {cross}",
       zh: "找找图里有没有一个十字。同一行的位置：余弦 {row}。同一列：{column}。其他地方：{elsewhere}。{cross}",
     },
     {
       async facts(ask) {
         const full = await ask.answer(), without = await ask.answer({ positions: "removed" }), sure = without.probabilities[full.index];
-        const kind = without.index !== full.index ? "other" : sure < full.probability - 0.1 ? "less" : "same";
+        const kind = without.index !== full.index ? "other" : sure < full.probability - 0.05 ? "less" : "same";
         return { removedLabel: without.label, removed: percent(without.probability), verdict: REMOVED[kind] };
       },
       state: { step: "answer" }, highlight: "answer",

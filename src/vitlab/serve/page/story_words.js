@@ -2,11 +2,12 @@
 
 // "{name} sees {n} patches": every {…} is replaced by that fact. A missing fact is a mistake in the story.
 export function fill(text, facts, language) {
-  return text.replace(/\{(\w+)\}/g, (_, name) => {
+  const filled = text.replace(/\{(\w+)\}/g, (_, name) => {
     const fact = facts[name];
     if (fact === undefined || Number.isNaN(fact)) throw new Error(`no fact "${name}" for: ${text}`);
     return typeof fact === "object" ? fill(fact[language], facts, language) : String(fact);
   });
+  return filled.replace(/(\d) %/g, "$1\u00a0%"); // a line does not begin with %
 }
 
 export const decimal = (value, digits = 2) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−"); // no −0.00
