@@ -25,7 +25,7 @@ export function drawBlock(box) {
 export function forgetBlock() { drawn = null; }
 
 function build(box, b) {
-  const { model } = data, has = stepsInside(model), cells = [["norm1"], ["qkv"], ["scores"], ["softmax"], ["mix"], ["heads"], ["proj", "add1"], ["norm2", "fc1"], ["gelu"], ["fc2", "add2"]];
+  const { model } = data, has = stepsInside(model), cells = [["norm1", "qkv"], ["scores"], ["softmax"], ["mix"], ["heads"], ["proj", "add1"], ["norm2", "fc1"], ["gelu"], ["fc2", "add2"]];
   const hear = { scores: null, weights: null }; // set by the stages that show a sum worked out
   for (const cell of cells) {
     const stages = cell.filter((step) => has.includes(step)).map((step) => stage(step, STAGES[step](b, model, hear)));
@@ -40,7 +40,7 @@ function stage(step, content) {
 }
 
 // A vector of D numbers as heads x d, so that a head's part is one row.
-const vector = (values, name, options = {}) => named(name, values.length, matrix(values, columnsOf(values.length), { name, wide: 208, ...options }));
+const vector = (values, name, options = {}) => named(name, values.length, matrix(values, columnsOf(values.length), { name, wide: 196, ...options }));
 const named = (name, size, node) => el("figure", {}, node, el("figcaption", {}, el("b", { text: name }), ` ${size}`));
 function columnsOf(count) {
   const { head_dim: d, heads } = data.model;
@@ -54,7 +54,7 @@ function columnsOf(count) {
 function grid(values, name, { signed, onpoint, words, scale = null }) {
   const { prefix, grid: [rows, columns] } = data.model, first = prefix.length, top = scale ?? (signed ? scaleOf(values) : highest(values));
   const chosen = state.token >= first ? [state.token - first] : [], choose = (i) => setState({ token: first + i });
-  const whole = matrix(values.subarray(first), columns, { name, signed, scale: top, wide: 200, most: 25, onpoint: (i) => onpoint?.(i === null ? null : first + i), onchoose: choose, words: (i) => words(first + i), chosen });
+  const whole = matrix(values.subarray(first), columns, { name, signed, scale: top, wide: 168, most: 21, onpoint: (i) => onpoint?.(i === null ? null : first + i), onchoose: choose, words: (i) => words(first + i), chosen });
   if (!first) return whole;
   return el("div", { class: "with-prefix" }, matrix(values.subarray(0, first), 1, { name: prefix.join(", "), signed, scale: top, cell: 16, onpoint, onchoose: (i) => setState({ token: i }), words, chosen: state.token < first ? [state.token] : [] }), whole);
 }
@@ -66,7 +66,7 @@ const STAGES = {
   qkv(b, model) {
     const d = model.head_dim, row = (values) => (i) => `${tokenName(Math.floor(i / d))}, ${t("channel", { n: (i % d) + 1 })}: ${number(values[i], 4)}`;
     return [el("p", { class: "quiet", text: chosenHead(model) }), vector(b.q, "q"), el("div", { class: "side" },
-      named("k", `${b.keys.length / d} × ${d}`, matrix(b.keys, d, { name: "k", wide: 98, words: row(b.keys) })), named("v", `${b.values.length / d} × ${d}`, matrix(b.values, d, { name: "v", wide: 98, words: row(b.values) })))];
+      named("k", `${b.keys.length / d} × ${d}`, matrix(b.keys, d, { name: "k", wide: 92, words: row(b.keys) })), named("v", `${b.values.length / d} × ${d}`, matrix(b.values, d, { name: "v", wide: 92, words: row(b.values) })))];
   },
   scores(b, model, hear) {
     const worked = el("div", { class: "worked" }), d = model.head_dim;
@@ -80,7 +80,7 @@ const STAGES = {
     const show = (n) => { sum.textContent = `${tokenName(n)}: exp(${number(b.scores[n])}) / ${number(total)} = ${number(b.weights[n], 4)}`; };
     show(strongest(b.weights, 1)[0]);
     const words = (n) => `${tokenName(n)}: ${percent(b.weights[n])}`;
-    return [grid(b.weights, "A", { signed: false, onpoint: (n) => { if (n !== null) show(n); }, words }), named("A", `1 × ${b.weights.length}`, matrix(b.weights, b.weights.length, { name: "A", signed: false, wide: 208, cell: null, words, onpoint: (n) => { if (n !== null) show(n); } })), sum];
+    return [grid(b.weights, "A", { signed: false, onpoint: (n) => { if (n !== null) show(n); }, words }), named("A", `1 × ${b.weights.length}`, matrix(b.weights, b.weights.length, { name: "A", signed: false, wide: 196, cell: null, words, onpoint: (n) => { if (n !== null) show(n); } })), sum];
   },
   mix(b, model) {
     const d = model.head_dim, best = strongest(b.weights, LARGEST), scale = scaleOf(b.values), rest = 1 - best.reduce((a, n) => a + b.weights[n], 0);
@@ -132,7 +132,7 @@ function product(b, n, d) {
 
 // The activation as a curve, and the numbers before (across) and after it (up) as dots.
 function curve(before, after, model) {
-  const wide = 200, high = 90, low = Math.min(-3, ...before), top = Math.max(3, ...before), across = (v) => ((v - low) / (top - low)) * wide, up = (v) => high - 8 - ((v + 0.3) / (top + 0.3)) * (high - 14);
+  const wide = 196, high = 90, low = Math.min(-3, ...before), top = Math.max(3, ...before), across = (v) => ((v - low) / (top - low)) * wide, up = (v) => high - 8 - ((v + 0.3) / (top + 0.3)) * (high - 14);
   const figure = svg("svg", { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, role: "img", "aria-label": `${activation(model)}(a)` });
   figure.append(svg("line", { class: "axis", x1: 0, x2: wide, y1: up(0), y2: up(0) }), svg("line", { class: "axis", x1: across(0), x2: across(0), y1: 0, y2: high }));
   const step = Math.max(1, Math.floor(before.length / 400));

@@ -19,9 +19,9 @@ export function scaleOf(values) {
 }
 
 // name: for screen readers; words(i): text of cell i; chosen: cells with a frame; onpoint(i): the pointer is on cell i, null: gone.
-export function matrix(values, columns, { name, signed = true, scale = null, words = null, onpoint = null, onchoose = null, chosen = [], wide = 200, cell = null, most = 26 } = {}) {
+export function matrix(values, columns, { name, signed = true, scale = null, words = null, onpoint = null, onchoose = null, chosen = [], wide = 196, cell = null, most = 26 } = {}) {
   const rows = Math.ceil(values.length / columns), top = scale ?? scaleOf(values);
-  const side = cell ?? Math.max(1, Math.min(most, Math.floor(wide / columns))), high = rows * side > 230 ? 230 / rows : side;
+  const side = cell ?? Math.max(1, Math.min(most, Math.floor(wide / columns))), high = rows * side > 170 ? 170 / rows : side;
   const canvas = el("canvas", { class: "matrix", width: columns, height: rows, tabindex: 0, role: "application", "aria-roledescription": "matrix", "aria-label": `${name}, ${rows} × ${columns}` });
   canvas.style.width = `${Math.min(columns * side, wide)}px`;
   canvas.style.height = `${Math.max(rows * high, 6)}px`;

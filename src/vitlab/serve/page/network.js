@@ -10,11 +10,11 @@ import { isDropped } from "./knobs.js";
 import { drawBlock } from "./block.js";
 import { t } from "./text.js";
 
-const HEIGHT = 400, SHOWN_RIBBONS = 40; // those of the largest weights; more cannot be told apart
+const RIBBONS = 74, PATCHES = 22, STRIP = 12, FAN = 64, SHOWN_RIBBONS = 40; // pixels; ribbons of the largest weights, more cannot be told apart
 const box = document.getElementById("network");
-let parts = null, colours = [], motion = 1; // motion: how far the active step has been drawn, 0 to 1
+let parts = null, colours = [], motion = 1, high = 400, flowWide = 84; // motion: how far the active step has been drawn, 0 to 1
 
-const heightOf = (token) => ((token + 0.5) / tokens()) * HEIGHT;
+const heightOf = (token) => ((token + 0.5) / tokens()) * high;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colourOf = (token) => (token < data.model.prefix.length ? [230, 160, 0] : colours[token - data.model.prefix.length]);
 const rgba = ([r, g, b], alpha) => `rgba(${r},${g},${b},${alpha})`;
@@ -24,27 +24,31 @@ export function buildNetwork() {
   parts = null;
   if (!data.look) return;
   if (!isPlain()) { box.append(el("p", { class: "card", text: t("noplain", { model: data.model.name }) })); return; }
-  const { model, look } = data;
+  const { model, look } = data, main = document.getElementById("main"), phone = main.clientWidth < 736;
   colours = patchColours(look.view, model.grid);
+  const free = main.clientWidth - 556 - RIBBONS - PATCHES - FAN - 50 * (stepsBefore(model).length - 2); // beside photo, answer and what stands before the blocks
+  flowWide = phone ? 76 : Math.round(Math.min(Math.max(free / model.depth - 24, 50), 120));
+  const thumbHigh = (flowWide * look.sharp.height) / look.sharp.width;
+  high = phone ? 320 : Math.round(Math.min(Math.max(main.clientHeight - thumbHigh - 140, 320), 620));
   parts = { blocks: [], strips: {}, buttons: {} };
   const before = stepsBefore(model).slice(2), shortcut = (step) => { parts.buttons[step] = stepButton(step); return parts.buttons[step]; };
-  parts.ribbons = canvas(120, t("ribbons"));
-  parts.patches = canvas(22, t("patch_strip"));
+  parts.ribbons = canvas(RIBBONS, t("ribbons"));
+  parts.patches = canvas(PATCHES, t("patch_strip"));
   clickable(parts.patches);
   parts.buttons.patches = stepButton("patches", t("short_patches"));
   box.append(column("ribbons", parts.buttons.patches, el("div", { class: "pair" }, parts.ribbons, parts.patches)));
   for (const step of before) box.append(column("adder", shortcut(step), strip(step)));
   for (let layer = 0; layer < model.depth; layer++) box.append(blockColumn(layer));
-  parts.fan = canvas(70, t("fan"));
+  parts.fan = canvas(FAN, t("fan"));
   const after = stepsAfter(model);
-  box.append(column("fan", el("div", { class: "stack" }, ...after.map(shortcut)), parts.fan));
+  box.append(column("fan", "", parts.fan, el("div", { class: "stack" }, ...after.map(shortcut))));
   drawNetwork();
 }
 
 function canvas(width, name) {
-  const ratio = Math.min(devicePixelRatio || 1, 2), node = el("canvas", { width: width * ratio, height: HEIGHT * ratio, role: "img", "aria-label": name });
+  const ratio = Math.min(devicePixelRatio || 1, 2), node = el("canvas", { width: width * ratio, height: high * ratio, role: "img", "aria-label": name });
   node.style.width = `${width}px`;
-  node.style.height = `${HEIGHT}px`;
+  node.style.height = `${high}px`;
   node.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
   return node;
 }
@@ -53,7 +57,7 @@ const column = (kind, head, ...rest) => el("div", { class: `column ${kind}` }, e
 const stepButton = (step, text = t(`short_${step}`)) => el("button", { type: "button", class: "step", "data-step": step, text, onclick: () => setState({ step }) });
 
 function strip(step) {
-  parts.strips[step] = canvas(12, t("strip"));
+  parts.strips[step] = canvas(STRIP, t("strip"));
   clickable(parts.strips[step]);
   return parts.strips[step];
 }
@@ -67,7 +71,8 @@ function clickable(node) {
 
 function blockColumn(layer) {
   const head = el("button", { type: "button", class: "step", "data-layer": layer, "aria-expanded": "false", onclick: () => setState({ layer, step: state.layer === layer && isInside(data.model, state.step) ? "block" : stepsInside(data.model)[0] }) });
-  const flow = canvas(84, t("flow", { layer: layer + 1 })), thumb = el("canvas", { class: "thumb", width: 168, height: Math.round((168 * data.look.sharp.height) / data.look.sharp.width), role: "img", "aria-label": t("thumb", { layer: layer + 1 }) });
+  const flow = canvas(flowWide, t("flow", { layer: layer + 1 })), thumb = el("canvas", { class: "thumb", width: 2 * flowWide, height: Math.round((2 * flowWide * data.look.sharp.height) / data.look.sharp.width), role: "img", "aria-label": t("thumb", { layer: layer + 1 }) });
+  thumb.style.width = `${flowWide}px`;
   flow.addEventListener("click", () => setState({ layer, step: stepsInside(data.model)[0] }));
   thumb.addEventListener("click", () => setState({ layer, step: stepsInside(data.model)[0] }));
   const lens = el("p", { class: "lens" }), inside = el("div", { class: "inside" });
@@ -88,24 +93,24 @@ export function drawNetwork() {
 
 // From where a patch stands in the photo (its row) to its place in the list.
 function drawRibbons() {
-  const pen = fresh(parts.ribbons, 120), [rows, columns] = data.model.grid, first = data.model.prefix.length, all = patches(), photo = Math.min(HEIGHT, (260 * data.look.sharp.height) / data.look.sharp.width);
-  const shown = state.step === "patches" ? motion : 1, thick = Math.max(HEIGHT / tokens(), 0.6);
+  const pen = fresh(parts.ribbons, RIBBONS), [rows, columns] = data.model.grid, first = data.model.prefix.length, all = patches(), photo = document.getElementById("photo").clientHeight;
+  const shown = state.step === "patches" ? motion : 1, thick = Math.max(high / tokens(), 0.6);
   const curve = (patch) => {
     const row = Math.floor(patch / columns), from = ((row + (patch % columns + 0.5) / columns * 0.9 + 0.05) / rows) * photo, to = heightOf(first + patch);
-    ribbon(pen, 0, from, 120 * shown, from + (to - from) * shown);
+    ribbon(pen, 0, from, RIBBONS * shown, from + (to - from) * shown);
   };
   const step = Math.max(1, Math.floor(all / 400));
   for (let patch = 0; patch < all; patch += step) { pen.strokeStyle = rgba(colours[patch], 0.5); pen.lineWidth = thick * step * 0.8; curve(patch); }
-  if (state.token !== null && state.token >= first) { pen.strokeStyle = css("--chosen"); pen.lineWidth = Math.max(thick, 2.5); curve(state.token - first); }
+  if (state.token !== null && state.token >= first) { pen.strokeStyle = css("--chosen"); pen.lineWidth = Math.min(Math.max(thick, 2.5), 4); curve(state.token - first); }
 }
 
 function drawPatches() {
-  const pen = fresh(parts.patches, 22), { view } = data.look, [rows, columns] = data.model.grid, first = data.model.prefix.length, high = HEIGHT / tokens();
+  const pen = fresh(parts.patches, PATCHES), { view } = data.look, [rows, columns] = data.model.grid, first = data.model.prefix.length, pitch = high / tokens();
   pen.imageSmoothingEnabled = false;
-  for (let i = 0; i < first; i++) { pen.fillStyle = rgba([230, 160, 0], 1); pen.fillRect(2, heightOf(i) - Math.max(high, 3) / 2, 18, Math.max(high, 3) * 0.9); }
-  const wide = view.width / columns, tall = view.height / rows, gap = high > 4 ? 1 : 0;
-  for (let patch = 0; patch < patches(); patch++) pen.drawImage(view, (patch % columns) * wide, Math.floor(patch / columns) * tall, wide, tall, 2, heightOf(first + patch) - high / 2, 18, high - gap);
-  outline(pen, 22);
+  for (let i = 0; i < first; i++) { pen.fillStyle = rgba([230, 160, 0], 1); pen.fillRect(2, heightOf(i) - Math.max(pitch, 3) / 2, 18, Math.max(pitch, 3) * 0.9); }
+  const wide = view.width / columns, tall = view.height / rows, gap = pitch > 4 ? 1 : 0;
+  for (let patch = 0; patch < patches(); patch++) pen.drawImage(view, (patch % columns) * wide, Math.floor(patch / columns) * tall, wide, tall, 2, heightOf(first + patch) - pitch / 2, 18, pitch - gap);
+  outline(pen, PATCHES);
 }
 
 // Strips of tokens, as bright as they are long.
@@ -113,11 +118,11 @@ function drawLengths() {
   const pass = data.now ?? data.base;
   if (!pass?.lengths) return;
   for (const [step, node] of Object.entries(parts.strips)) {
-    const all = pass.lengths[step === "embed" ? "patch_embed" : step], pen = fresh(node, 12);
+    const all = pass.lengths[step === "embed" ? "patch_embed" : step], pen = fresh(node, STRIP);
     if (!all) continue;
-    const missing = tokens() - all.length, high = HEIGHT / tokens(), low = lowest(all), top = highest(all);
-    all.forEach((length, i) => { pen.fillStyle = rgba(heatColour(0.12 + 0.8 * (top > low ? (length - low) / (top - low) : 0.5)), 1); pen.fillRect(1, heightOf(i + missing) - high / 2, 10, Math.max(high - (high > 3 ? 0.7 : 0), 0.5)); });
-    outline(pen, 12);
+    const missing = tokens() - all.length, pitch = high / tokens(), low = lowest(all), top = highest(all);
+    all.forEach((length, i) => { pen.fillStyle = rgba(heatColour(0.12 + 0.8 * (top > low ? (length - low) / (top - low) : 0.5)), 1); pen.fillRect(1, heightOf(i + missing) - pitch / 2, 10, Math.max(pitch - (pitch > 3 ? 0.7 : 0), 0.5)); });
+    outline(pen, STRIP);
     const at = state.token === null ? undefined : all[state.token - missing];
     node.title = t("length_range", { low: number(low, 2), high: number(top, 2), here: at === undefined ? "–" : number(at, 2) });
   }
@@ -125,10 +130,10 @@ function drawLengths() {
 
 function outline(pen, width) {
   if (state.token === null) return;
-  const high = Math.max(HEIGHT / tokens(), 4);
+  const tall = Math.max(high / tokens(), 4);
   pen.strokeStyle = css("--chosen");
   pen.lineWidth = 2;
-  pen.strokeRect(1, heightOf(state.token) - high / 2, width - 2, high);
+  pen.strokeRect(1, heightOf(state.token) - tall / 2, width - 2, tall);
 }
 
 // What flows into the chosen token in this block: a ribbon from each token it looks at, as thick as its weight.
@@ -141,7 +146,7 @@ function drawLayer(layer) {
   inside.hidden = !open;
   if (open) drawBlock(inside); else clear(inside);
   if (open || !row) return;
-  drawFlow(layer, fresh(flow, 84), row);
+  drawFlow(layer, fresh(flow, flowWide), row);
   heat(thumb, data.look.sharp, data.model.grid, row.subarray(data.model.prefix.length));
   const pass = data.now ?? data.base, depth = pass.by_depth?.[layer];
   if (depth) { const first = strongest(depth, 1)[0]; lens.textContent = `${data.model.labels[first]} ${percent(depth[first])}`; lens.title = t("lens"); }
@@ -151,38 +156,38 @@ function drawLayer(layer) {
 function drawFlow(layer, pen, row) {
   const active = state.step === "block" && state.layer === layer, share = active ? motion : 1, to = heightOf(state.token), most = highest(row), faint = Math.max(1, Math.floor(tokens() / 64));
   pen.lineWidth = 0.7;
-  for (let i = 0; i < tokens(); i += faint) { pen.strokeStyle = rgba(colourOf(i), 0.3); pen.beginPath(); pen.moveTo(0, heightOf(i)); pen.lineTo(84, heightOf(i)); pen.stroke(); }
+  for (let i = 0; i < tokens(); i += faint) { pen.strokeStyle = rgba(colourOf(i), 0.3); pen.beginPath(); pen.moveTo(0, heightOf(i)); pen.lineTo(flowWide, heightOf(i)); pen.stroke(); }
   for (const i of strongest(row, SHOWN_RIBBONS)) {
     const weight = row[i] / most;
     if (weight < 0.03) continue;
     pen.strokeStyle = rgba(colourOf(i), 0.25 + 0.65 * weight);
     pen.lineWidth = 0.6 + 7 * weight;
-    ribbon(pen, 0, heightOf(i), 70 * share, heightOf(i) + (to - heightOf(i)) * share);
+    ribbon(pen, 0, heightOf(i), (flowWide - 14) * share, heightOf(i) + (to - heightOf(i)) * share);
   }
   pen.strokeStyle = css("--chosen");
   pen.lineWidth = 2.5;
   pen.beginPath();
   pen.moveTo(0, to);
-  pen.lineTo(84 * (active ? share : 1), to);
+  pen.lineTo(flowWide * (active ? share : 1), to);
   pen.stroke();
   pen.fillStyle = css("--chosen");
   pen.beginPath();
-  pen.arc(active ? 84 * share : 70, to, active ? 6 : 4.5, 0, 7);
+  pen.arc(active ? (flowWide - 6) * share : flowWide - 14, to, active ? 6 : 4.5, 0, 7);
   pen.fill();
 }
 
 // What the head reads: one token, or all patches.
 function drawFan() {
-  const { reads, prefix } = data.model, pen = fresh(parts.fan, 70), middle = HEIGHT / 2, share = stepsAfter(data.model).includes(state.step) ? motion : 1;
+  const { reads, prefix } = data.model, pen = fresh(parts.fan, FAN), middle = high / 2, share = stepsAfter(data.model).includes(state.step) ? motion : 1;
   const read = reads === null ? Array.from({ length: patches() }, (_, i) => prefix.length + i) : [reads], step = Math.max(1, Math.floor(read.length / 128));
   for (let i = 0; i < read.length; i += step) {
     pen.strokeStyle = reads === null ? rgba(colourOf(read[i]), 0.45) : rgba([230, 160, 0], 0.9);
     pen.lineWidth = reads === null ? 1.2 : 5;
-    ribbon(pen, 0, heightOf(read[i]), 60 * share, heightOf(read[i]) + (middle - heightOf(read[i])) * share);
+    ribbon(pen, 0, heightOf(read[i]), (FAN - 10) * share, heightOf(read[i]) + (middle - heightOf(read[i])) * share);
   }
   pen.fillStyle = css("--accent");
   pen.beginPath();
-  pen.arc(60, middle, 7, 0, 7);
+  pen.arc(FAN - 10, middle, 7, 0, 7);
   pen.fill();
   parts.fan.title = t(reads === null ? "reads_mean" : "reads_token", { token: reads === null ? "" : tokenName(reads) });
 }
@@ -197,7 +202,7 @@ function ribbon(pen, x0, y0, x1, y1) {
 
 function fresh(node, width) {
   const pen = node.getContext("2d");
-  pen.clearRect(0, 0, width, HEIGHT);
+  pen.clearRect(0, 0, width, high);
   return pen;
 }
 
@@ -207,11 +212,17 @@ function markStep() {
 }
 const mark = (button, here) => (here ? button.setAttribute("aria-current", "step") : button.removeAttribute("aria-current"));
 
-// The part that the active step belongs to, for scrolling to it.
-export function activePart() {
-  if (!parts) return null;
-  if (isInside(data.model, state.step)) return box.querySelector(`.stage[data-step="${state.step}"]`) ?? parts.blocks[state.layer].node;
-  return state.step === "block" ? parts.blocks[state.layer].node : parts.buttons[state.step] ?? null;
+// Scrolls to the part that the active step belongs to.
+export function reveal(behavior) {
+  if (!parts) return;
+  const main = document.getElementById("main"), inside = isInside(data.model, state.step), column = parts.blocks[state.layer];
+  const part = inside ? box.querySelector(`.stage[data-step="${state.step}"]`) ?? column.node : state.step === "block" ? column.node : parts.buttons[state.step];
+  if (main.scrollHeight <= main.clientHeight && main.scrollWidth <= main.clientWidth) { if (innerWidth < 736) part?.scrollIntoView({ block: "nearest", inline: "nearest", behavior }); return; }
+  if (!part) { main.scrollTo({ left: 0, top: 0, behavior }); return; }
+  const frame = main.getBoundingClientRect(), area = part.getBoundingClientRect(), across = (inside ? column.inside : part).getBoundingClientRect();
+  const left = frame.left + 298, right = frame.right - 256, wide = across.width > right - left || inside; // between photo and answer
+  const dx = wide || across.left < left ? across.left - left : Math.max(across.right - right, 0), dy = area.top < frame.top + 8 || area.height > frame.height ? area.top - frame.top - 8 : Math.max(area.bottom - frame.bottom + 8, 0);
+  main.scrollTo({ left: main.scrollLeft + dx, top: main.scrollTop + dy, behavior });
 }
 
 // One frame of the active step; share runs from 0 to 1.
@@ -219,6 +230,6 @@ export function moveTo(share) {
   motion = share;
   if (!parts || !data.look) return;
   if (state.step === "patches") drawRibbons();
-  else if (state.step === "block") { const row = attentionRow(state.layer); if (row) drawFlow(state.layer, fresh(parts.blocks[state.layer].flow, 84), row); }
+  else if (state.step === "block") { const row = attentionRow(state.layer); if (row) drawFlow(state.layer, fresh(parts.blocks[state.layer].flow, flowWide), row); }
   else if (stepsAfter(data.model).includes(state.step)) drawFan();
 }

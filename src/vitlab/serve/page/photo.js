@@ -2,7 +2,7 @@
 import { source } from "./source.js";
 import { clear, el, highest, number, percent } from "./draw.js";
 import { brightest, frame, heat, MANY, neighbour, paint, patchAt } from "./heat.js";
-import { changeEdit, setState, state } from "./state.js";
+import { changeEdit, isEdited, setState, state } from "./state.js";
 import { data, heatMethod, isPlain } from "./data.js";
 import { isInside } from "./steps.js";
 import { orElse, t } from "./text.js";
@@ -45,6 +45,7 @@ export function drawPhoto() {
     const { method, shape, data: values, number: which } = data.heat, { signed, by_class: byClass, title } = model.methods.find((one) => one.name === method), most = signed ? highest(values.map(Math.abs)) : null;
     heat(canvas, look.sharp, shape, values, signed ? { least: -most, most } : { least: Math.min(...values) });
     note.textContent = byClass ? t("heat_class", { method: orElse(`m_${method}`, title), label: model.labels[which] }) : t("heat_plain", { method: orElse(`m_${method}`, title) });
+    if (isEdited()) note.textContent += ` ${t("heat_unedited")}`;
   } else paint(canvas, look.sharp);
   if (!isPlain()) return;
   drawMask();

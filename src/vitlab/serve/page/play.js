@@ -1,6 +1,6 @@
 // Playing: the active step is drawn from its beginning to its end, then comes the next.
 import { data, isPlain } from "./data.js";
-import { activePart, moveTo } from "./network.js";
+import { moveTo, reveal } from "./network.js";
 import { setState, state, subscribe } from "./state.js";
 import { isInside, next, previous, stepsBefore } from "./steps.js";
 import { t } from "./text.js";
@@ -58,7 +58,7 @@ subscribe((_, changed) => {
   if (!changed.has("step") && !changed.has("layer")) return;
   began = performance.now();
   run();
-  requestAnimationFrame(() => activePart()?.scrollIntoView({ block: "nearest", inline: "center", behavior: still.matches ? "auto" : "smooth" }));
+  requestAnimationFrame(() => reveal(still.matches ? "auto" : "smooth"));
 });
 button.addEventListener("click", () => play());
 document.getElementById("back").addEventListener("click", () => { play(false); step(false); });

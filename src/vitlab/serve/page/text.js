@@ -30,6 +30,7 @@ const WORDS = {
   m_attention: ["attention of the chosen token", "所选 token 的注意力"], m_rollout: ["rollout over all layers", "所有层的 rollout"], m_relevance: ["relevance", "相关性"], m_grad_cam: ["Grad-CAM", "Grad-CAM"], m_gradient_x_input: ["gradient × input", "梯度 × 输入"], m_none: ["nothing", "不显示"],
   heat_class: ["Bright: what speaks for “{label}” ({method}).", "越亮越支持“{label}”（{method}）。"],
   heat_plain: ["Bright: what reaches the answer most ({method}).", "越亮，对结果的影响越大（{method}）。"],
+  heat_unedited: ["This map is of the pass without your changes.", "这张图来自未作改动的计算。"],
   looks: ["{token} in block {layer}, head {head}: {share} of its attention goes to patches, most to {most}.", "{token}，第 {layer} 个 block 的第 {head} 个头：{share} 的注意力落在图块上，最多的是{most}。"],
   percentile: ["Brightest: the 99th percentile, {n}.", "最亮处为第 99 百分位：{n}。"],
   patch_at: ["patch in row {r}, column {c}", "第 {r} 行第 {c} 列的图块"],
