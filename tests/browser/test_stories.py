@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import socket
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
+from PIL import Image
 from typer.main import get_command
 
 import vitlab
 from vitlab.cli.main import app
 from vitlab.explain.distance import attention_statistics
+from vitlab.explain.inputs import as_batch
 from vitlab.explain.weights import position_similarity
+from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluating
 from vitlab.serve.app import create_app
@@ -81,7 +85,8 @@ MEASURES = """async ([attention, shape, similarity, grid]) => {
   const about = (reads) => ({ grid, prefix: ["class", "register"], reads });
   return {
     token: [...m.readerRow(A, about(1))], mean: [...m.readerRow(A, about(null))], row: [...m.headRow(A, 2, 5)],
-    distances: m.meanDistances(A, about(null)), even: m.evenDistance(grid), spreads: m.spreads(A), habits: m.habits(A, about(null)),
+    distances: m.meanDistances(A, about(null)), even: m.evenDistance(grid), spreads: m.spreads(A),
+    habits: m.habits(A, about(null)),
     places: m.similarityByPlace({ data: Float32Array.from(similarity), shape: [...grid, ...grid] }),
     overlap: m.overlap(m.headRow(A, 0, 3), m.headRow(A, 1, 3)), cosine: m.cosine([1, 2, 3], [-2, 0.5, 4]),
     settled: [[[1, 0], [0, 1], [0, 1]], [[0, 1], [0, 1]], [[0, 1], [1, 0], [0, 1]]].map(m.settledAt),
@@ -141,7 +146,8 @@ WORDS = """async () => {
   try { w.fill("{nothing}", facts, "en"); } catch (error) { missing = error.message; }
   return {
     filled: ["en", "zh"].map((language) => w.fill("{who}: {n}", facts, language)), missing,
-    decimals: [w.decimal(-0.2), w.decimal(-0.001), w.decimal(2.345, 1)], place: w.place(13, [3, 5]), seconds: [w.readingSeconds("one two three", "en"), w.readingSeconds("两个 token。", "zh")],
+    decimals: [w.decimal(-0.2), w.decimal(-0.001), w.decimal(2.345, 1)], place: w.place(13, [3, 5]),
+    seconds: [w.readingSeconds("one two three", "en"), w.readingSeconds("两个 token。", "zh")],
   };
 }"""
 
@@ -156,7 +162,9 @@ def test_texts_are_filled_with_facts_and_a_missing_fact_is_an_error(browser, sit
 
 
 def test_commands_of_the_stories_are_read_by_the_program():
-    found = {path.stem: re.findall(r'^  start: "(.+)",$', path.read_text("utf-8"), re.M) for path in FILES.glob("story_*.js")}
+    found = {
+        path.stem: re.findall(r'^  start: "(.+)",$', path.read_text("utf-8"), re.M) for path in FILES.glob("story_*.js")
+    }
     commands = [command for listed in found.values() for command in listed]
     assert len(commands) == len(STORIES)
     for command in commands:
@@ -230,7 +238,146 @@ def test_every_story_plays_to_its_end(page, locale):
         chinese = [len(re.findall(r"[\u4e00-\u9fff]", text)) for text in texts]
         for text, count in zip(texts, chinese, strict=True):
             assert not re.search(r"[{}]|undefined|NaN|null|\[object", text), text
-            assert count > len(text) / 4 if locale == "zh-CN" else count == 0 or "大熊猫" in text, text
+            assert count > 10 if locale == "zh-CN" else count == 0 or "大熊猫" in text, text
         words = sum(chinese) if locale == "zh-CN" else sum(len(text.split()) for text in texts)
-        assert (300 if locale == "zh-CN" else 200) < words < (750 if locale == "zh-CN" else 400)  # about two minutes
+        assert 200 < words < (650 if locale == "zh-CN" else 350)  # about two minutes
         tab.click("[data-do=all]")
+
+
+@pytest.fixture(scope="module")
+def cat(site):
+    """The model of the first stories, and the page's first image as it sees it."""
+    model = site[1]["small"].eval()
+    return model, as_batch(model, Image.open(io.BytesIO(page_samples()["cat"].read()))).images
+
+
+def probabilities(model, x, edit: Edit | None = None) -> np.ndarray:
+    with evaluating(model):
+        return model(x, edit=edit)[0].softmax(-1).numpy()
+
+
+def test_what_the_patch_story_says_is_what_python_computes(page, cat):
+    model, x = cat
+    trace = Trace("attention", layers=[-1])
+    with evaluating(model):
+        model(x, trace=trace)
+    patch = int(trace["attention", -1][0, :, 0, 1:].mean(0).argmax())
+    full, without = probabilities(model, x), probabilities(model, x, Edit().mask_patches([patch]))
+    best = int(full.argmax())
+    tab = page()
+    tab.click("#stories")
+    begin(tab, "patch")
+    texts = play_through(tab)
+    assert f"We follow the one in row {patch // 8 + 1}, column {patch % 8 + 1}." in texts[1]
+    label = model.labels[best]
+    assert f"the answer is {label}, {100 * full[best]:.1f} %." in texts[-1]
+    assert f"{label} gets {100 * without[best]:.1f} %." in texts[-1]
+    assert tab.inner_text("#unedited").endswith(
+        f"{label}: {100 * full[best]:.1f} %."
+    )  # the picture shows the same pass
+
+
+def test_what_the_stories_of_heads_and_positions_say_is_what_python_computes(page, cat):
+    model, x = cat
+    tab = page()
+    tab.click("#stories")
+    begin(tab, "heads")
+    following_scene(tab)
+    following_scene(tab)
+    distance = attention_statistics(model, x).distance / model.config.patch_size
+    found = re.findall(r"[Hh]ead (\d) of block (\d): (\d+\.\d)", scene_text(tab))
+    for (head, block, value), place in zip(found, (distance.argmin(), distance.argmax()), strict=True):
+        assert (int(block) - 1) * 2 + int(head) - 1 == int(place)
+        assert float(value) == pytest.approx(float(distance.flatten()[place]), abs=0.051)
+    tab.click("[data-do=all]")
+    begin(tab, "positions")
+    texts = play_through(tab)
+    similarity = position_similarity(model).numpy()
+    pairs = [(a, b) for a in np.ndindex(6, 8) for b in np.ndindex(6, 8) if abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1]
+    near = float(np.mean([similarity[a + b] for a, b in pairs]))
+    assert f"Neighbours have a cosine of {near:.2f}".replace("-", "−") in texts[2]
+    removed = probabilities(model, x, Edit.from_json({"positions": "removed"}))
+    assert f"{model.labels[removed.argmax()]}, {100 * removed.max():.1f} %." in texts[4]
+    shuffled = probabilities(model, x, Edit.from_json({"positions": "shuffled", "seed": 0}))
+    assert f"{model.labels[shuffled.argmax()]}, {100 * shuffled.max():.1f} %." in texts[5]
+
+
+def test_keys_lead_through_a_story_and_leaving_it_undoes_its_edits(page):
+    tab = page()
+    tab.evaluate("vitlab.setState({ edit: { temperature: 2 } })")
+    current = lambda: int(tab.get_attribute(".story-dots [aria-current]", "aria-label").split()[1])
+    at = lambda n: tab.wait_for_selector(f".story-dots [aria-current][aria-label^='Scene {n} ']")
+    tab.focus("#stories")
+    tab.keyboard.press("Enter")
+    for _ in range(4):  # the close button, then the first three stories
+        tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.dataset.story") == "positions"
+    tab.keyboard.press("Enter")
+    at(1)
+    tab.keyboard.press("ArrowRight")
+    at(2)
+    tab.keyboard.press("ArrowLeft")
+    at(1)
+    tab.keyboard.press("End")
+    at(8)
+    tab.keyboard.press("Home")
+    at(1)
+    for n in range(2, 7):
+        tab.keyboard.press("ArrowRight")
+        at(n)
+    assert current() == 6
+    assert tab.evaluate("vitlab.state.edit") == {"positions": "shuffled", "seed": 0}
+    tab.keyboard.press("Escape")
+    assert tab.is_hidden("#story")
+    assert tab.evaluate("document.activeElement.id") == "stories"
+    assert tab.evaluate("vitlab.state.edit") == {"temperature": 2}
+
+
+def test_a_story_plays_by_itself_and_stops_at_its_end(page):
+    tab = page(reduced_motion="reduce")
+    tab.clock.install()
+    tab.click("#stories")
+    begin(tab, "clip")
+    tab.keyboard.press("p")
+    assert tab.inner_text("[data-do=play]") == "Pause"
+    scenes, answers = [1], 0
+    for _ in range(120):  # of 2 s each: far more than the story takes
+        tab.clock.run_for(2000)
+        scene = int(tab.get_attribute(".story-dots [aria-current]", "aria-label").split()[1])
+        scenes += [scene] * (scene != scenes[-1])
+        answers += tab.locator(".story-text p").count() == 2
+        if tab.inner_text("[data-do=play]") == "Play":
+            break
+    assert scenes == list(range(1, 9))
+    assert answers > 0  # the question's answer came by itself
+    tab.click("[data-do=panel]")
+    assert tab.is_visible("#sentences")
+    assert tab.is_hidden("#story")
+
+
+def test_a_story_goes_on_with_another_image(page):
+    tab = page()
+    tab.click("#stories")
+    begin(tab, "patch")
+    following_scene(tab)
+    before = scene_text(tab)
+    tab.click("[data-sample=flower]")
+    tab.wait_for_function("(before) => document.querySelector('.story-text').innerText !== before", arg=before)
+    tab.wait_for_selector(".story-dots [aria-current][aria-label^='Scene 2 ']")
+
+
+def test_stories_without_their_model_say_what_to_start(browser, site):
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.route(
+        "**/page/models", lambda route: route.fulfill(json=[m for m in route.fetch().json() if m["name"] == "small"])
+    )
+    tab.goto(site[0])
+    tab.wait_for_selector("#verdict")
+    tab.click("#stories")
+    missing = [one.get_attribute("data-story") for one in tab.locator(".story-choice:disabled").all()]
+    assert missing == ["mae", "dino", "clip"]
+    assert tab.locator(".story-list code").all_inner_texts() == [
+        f"vitlab serve bundled:vit bundled:{name}" for name in missing
+    ]
+    context.close()

@@ -55,8 +55,11 @@ export function heatMethod() {
 }
 
 // A new image or model: nothing of the old one stays.
-export async function openLook() {
+export function forgetLook() {
   for (const name of ["look", "base", "now", "rows", "block", "heat", "walk"]) { data[name] = null; turns[name] = (turns[name] ?? 0) + 1; }
+}
+
+export async function openLook() {
   const look = await load("look", () => source.open(data.model.name, data.image));
   if (!look) return;
   const base = await load("base", () => (isPlain() ? source.forward(look, {}) : offers("predict") ? source.predict(look) : {}));
