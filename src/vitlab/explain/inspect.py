@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.checkpoints.load import ModelOrName
+from vitlab.explain.flops import flop_counter
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.positions import LearnedPositions
@@ -235,7 +235,7 @@ def inspect(
         model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(input_shape)
         used = _ParametersRead(model)
-        flops = FlopCounterMode(display=False)
+        flops = flop_counter()
         last = 0
 
         def counted() -> tuple[int, list[str]]:

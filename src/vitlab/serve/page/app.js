@@ -4,7 +4,7 @@ import { Refused } from "./net.js";
 import { language, orElse, switchLanguage, t } from "./text.js";
 import { clear, el } from "./draw.js";
 import { readUrl, setState, state, subscribe } from "./state.js";
-import { data, forgetLook, isPlain, onData, onError, openLook, refresh } from "./data.js";
+import { closeLook, data, isPlain, onData, onError, openLook, refresh } from "./data.js";
 import { drawHeatChoice, drawPhoto, setMask } from "./photo.js";
 import { buildNetwork, drawNetwork, reveal } from "./network.js";
 import { forgetBlock } from "./block.js";
@@ -75,7 +75,7 @@ async function openImage() {
 }
 
 async function openModel() {
-  forgetLook(); // before the new model: nobody draws the old one's numbers with it
+  closeLook();
   data.model = data.models.find((one) => one.name === state.model);
   $("status").textContent = t("working");
   $("main").setAttribute("aria-busy", "true");

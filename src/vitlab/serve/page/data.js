@@ -54,8 +54,8 @@ export function heatMethod() {
   return ["relevance", "grad_cam", "rollout"].find((name) => known.includes(name)) ?? null;
 }
 
-// A new image or model: nothing of the old one stays.
-export function forgetLook() {
+// Before a new image or model: nothing of the old one stays.
+export function closeLook() {
   for (const name of ["look", "base", "now", "rows", "block", "heat", "walk"]) { data[name] = null; turns[name] = (turns[name] ?? 0) + 1; }
 }
 

@@ -1,5 +1,5 @@
 // Every word of the page, in English and Chinese.
-const WORDS = {
+export const WORDS = {
   title: ["inside a Vision Transformer", "走进 Vision Transformer 内部"],
   skip: ["Skip to the picture", "跳到正文"],
   language: ["中文", "English"],
