@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from typer.main import get_command
 
@@ -353,6 +354,16 @@ def test_a_story_plays_by_itself_and_stops_at_its_end(page):
     tab.click("[data-do=panel]")
     assert tab.is_visible("#sentences")
     assert tab.is_hidden("#story")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_card_has_no_serious_findings_of_axe(page, theme):
+    tab = page(width=375 if theme == "dark" else 1280, color_scheme=theme, bypass_csp=True)
+    tab.click("#stories")
+    found = Axe().run(tab, context="#story").response["violations"]
+    begin(tab, "mae")
+    found += Axe().run(tab, context="#story").response["violations"]
+    assert [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")] == []
 
 
 def test_a_story_goes_on_with_another_image(page):

@@ -118,6 +118,7 @@ subscribe((_, changed) => {
   if (changed.has("model")) { openModel(); return; }
   if (changed.has("layer")) $("layer").value = state.layer;
   if (changed.has("head")) $("head").value = state.head;
+  if (changed.has("heat")) $("heat-choice").value = state.heat ?? "";
   refresh(changed);
   drawKnobs();
   drawPhoto();

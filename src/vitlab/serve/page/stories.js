@@ -52,7 +52,7 @@ const PAUSE_SECONDS = 1.5; // after a text
 // The image in this model, as soon as the page has it.
 function lookOf(model) {
   if (data.look?.model === model) return Promise.resolve(data.look);
-  setState({ model });
+  setState({ model, token: null });
   return new Promise((resolve) => { const stop = onData((name) => { if (name === "look" && data.look?.model === model) { stop(); resolve(data.look); } }); });
 }
 
@@ -63,16 +63,17 @@ const spoken = () => (language() === "en" ? "en" : "zh");
 export function storyCard(box, complain) {
   let now = null; // the story that is told: { story, ask, facts, scene, more: facts of the scene, revealed, playing, edit: as it was before }
   let parts = null; // the card's elements
-  let timer = null, turn = 0, opener = null;
+  let timer = null, turn = 0, opener = null, chosen = null; // chosen: the model that the visitor looks into
 
   const valueOf = (patch, facts) => (typeof patch === "function" ? patch(facts) : patch);
   const words = (text) => fill(text[spoken()], now.more, spoken());
 
-  // The model that is looked into, where it suits, or else the first that does.
-  const modelFor = (story) => [data.models.find(({ name }) => name === state.model), ...data.models].find((about) => about && suits(story, about));
+  // The visitor's model, where it suits, or else the first that does.
+  const modelFor = (story) => [chosen, ...data.models].find((about) => suits(story, about));
 
   function open(button) {
     opener = button;
+    chosen = data.model;
     document.body.classList.add("with-story");
     box.hidden = false;
     list();
@@ -130,7 +131,8 @@ export function storyCard(box, complain) {
     Object.assign(now, { scene, more, revealed: false });
     setState({ ...BEGINNING, ...valueOf(one.state, more) });
     document.body.dataset.story = one.highlight ?? "step";
-    document.getElementById(one.highlight)?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const meant = document.getElementById(one.highlight ?? (state.step === "image" ? "photo" : ""));
+    requestAnimationFrame(() => requestAnimationFrame(() => meant?.scrollIntoView({ block: "nearest", inline: "nearest" }))); // after the page has scrolled to the step
     draw();
     schedule();
   });
@@ -197,6 +199,7 @@ export function storyCard(box, complain) {
   // Another image or model in the middle of a story: it goes on with that one.
   onData((name) => {
     if (name !== "look" || !now || data.look === now.ask.look) return;
+    chosen = data.model;
     suits(now.story, data.model) ? begin(now.story, data.model, now.scene) : list();
   });
 

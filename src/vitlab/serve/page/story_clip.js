@@ -7,7 +7,7 @@ const THINGS = ["cat", "dog", "ship", "frog"];
 const sentence = (thing) => `a photo of a ${thing}`;
 const WORDING = {
   counts: { en: "So wording counts. When it matters, one takes the mean over many templates.", zh: "可见措辞有影响。要紧的时候，会对许多模板取平均。" },
-  not: { en: "To this model the wording makes no difference. To others it does, so one takes the mean over many templates.", zh: "对这个模型，措辞没有影响；对别的模型有，所以会对许多模板取平均。" },
+  not: { en: "To this model the wording makes hardly any difference. To others it does, so one takes the mean over many templates.", zh: "对这个模型，措辞几乎没有影响；对别的模型有，所以会对许多模板取平均。" },
 };
 const BRIGHT = { en: "Bright: speaks for “{text}”.", zh: "越亮，越支持“{text}”。" };
 const caption = (text) => Object.fromEntries(Object.entries(BRIGHT).map(([language, words]) => [language, words.replace("{text}", text)]));
@@ -48,6 +48,7 @@ export const story = {
         const raw = Math.exp(cosine[a]) / sum(cosine.map(Math.exp));
         return { gap: decimal(cosine[a] - cosine[b]), raw: percent(raw), scale: decimal(Math.log(probability[a] / probability[b]) / (cosine[a] - cosine[b]), 1) };
       },
+      figure: (_, { answer: { texts, probability }, order }) => [{ scores: order.map((i) => ({ label: texts[i], probability: probability[i] })), caption: { en: "among these sentences", zh: "在这些句子之间" } }],
       state: { step: "image", heat: "none" },
       en: "The next one, “{second}”, is {gap} lower. A softmax of the cosines themselves would give the best only {raw}. So they are first multiplied by a learned number, here {scale}: “{best}” {bestShare}, “{second}” {secondShare}.",
       zh: "第二名 “{second}” 低 {gap}。直接对余弦做 softmax，第一名只有 {raw}。所以先把余弦乘上一个学到的数，这里是 {scale}：“{best}” {bestShare}，“{second}” {secondShare}。",

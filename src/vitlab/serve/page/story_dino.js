@@ -9,6 +9,10 @@ const NEIGHBOURS = {
   not: { en: "For this patch the neighbours are not closer than the rest: it lies on an edge, or stands alone.", zh: "对这个图块来说，邻居并不比其他图块更近：它在边缘上，或者自成一块。" },
 };
 
+const VIEWS = [[0, 0.05, 0.8, 0.8], [0.25, 0.2, 0.75, 0.75], [0.3, 0.25, 0.3, 0.3], [0.55, 0.55, 0.3, 0.3]]; // two large and two small crops
+const LARGE = { en: "large: teacher and student", zh: "大：教师和学生都看" }, SMALL = { en: "small: student only", zh: "小：只有学生看" };
+const views = () => VIEWS.map((crop) => ({ crop, caption: crop[2] > 0.5 ? LARGE : SMALL }));
+
 export const story = {
   name: "dino",
   title: { en: "DINO: learn by comparing views", zh: "DINO：在对比中学习" },
@@ -25,17 +29,18 @@ export const story = {
 
   scenes: [
     {
-      state: ({ token }) => ({ step: "image", token }), highlight: "photo",
+      state: ({ token }) => ({ step: "image", token, heat: "none" }), highlight: "photo",
       en: "Nobody ever told {model} what is in an image. It learned from one rule only: two views of the same image should give the same answer.",
       zh: "从来没有人告诉过 {model} 图片里有什么。它只靠一条规则学习：同一张图片的两个视角，应该得到相同的回答。",
     },
     {
-      state: ({ token }) => ({ step: "embed", token }),
+      state: ({ token }) => ({ step: "image", token, heat: "none" }),
+      figure: views,
       en: "There are two networks of the same shape. The teacher sees two large crops of the image. The student sees these and several small ones, and must give the teacher's answer: the part has to tell of the whole.",
       zh: "有两个结构相同的网络。教师看图片的两个大裁剪；学生除了这两个，还要看几个小裁剪，并且答得和教师一样：要从局部说出整体。",
     },
     {
-      state: ({ token }) => ({ step: "embed", token }),
+      state: ({ token }) => ({ step: "image", token, heat: "none" }),
       en: "Who teaches the teacher?",
       zh: "那么，教师又是谁教的？",
       reveal: {

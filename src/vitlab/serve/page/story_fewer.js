@@ -14,7 +14,7 @@ const COST = {
   other: { en: "The answer is another: too much was merged for this image.", zh: "答案变了：对这张图片来说合并得太多。" },
 };
 const CHANCE = {
-  better: { en: "So it matters which tokens go: merging keeps what they knew, dropping does not.", zh: "可见去掉哪些 token 很要紧：合并保留了它们的信息，丢弃则没有。" },
+  better: { en: "Here it matters which tokens go: merging keeps something of each, dropping does not.", zh: "在这张图上，去掉哪些 token 很要紧：合并时每个都留下一些，丢弃则什么都不留。" },
   equal: { en: "On this image chance does as well. One image proves little: compare on a whole test set.", zh: "在这张图上，随机也不差。一张图说明不了什么，要在整个测试集上比较。" },
 };
 const TIMES = {
@@ -76,6 +76,7 @@ export const story = {
         const best = merged.scores[0], index = ask.about.labels.indexOf(best.label);
         return { mergedLabel: best.label, mergedShare: percent(best.probability), verdict: COST[cost(full, index, best.probability)] };
       },
+      figure: (_, { merged }) => [{ groups: merged.groups.at(-1), caption: COLOURS }],
       state: { step: "image", heat: "none" },
       en: "With all tokens the answer is {label}, {before}. What is it with {left}?",
       zh: "用全部 token，答案是 {label}，{before}。只剩 {left} 个呢？",
