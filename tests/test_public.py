@@ -34,7 +34,7 @@ ERRORS = {"Checkpoint", "Data", "Export", "Image", "Search", "Tokenizer", "Train
 
 
 def test_all_names_exist():
-    assert set(vitlab.__all__) == FUNCTIONS | {f"{name}Error" for name in ERRORS} | {"Trace", "__version__"}
+    assert set(vitlab.__all__) == FUNCTIONS | {f"{name}Error" for name in ERRORS} | {"Edit", "Trace", "__version__"}
     for name in vitlab.__all__:
         assert getattr(vitlab, name) is not None
     assert all(callable(getattr(vitlab, name)) for name in FUNCTIONS)

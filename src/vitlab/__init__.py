@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from vitlab.export.pipeline import export_model
     from vitlab.factory import create
     from vitlab.inference import embed, embed_text, predict, zero_shot
+    from vitlab.layers.edit import Edit
     from vitlab.layers.trace import Trace
     from vitlab.models.registry import list_models
     from vitlab.training.train import train
 
 _MODULES = {
+    "Edit": "vitlab.layers.edit",
     "Trace": "vitlab.layers.trace",
     "check": "vitlab.data_check.check",
     "convert": "vitlab.checkpoints.convert",
@@ -67,6 +69,7 @@ _PACKAGES = ("checkpoints", "explain", "export", "images", "layers", "models", "
 __all__ = [
     "CheckpointError",
     "DataError",
+    "Edit",
     "ExportError",
     "ImageError",
     "SearchError",

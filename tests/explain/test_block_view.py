@@ -128,12 +128,34 @@ def test_an_edited_block_agrees_with_the_edited_pass(changes, options):
     torch.testing.assert_close(forward_view(model, x, edit).logits, logits[0])
 
 
+@pytest.mark.parametrize("name", ["eva02_tiny_patch14", "vit_pe_core_tiny_patch16", "dinov3_vits16", "beit_digits"])
+def test_a_block_alone_is_the_block_of_the_pass_in_every_family(name):
+    """Only the asked block is run, from stored tokens: rotary, relative and no positions, RMSNorm, gated MLPs."""
+    P = vitlab.create(name, depth=1).config.patch_size
+    model = vitlab.create(name, depth=2, image_size=(2 * P, 3 * P)).eval()
+    x, trace = torch.randn(1, model.config.channels, 2 * P, 3 * P), Trace("tokens", "attention")
+    with torch.no_grad():
+        model(x, trace=trace)
+    for layer in (0, 1):
+        view = block_view(model, x, layer=layer, head=1, token=3)
+        torch.testing.assert_close(view.output, trace["tokens", layer][0, 3])
+        torch.testing.assert_close(view.weights_by_head, trace["attention", layer][0, :, 3], rtol=1e-5, atol=1e-6)
+
+
+def test_an_edit_of_the_weights_themselves_is_followed():
+    model, x = create()
+    edit = Edit().uniform_attention(layer=1)
+    found = block_view(model, x, layer=1, head=2, token=4, edit=edit)
+    torch.testing.assert_close(found.weights, torch.full((16,), 1 / 16))
+    assert not torch.allclose(query_attention(model, x, 4, edit)[0, 2], found.weights)
+
+
 def test_the_rows_of_one_token_are_those_of_the_whole_attention():
     model, x = create(registers=1)
     trace = Trace("attention")
     with torch.no_grad():
         model(x, trace=trace)
-    torch.testing.assert_close(query_attention(model, x, 5), trace.stack("attention")[:, 0, :, 5], rtol=0, atol=0)
+    torch.testing.assert_close(query_attention(model, x, 5), trace.stack("attention")[:, 0, :, 5], rtol=1e-5, atol=1e-7)
 
 
 def test_what_does_not_exist_is_told():

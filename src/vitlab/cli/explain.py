@@ -241,6 +241,60 @@ def pruned(
     _run("pruned", inputs, output, reducer=reducer)
 
 
+@app.add
+def lens(inputs: Inputs, target: Target = None, text: Text = None, *, output: Output) -> None:
+    """Logit lens: which class each patch would be, by layer.
+
+    The tokens after every layer are read by the model's own last norm and head.
+    """
+    _run("lens", inputs, output, texts=text, target=target)
+
+
+@app.add
+def attribution(inputs: Inputs, target: Target = None, text: Text = None, *, output: Output) -> None:
+    """Shares of heads, MLPs and patches in one logit.
+
+    Direct logit attribution: the shares sum to the logit.
+    """
+    _run("attribution", inputs, output, texts=text, target=target)
+
+
+@app.add
+def ablate(
+    inputs: Inputs,
+    how: Annotated[str, choice("zero", "mean", help="What takes the place of a part: zeros, or its mean.")] = "zero",
+    target: Target = None,
+    text: Text = None,
+    *,
+    output: Output,
+) -> None:
+    """How much each head and MLP matters, by leaving it out.
+
+    One pass for every part: the change of the class's logit.
+    """
+    _run("ablate", inputs, output, texts=text, how=how, target=target)
+
+
+@app.add
+def patch(
+    checkpoint: Checkpoint,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image that goes through the model.")],
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Image whose activations are put in.")],
+    by_patch: Annotated[
+        bool, typer.Option("--by-patch", help="Also every patch alone, at every layer: many passes.")
+    ] = False,
+    target: Target = None,
+    text: Text = None,
+    *,
+    output: Output,
+) -> None:
+    """Activation patching: parts of one image's pass in another's.
+
+    How far the logit moves from the first image's to the other's, for each layer, half of a block and head.
+    """
+    _run("patch", Inputs(checkpoint, [image, other]), output, texts=text, target=target, by_patch=by_patch)
+
+
 def _run(
     figure: str,
     inputs: Inputs | OptionalInputs,
@@ -346,7 +400,57 @@ def _print_errors(explanation: Explanation) -> None:
         _print(f"{view.name}: error {error:.4f} over {hidden} hidden patches")
 
 
+def _print_lens(explanation: Explanation) -> None:
+    found = explanation.results
+    for i, view in enumerate(explanation.subject.views):
+        grid = table("layer", "top class", "probability", found["explained"][i], right=("probability",))
+        rows = zip(
+            found["layers"], found["top"][i], found["probability"][i], found["explained_probability"][i], strict=True
+        )
+        for layer, label, probability, of_target in rows:
+            grid.add_row(str(layer), label, f"{probability:.3f}", f"{of_target:.3f}")
+        _print(view.name)
+        console().print(grid)
+
+
+def _print_shares(explanation: Explanation) -> None:
+    found = explanation.results
+    for i, view in enumerate(explanation.subject.views):
+        _print(f"{view.name}: logit of {found['explained'][i]} {found['logit'][i]:.4f}, sum {found['sum'][i]:.4f}")
+        grid = table("part", "share", right=("share",))
+        for name, share in sorted(found["shares"][i].items(), key=lambda row: -abs(row[1]))[:LISTED]:
+            grid.add_row(name, f"{share:+.4f}")
+        console().print(grid)
+
+
+def _print_ablation(explanation: Explanation) -> None:
+    found = explanation.results
+    for i, view in enumerate(explanation.subject.views):
+        _print(f"{view.name}: logit of {found['explained'][i]} {found['logit'][i]:.4f}; strongest changes:")
+        rows = [(f"layer {n}, {kind}", v) for kind in ("attention", "mlps") for n, v in enumerate(found[kind][i])]
+        for layer, row in enumerate(found["heads"][i]):
+            rows += [(f"layer {layer}, head {head}", value) for head, value in enumerate(row) if value is not None]
+        grid = table("without", "change", right=("change",))
+        for name, change in sorted(rows, key=lambda row: -abs(row[1]))[:LISTED]:
+            grid.add_row(name.replace("mlps", "MLP"), f"{change:+.4f}")
+        console().print(grid)
+
+
+def _print_patching(explanation: Explanation) -> None:
+    found = explanation.results
+    _print(f"logit of {found['explained']}: {found['logit']:.4f} and {found['other_logit']:.4f}")
+    grid = table("layer", *found["moved"], right=tuple(found["moved"]))
+    for layer, row in enumerate(zip(*found["moved"].values(), strict=True)):
+        grid.add_row(str(layer), *("" if value is None else f"{value:.2f}" for value in row))
+    console().print(grid)
+
+
+LISTED = 12  # the strongest parts that are printed
 PRINTERS = {
+    "ablate": _print_ablation,
+    "attribution": _print_shares,
+    "lens": _print_lens,
+    "patch": _print_patching,
     "compare": _print_agreements,
     "faithfulness": _print_scores,
     "neighbours": _print_neighbours,

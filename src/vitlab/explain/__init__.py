@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, Any
 from vitlab.explain.methods import METHODS
 
 if TYPE_CHECKING:
+    from vitlab.explain.ablate import ablate
     from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.attribution import attribution
     from vitlab.explain.block_view import BlockView, block_view, query_attention
     from vitlab.explain.clip_prompts import ask
     from vitlab.explain.distance import attention_distance, attention_entropy, attention_statistics
     from vitlab.explain.faithfulness import compare_methods, curves
     from vitlab.explain.features import foreground_mask, nearest, patch_similarity, pca_rgb
+    from vitlab.explain.lens import lens
+    from vitlab.explain.patch import patch
     from vitlab.explain.pruned import pruned_patches
     from vitlab.explain.reconstruct import reconstruct
     from vitlab.explain.relevance import grad_cam, gradient_x_input, relevance
@@ -34,12 +38,16 @@ if TYPE_CHECKING:
     from vitlab.explain.weights import filters, high_norm_tokens, position_similarity, stem_filters, token_norms
 
 _NAMES = {  # by module
+    "ablate": ("ablate",),
     "attention_maps": ("attention_maps", "attention_masks"),
     "block_view": ("BlockView", "block_view", "query_attention"),
+    "attribution": ("attribution",),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
     "features": ("foreground_mask", "nearest", "patch_similarity", "pca_rgb"),
+    "lens": ("lens",),
+    "patch": ("patch",),
     "pruned": ("pruned_patches",),
     "reconstruct": ("reconstruct",),
     "subject": ("Explanation", "Subject", "open_subject"),
@@ -53,12 +61,14 @@ __all__ = [
     "Explanation",
     "ForwardView",
     "Subject",
+    "ablate",
     "ask",
     "attention_distance",
     "attention_entropy",
     "attention_maps",
     "attention_masks",
     "attention_statistics",
+    "attribution",
     "block_view",
     "compare_methods",
     "curves",
@@ -68,8 +78,10 @@ __all__ = [
     "grad_cam",
     "gradient_x_input",
     "high_norm_tokens",
+    "lens",
     "nearest",
     "open_subject",
+    "patch",
     "patch_similarity",
     "pca_rgb",
     "position_similarity",

@@ -17,10 +17,11 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, as_batch, check_layer, token_model, wide
+from vitlab.explain.walk import ForwardView, forward_view
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.edit import Edit
 from vitlab.layers.edited import edited
-from vitlab.layers.trace import Trace
+from vitlab.layers.trace import LayerTrace, Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.plain import PlainTransformer
 
@@ -62,35 +63,37 @@ class BlockView:
 
 @torch.no_grad()
 def block_view(
-    model: ModelOrName, image: Images, *, layer: int, head: int = 0, token: int = 0, edit: Edit | None = None
+    model: ModelOrName,
+    image: Images,
+    *,
+    layer: int,
+    head: int = 0,
+    token: int = 0,
+    edit: Edit | None = None,
+    view: ForwardView | None = None,
 ) -> BlockView:
     """`token`: a number in the token list, prefix tokens first. Layers and heads count from 0. `edit`: changes to the
-    pass; of a dropped head, `mixed` is what it found and `heads` what is left of it.
+    pass; of a dropped head, `mixed` is what it found and `heads` what is left of it. `view`: `forward_view` of the same
+    image and edit, where there is one already; then only this block is run.
     """
     model, x = _one_image(model, image)
     layer = check_layer(model, layer)
     block = cast("list[Block]", model.blocks)[layer]
     head = _check("head", head, block.attention.heads)
-    kinds = ["tokens", "queries", "keys", "values", "attention", "heads", "proj", "after_attention", "fc1_pre", "fc1"]
-    kinds += ["fc2", *(kind for kind in OPTIONAL if kind in model.traceable)]
-    outside = [kind for kind in ("patch_embed", "prefix", "positions", "norm_pre") if kind in model.traceable]
-    trace = Trace(*kinds, *outside, layers=[layer] if layer == 0 else [layer - 1, layer])
-    pass_trace = edited(trace, edit) or trace
-    with evaluation_mode(model):
-        model(x, trace=pass_trace)
-    before = trace[outside[-1]] if layer == 0 else trace["tokens", layer - 1]  # (1, N, D)
+    view = view or forward_view(model, x, edit)
+    before = view.tokens_before(layer)  # (1, N, D)
     token = _check("token", token, before.shape[1])
+    kinds = ["tokens", "values", "heads", "proj", "after_attention", "fc1_pre", "fc1", "fc2"]
+    kinds += [kind for kind in OPTIONAL if kind in model.traceable]
+    trace = Trace(*kinds, layers=[layer])
+    at, layout = _layer_trace(model, x, trace, edit, layer), model.layout(*x.shape[-2:])
+    rope, bias_at = model.attention_positions(layout, None, before)
+    with evaluation_mode(model):
+        block(before, rope, bias_at(layer), None, at)
     here = lambda kind: wide(trace[kind, layer][0, token]) if kind in kinds else None
-    q, k, v = (trace[kind, layer] for kind in ("queries", "keys", "values"))  # (1, h, N, d)
-    at = pass_trace.at(layer)
-    assert at is not None
-    bias = _position_bias(model, x, before, layer)  # (1, h, N, N)
-    scaled, bias, mask = at.edit_scores(q, k.shape[2], bias, None, block.attention.head_dim**0.5)
-    added = bias if mask is None else mask if bias is None else bias + mask
-    row = None if added is None else wide(added.expand(1, q.shape[1], q.shape[2], -1)[0, :, token])  # (h, N)
-    scores = torch.einsum("hd,hnd->hn", wide(scaled[0, :, token]) * block.attention.scale, wide(k[0]))
-    scores = scores if row is None else scores + row
-    weights = wide(trace["attention", layer][0, :, token])  # (h, N)
+    q, k, v = view.trace["queries", layer], view.trace["keys", layer], trace["values", layer]  # (1, h, N, d)
+    scores, row = _scores(model, view, layer, token, at)
+    weights = _weights(model, x, scores, layer, token, edit, at)
     return BlockView(
         input=wide(before[0, token]),
         norm1=here("norm1"),
@@ -116,15 +119,54 @@ def block_view(
 
 
 @torch.no_grad()
-def query_attention(model: ModelOrName, image: Images, token: int, edit: Edit | None = None) -> Tensor:
-    """(L, h, N): where one token looks in every layer and head. No more than one layer's weights are held at once."""
+def query_attention(
+    model: ModelOrName, image: Images, token: int, edit: Edit | None = None, *, view: ForwardView | None = None
+) -> Tensor:
+    """(L, h, N): where one token looks in every layer and head. `view`: as in `block_view`; then no block is run."""
     model, x = _one_image(model, image)
-    rows, columns = model.layout(*x.shape[-2:]).grid
-    token = _check("token", token, len(model.config.prefix) + rows * columns)
-    trace = Trace("attention", reduce=lambda weights, _: wide(weights[:, :, token]))
+    view = view or forward_view(model, x, edit)
+    token = _check("token", token, view.tokens_before(0).shape[1])
+    rows = []
+    for layer in range(len(model.blocks)):
+        at = _layer_trace(model, x, Trace("tokens"), edit, layer)
+        rows.append(_weights(model, x, _scores(model, view, layer, token, at)[0], layer, token, edit, at))
+    return torch.stack(rows)
+
+
+def _layer_trace(model: PlainTransformer, x: Tensor, trace: Trace, edit: Edit | None, layer: int) -> LayerTrace:
+    """What the block of this layer is given in a pass with this trace and this edit."""
+    pass_trace = edited(trace, edit) or trace
+    pass_trace.begin(depth=len(model.blocks), offers=model.traceable, layout=model.layout(*x.shape[-2:]))
+    at = pass_trace.at(layer)
+    assert at is not None
+    return at
+
+
+def _scores(
+    model: PlainTransformer, view: ForwardView, layer: int, token: int, at: LayerTrace
+) -> tuple[Tensor, Tensor | None]:
+    """What the softmax reads in each head for one query (h, N), and what of it was added to the products."""
+    attention = cast("list[Block]", model.blocks)[layer].attention
+    q, k = view.trace["queries", layer], view.trace["keys", layer]  # (1, h, N, d)
+    assert view.trace.layout is not None
+    _, bias_at = model.attention_positions(view.trace.layout, None, view.tokens_before(layer))
+    q, bias, mask = at.edit_scores(q, k.shape[2], bias_at(layer), None, attention.head_dim**0.5)
+    added = bias if mask is None else mask if bias is None else bias + mask
+    row = None if added is None else wide(added.expand(1, q.shape[1], q.shape[2], -1)[0, :, token])  # (h, N)
+    scores = torch.einsum("hd,hnd->hn", wide(q[0, :, token]) * attention.scale, wide(k[0]))
+    return (scores if row is None else scores + row), row
+
+
+def _weights(
+    model: PlainTransformer, x: Tensor, scores: Tensor, layer: int, token: int, edit: Edit | None, at: LayerTrace
+) -> Tensor:
+    """(h, N). An edit of the weights themselves is followed by running the pass."""
+    if not at.needs_explicit:
+        return scores.softmax(dim=-1)
+    trace = Trace("attention", layers=[layer])
     with evaluation_mode(model):
         model(x, trace=trace, edit=edit)
-    return trace.stack("attention")[:, 0]
+    return wide(trace["attention", layer][0, :, token])
 
 
 def _one_image(model: ModelOrName, image: Images) -> tuple[PlainTransformer, Tensor]:
@@ -135,12 +177,6 @@ def _one_image(model: ModelOrName, image: Images) -> tuple[PlainTransformer, Ten
     if len(batch) != 1:
         raise UsageError(f"one image is looked at, found {len(batch)}.")
     return model, batch.images
-
-
-def _position_bias(model: PlainTransformer, x: Tensor, z: Tensor, layer: int) -> Tensor | None:
-    """What the model adds to the scores of a layer by positions: (1, h, N, N)."""
-    _, bias_at = model.attention_positions(model.layout(*x.shape[-2:]), None, z)
-    return bias_at(layer)
 
 
 def _check(what: str, number: int, count: int) -> int:

@@ -93,6 +93,11 @@ class PromptClassifier(Network):
         features = self.clip.encode_image(images, trace=trace, reducer=reducer, edit=edit)  # (B, E)
         return self.clip.logits(features, self.sentences)
 
+    def forward_head(self, tokens: Tensor, *, pre_logits: bool = False, trace: Trace | None = None) -> Tensor:
+        """Tokens of the image tower (B, N, D) -> (B, sentences), or features (B, D)."""
+        pooled = self.clip.image.forward_head(tokens, pre_logits=True, trace=trace)  # (B, D)
+        return pooled if pre_logits else self.clip.logits(self.clip.project_image(pooled), self.sentences)
+
     @torch.no_grad()
     def cosines(self, images: Tensor, *, batch_size: int = 8) -> Tensor:
         """(B, sentences): cosine of the embeddings of image and sentence."""

@@ -26,6 +26,10 @@ from vitlab.explain.faithfulness import Kind, compare_methods
 from vitlab.explain.features import foreground_mask, nearest, patch_similarity, patch_tokens, pca_rgb
 from vitlab.explain.figure7 import figure7_numbers
 from vitlab.explain.inputs import TokenModel, check_layer
+from vitlab.explain.inside_figures import ablate as ablate
+from vitlab.explain.inside_figures import attribution as attribution
+from vitlab.explain.inside_figures import lens as lens
+from vitlab.explain.inside_figures import patch as patch
 from vitlab.explain.methods import BY_CLASS, COMPARED, METHODS, find_methods
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import masked_autoencoder
@@ -319,9 +323,9 @@ def _attention_of(
     if patches[0] is None:
         return attention_maps(subject.model, subject.images, query=token, **options)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
-    for patch in dict.fromkeys(patches):
-        indices = [i for i, p in enumerate(patches) if p == patch]
-        result = attention_maps(subject.model, subject.images[indices], query=patch, **options)
+    for number in dict.fromkeys(patches):
+        indices = [i for i, p in enumerate(patches) if p == number]
+        result = attention_maps(subject.model, subject.images[indices], query=number, **options)
         parts |= {i: (maps, before) for i, maps, before in zip(indices, *result, strict=True)}
     maps, before = zip(*(parts[i] for i in range(len(patches))), strict=True)
     return torch.stack(maps), torch.stack(before)

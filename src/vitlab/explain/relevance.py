@@ -163,7 +163,7 @@ def _maps(
 ) -> Tensor:
     """The method's (B, N) for every batch, as a grid; (B, H, W) stays."""
     parts = []
-    for x, classes in _parts(model, images, target, batch_size):
+    for x, classes in target_parts(model, images, target, batch_size):
         with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
             x = x.detach().clone().requires_grad_(True)  # builds a graph even if the weights are frozen
             heat = method(model, x, classes).detach().cpu()
@@ -171,7 +171,7 @@ def _maps(
     return torch.cat(parts)
 
 
-def _parts(model: TokenModel, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Target]]:
+def target_parts(model: TokenModel, images: Images, target: Target, batch_size: int) -> Iterator[tuple[Tensor, Target]]:
     """Images in batches, each with its part of the target."""
     listed, start = _as_list(target), 0
     for batch in batches(model, images, batch_size):

@@ -44,6 +44,17 @@ def one_grid(model: ModelOrName, what: str) -> PlainTransformer | PromptClassifi
     return model
 
 
+def heads_at(model: TokenModel, layer: int) -> int:
+    """The number of heads of a layer."""
+    return model.config.heads[model.config.stage_of(layer)] if isinstance(model, Hierarchy) else model.config.heads
+
+
+def last_stage(model: TokenModel) -> range:
+    """The layers whose tokens have the width that the head reads: all, or in stages those of the last one."""
+    depth = len(model.blocks)
+    return range(depth - model.config.depths[-1], depth) if isinstance(model, Hierarchy) else range(depth)
+
+
 @dataclass(frozen=True)
 class Layer:
     """The queries and keys of one layer's attention, (B, h, windows, n, m). A layer without windows has one window.
@@ -206,11 +217,9 @@ def row_of(stages: Stages, layer: Layer, who: str | int | None) -> Tensor:
 
 def head_counts(model: TokenModel, layers: str | Sequence[int] = "all") -> set[int]:
     """The numbers of heads that these layers have; several only in networks in stages."""
-    config, depth = model.config, len(model.blocks)
-    if not isinstance(model, Hierarchy):
-        return {config.heads}
+    depth = len(model.blocks)
     chosen = range(depth) if isinstance(layers, str) else [layer % depth for layer in layers if -depth <= layer < depth]
-    return {config.heads[config.stage_of(layer)] for layer in chosen}
+    return {heads_at(model, layer) for layer in chosen} if isinstance(model, Hierarchy) else {model.config.heads}
 
 
 def heads_of(model: TokenModel, layers: str | Sequence[int] = "all") -> int:

@@ -34,8 +34,8 @@ from vitlab.models.plain import PlainTransformer
 POST_NORM = "z'ₗ = LN(MSA(zₗ₋₁) + zₗ₋₁);  zₗ = LN(MLP(z'ₗ) + z'ₗ)"
 SCALED = "z'ₗ = λ₁ ⊙ MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = λ₂ ⊙ MLP(LN(z'ₗ)) + z'ₗ"
 PRE_NORM = "z'ₗ = MSA(LN(zₗ₋₁)) + zₗ₋₁;  zₗ = MLP(LN(z'ₗ)) + z'ₗ"
-STEPS = ("picture", "patches", "patch_embed", "prefix", "positions", "norm_pre", "blocks", "norm", "pool", "pre_logits")
-STEPS = (*STEPS, "head", "softmax")
+BEFORE_BLOCKS = ("patch_embed", "prefix", "positions", "norm_pre")
+STEPS = ("picture", "patches", *BEFORE_BLOCKS, "blocks", "norm", "pool", "pre_logits", "head", "softmax")
 STEMS = {
     "patch": "x_p E",
     "conv": "stem(x): 3×3 convolutions of stride 2, then 1×1",
@@ -87,7 +87,7 @@ def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
 class ForwardView:
     """One image's pass in numbers: how long the tokens are after each step, and what the head says after each block."""
 
-    trace: Trace
+    trace: Trace  # the steps, and of each block its tokens, queries and keys
     logits: Tensor | None  # (K,); None without a classifier
     scores: Tensor | None  # (K,), what a user reads: of classes their probabilities
     by_depth: Tensor | None  # (L, K), the scores if the network ended after each block
@@ -101,12 +101,17 @@ class ForwardView:
             if name not in ("pool", "pre_logits", "head")
         }
 
+    def tokens_before(self, layer: int) -> Tensor:
+        """(1, N, D): what the block of this layer reads."""
+        first = [kind for kind in BEFORE_BLOCKS if (kind, None) in self.trace]
+        return self.trace["tokens", layer - 1] if layer else self.trace[first[-1]]
+
 
 @torch.no_grad()
 def forward_view(model: ModelOrName, image: Images, edit: Edit | None = None) -> ForwardView:
     """One image, or a normalised tensor (1, C, H, W), through a plain ViT; `edit`: changes to the pass."""
     model, x = _plain_model(model, image)
-    trace = Trace(*(kind for kind in (*STEPS, "tokens") if kind in model.traceable))
+    trace = Trace(*(kind for kind in (*STEPS, "tokens", "queries", "keys") if kind in model.traceable))
     with evaluation_mode(model):
         output = wide(model(x, trace=trace, edit=edit))
         if not model.config.classes:
@@ -117,7 +122,11 @@ def forward_view(model: ModelOrName, image: Images, edit: Edit | None = None) ->
 
 def steps_of(trace: Trace) -> list[tuple[str, Tensor]]:
     """Step names, as in a Walk, and their values (1, ...), in the order of the pass."""
-    return [(kind if layer is None else f"blocks.{layer}", value) for (kind, layer), value in trace.items()]
+    return [
+        (kind if layer is None else f"blocks.{layer}", value)
+        for (kind, layer), value in trace.items()
+        if kind in STEPS or kind == "tokens"
+    ]
 
 
 @dataclass(frozen=True)
@@ -139,12 +148,14 @@ class Walk:
 
 
 @torch.no_grad()
-def walk_through(model: ModelOrName, image: Images) -> Walk:
-    """A forward pass step by step: one image, or a normalised tensor (1, C, H, W), through a plain ViT."""
+def walk_through(model: ModelOrName, image: Images, *, view: ForwardView | None = None) -> Walk:
+    """A forward pass step by step: one image, or a normalised tensor (1, C, H, W), through a plain ViT. `view`:
+    `forward_view` of the same image, where there is one already.
+    """
     model, x = _plain_model(model, image)
     if model.classes and model.task.kind != "class":
         raise UsageError(f"the walk ends in probabilities of classes, and this model gives {model.task.description}.")
-    view = forward_view(model, x)
+    view = view or forward_view(model, x)
     layout, written = model.layout(*x.shape[-2:]), equations(model)
     costs = {s.name: s for s in inspect(model, image_size=(x.shape[-2], x.shape[-1])).at_depth(2)}
     patches = patchify(x, model.config.patch_size)  # (1, N, P*P*C)

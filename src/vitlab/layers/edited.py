@@ -86,7 +86,7 @@ class EditedTrace(Trace):
                 raise UsageError(f"{change.action}: this model has no attention.")
             if change.layer is not None:
                 raise UsageError(
-                    f"layer {change.layer} has no {change.kind!r}: it stands in other layers, or in none, and then leave "
+                    f"layer {change.layer} has no {change.kind!r}: it stands in other layers, or in none: then leave "
                     f"out layer={change.layer}."
                 )
 

@@ -288,6 +288,11 @@ class TwoTowers(WrapsEncoder):
         """(B, C, H, W) -> (B, E), of length 1 unless normalise=False."""
         trace = edited(trace, edit)
         x = self.image(images, trace=trace, reducer=reducer)  # (B, D)
+        return self.project_image(x, normalise=normalise, trace=trace)
+
+    def project_image(self, pooled: Tensor, *, normalise: bool = True, trace: Trace | None = None) -> Tensor:
+        """What the image tower gives (B, D) -> (B, E) in the common space."""
+        x = pooled
         if self.image_projection is not None:
             x = mark(trace, "projection", self.image_projection(x))
         return F.normalize(x, dim=-1) if normalise else x

@@ -20,6 +20,7 @@ from vitlab import inference
 from vitlab.checkpoints import bundled
 from vitlab.errors import UsageError, VitlabError
 from vitlab.explain.inputs import token_model
+from vitlab.explain.walk import ForwardView
 from vitlab.export.loader import open_network
 from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
@@ -64,6 +65,7 @@ class ServedModel:
     capacity: int = 1  # requests that may be in progress
     in_progress: int = 0
     label_cache: LRUCache[Tensor] = field(default_factory=lambda: LRUCache(4096))  # (label, templates) -> embedding
+    pass_cache: LRUCache[ForwardView] = field(default_factory=lambda: LRUCache(2))  # of the page: as it is, and edited
     unsupported: dict[str, str] = field(init=False)  # verb -> reason
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -28,7 +29,7 @@ from vitlab.explain.inputs import wide
 from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.explain.walk import STEPS, as_numbers, equations, forward_view, stem_kind, walk_through
+from vitlab.explain.walk import STEPS, ForwardView, as_numbers, equations, forward_view, stem_kind, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import answer, class_labels, class_probabilities
 from vitlab.layers.block import Block, LayerScale, SwiGLU
@@ -50,7 +51,7 @@ MAX_EDIT_LENGTH = 20_000  # a mask of all 1,369 patches of a ViT-S/14 is shorter
 REPETITIONS = 3  # timed passes with and without a reducer; the median is shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PageImage:
     """An image as the model takes it."""
 
@@ -73,14 +74,14 @@ def predict(served: ServedModel, image: PageImage, options: Options) -> dict[str
 
 
 def walk(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
-    numbers = as_numbers(walk_through(served.encoder, image.images))
+    numbers = as_numbers(walk_through(served.encoder, image.images, view=_pass(served, image, None)))
     labels = class_labels(served.model) if numbers["by_depth"] is not None else None
     return {**numbers, "labels": labels}
 
 
 def forward(served: ServedModel, image: PageImage, options: Options) -> dict[str, Any]:
     """Logits, scores, the scores after each block, and the length of every token after each step."""
-    view = _edited(lambda edit: forward_view(served.encoder, image.images, edit), options)
+    view = _edited(lambda edit: _pass(served, image, edit, options), options)
     numbers = {"logits": view.logits, "probabilities": view.scores, "by_depth": view.by_depth}
     lengths = {name: values.tolist() for name, values in view.lengths.items()}
     return {name: None if value is None else value.tolist() for name, value in numbers.items()} | {"lengths": lengths}
@@ -94,14 +95,16 @@ def block(served: ServedModel, image: PageImage, options: Options) -> NamedArray
         "head": _integer(options, "head", 0, encoder.config.heads - 1),
         "token": _token(options, encoder, x),
     }
-    return NamedArrays(_edited(lambda edit: block_view(encoder, x, **numbers, edit=edit), options).arrays())
+    view = lambda edit: block_view(encoder, x, **numbers, edit=edit, view=_pass(served, image, edit, options))
+    return NamedArrays(_edited(view, options).arrays())
 
 
 def rows(served: ServedModel, image: PageImage, options: Options) -> Tensor:
     """(L, h, N): where token `token` looks in every layer and head."""
     encoder, x = _vit(served), image.images
     token = _token(options, encoder, x)
-    return _edited(lambda edit: query_attention(encoder, x, token, edit), options)
+    view = lambda edit: query_attention(encoder, x, token, edit, view=_pass(served, image, edit, options))
+    return _edited(view, options)
 
 
 def positions(served: ServedModel, image: PageImage, options: Options) -> Tensor:
@@ -315,6 +318,18 @@ def _vit(served: ServedModel) -> PlainTransformer:
     """The encoder, for queries that `supported_queries` offers of a Vision Transformer only."""
     assert isinstance(served.encoder, PlainTransformer)
     return served.encoder
+
+
+def _pass(
+    served: ServedModel, image: PageImage, edit: Edit | None, options: Options = MappingProxyType({})
+) -> ForwardView:
+    """The pass of an image under an edit, kept: of a large network it takes seconds, and every query needs it."""
+    key = (image, options.get("edit"))
+    view = served.pass_cache.get(key)
+    if view is None:
+        view = forward_view(served.encoder, image.images, edit)
+        served.pass_cache.put(key, view)
+    return view
 
 
 def _edited(run: Callable[[Edit | None], Value], options: Options) -> Value:

@@ -6,8 +6,9 @@
     draw.save(figure, "rollout.png")
 
 Functions take numbers and return a matplotlib Figure: `attention` (layer x head), `heat` (named maps), `figure7`,
-`faithfulness`, `neighbours`, `pruned`, `reconstruction`, `contact_sheet` (search results). `attention_page`,
-`likeness_page`, `maps_page`, `contact_page` return one HTML page. `overlay` is an image under its heat map.
+`faithfulness`, `neighbours`, `pruned`, `reconstruction`, `lens`, `attribution`, `ablation`, `patching`, `contact_sheet`
+(search results). `attention_page`, `likeness_page`, `maps_page`, `contact_page` return one HTML page. `overlay` is an
+image under its heat map.
 
 Heat maps lie on the original image, through the inverse of the model's preprocess; what the model did not see is grey.
 """
@@ -20,6 +21,7 @@ from vitlab.explain.draw.contact import SearchHit, contact_page, contact_sheet
 from vitlab.explain.draw.figure7 import figure7
 from vitlab.explain.draw.groups import grouped, pruned
 from vitlab.explain.draw.heatmap import overlay, spread
+from vitlab.explain.draw.inside import ablation, attribution, lens, patching
 from vitlab.explain.draw.maps import attention, heat, neighbours
 from vitlab.explain.draw.page import figure_page, likeness_page, maps_page
 from vitlab.explain.draw.reconstruct import reconstruction
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SearchHit",
     "View",
+    "ablation",
     "attention",
     "attention_page",
+    "attribution",
     "check_kind",
     "contact_page",
     "contact_sheet",
@@ -45,11 +49,13 @@ __all__ = [
     "figure_page",
     "grouped",
     "heat",
+    "lens",
     "likeness_page",
     "maps_page",
     "mark_of",
     "neighbours",
     "overlay",
+    "patching",
     "pruned",
     "reconstruction",
     "save",

@@ -122,13 +122,14 @@ class Heading:
     cell: ImageCell | None = None
     scale: tuple[str, str] | None = None  # the meaning of the lowest and highest colour
     colours: str = "inferno"
+    legend: Sequence[tuple[str, str]] = ()  # colours and their names
 
 
 def image_grid(
     rows: Sequence[ImageRow], columns: Sequence[str], heading: Heading, *, cell: int = 150, apart: int = 0
 ) -> Figure:
     """Rows of images of equal width with labels; names above the columns. A gap follows the first `apart` columns."""
-    texts = [heading.title, heading.prediction, *heading.lines, *columns]
+    texts = [heading.title, heading.prediction, *heading.lines, *columns, *(name for _, name in heading.legend)]
     texts += [text for row in rows for text in (row.label, row.remark, *(c.caption for c in row.cells if c))]
     wide = max(len(row.cells) for row in rows)
     labels = max(max(width_of(cut(r.label, 16), 8), width_of(cut(r.remark, 20), 6.5)) for r in rows)
@@ -136,11 +137,17 @@ def image_grid(
     heights = [_height(row.cells, cell) for row in rows]
     under = [26 if any(c and c.caption for c in row.cells) else 0 for row in rows]
     big = 0 if heading.cell is None or heading.cell.pixels is None else 190
-    written = 34 + 24 * len(heading.lines) + (30 if heading.prediction else 0) + (30 if heading.scale else 0)
+    written = (
+        34
+        + 24 * len(heading.lines)
+        + (30 if heading.prediction else 0)
+        + (30 if heading.scale or heading.legend else 0)
+    )
     top = MARGIN + max(big, written) + (24 if big else 10)
     head = 26 if any(columns) else 0
     beside = MARGIN + (1.6 * big + 22 if big else 0)
     longest = max([width_of(heading.title, 12), *(width_of(line, 7.5) for line in heading.lines), 420])
+    longest = max(longest, sum(width_of(cut(name, 14), 7.5) + 46 for _, name in heading.legend))
     width = max(left + wide * (cell + GAP) - GAP + (GAP if apart else 0), min(beside + longest + 4, 1500)) + MARGIN
     height = top + head + sum(heights) + sum(under) + GAP * (len(rows) - 1) + MARGIN
     sheet = Sheet(width, height, "".join(texts))
@@ -177,6 +184,17 @@ def _head(sheet: Sheet, heading: Heading, big: int) -> None:
         y += 24
     if heading.scale:
         sheet.scale(x, y + 6, heading.scale, heading.colours)
+    for colour, name in heading.legend:
+        name = cut(name, 14)
+        sheet.canvas.add_patch(_square(x, y, colour))
+        sheet.text(x + 22, y + 7, name, 7.5, INK)
+        x += 22 + width_of(name, 7.5) + 24
+
+
+def _square(x: float, y: float, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x, y), 14, 14, facecolor=colour, edgecolor="none")
 
 
 def _place(sheet: Sheet, cell: ImageCell, x: float, y: float, w: float, h: float, centre: bool = True) -> float:

@@ -7,6 +7,7 @@ import { heat } from "./heat.js";
 import { setState, state } from "./state.js";
 import { activation, equationInside, stepsInside } from "./steps.js";
 import { tokenName } from "./photo.js";
+import { drawWires, mark } from "./wires.js";
 import { t } from "./text.js";
 
 const LARGEST = 5; // weights whose values are shown one by one
@@ -21,26 +22,27 @@ export function drawBlock(box) {
     stage.classList.toggle("active", here);
     here ? stage.setAttribute("aria-current", "step") : stage.removeAttribute("aria-current");
   }
+  mark(box);
 }
 export function forgetBlock() { drawn = null; }
 
 function build(box, b) {
   const { model } = data, has = stepsInside(model), cells = [["norm1", "qkv"], ["scores"], ["softmax"], ["mix"], ["heads"], ["proj", "add1"], ["norm2", "fc1"], ["gelu"], ["fc2", "add2"]];
-  const hear = { scores: null, weights: null }; // set by the stages that show a sum worked out
   for (const cell of cells) {
-    const stages = cell.filter((step) => has.includes(step)).map((step) => stage(step, STAGES[step](b, model, hear)));
+    const stages = cell.filter((step) => has.includes(step)).map((step) => stage(step, STAGES[step](b, model)));
     if (stages.length) box.append(el("div", { class: "cell" }, ...stages));
   }
+  drawWires(box);
 }
 
 function stage(step, content) {
   return el("section", { class: "stage", "data-step": step, "aria-label": t(`step_${step}`) },
-    el("button", { type: "button", class: "stage-head", onclick: () => setState({ step }) }, el("span", { class: "name", text: t(`step_${step}`) })),
+    el("button", { type: "button", class: "stage-head", onclick: () => setState({ step }) }, el("span", { class: "order", "aria-hidden": "true", text: String(stepsInside(data.model).indexOf(step) + 1) }), el("span", { text: t(`step_${step}`) })),
     el("div", { class: "equation", text: equationInside(data.model, step), tabindex: 0 }), ...content);
 }
 
 // A vector of D numbers as heads x d, so that a head's part is one row.
-const vector = (values, name, options = {}) => named(name, values.length, matrix(values, columnsOf(values.length), { name, wide: 196, ...options }));
+const vector = (values, name, options = {}) => named(name, values.length, matrix(values, columnsOf(values.length), { name, wide: 186, ...options }));
 const named = (name, size, node) => el("figure", {}, node, el("figcaption", {}, el("b", { text: name }), ` ${size}`));
 function columnsOf(count) {
   const { head_dim: d, heads } = data.model;
@@ -59,6 +61,15 @@ function grid(values, name, { signed, onpoint, words, scale = null }) {
   return el("div", { class: "with-prefix" }, matrix(values.subarray(0, first), 1, { name: prefix.join(", "), signed, scale: top, cell: 16, onpoint, onchoose: (i) => setState({ token: i }), words, chosen: state.token < first ? [state.token] : [] }), whole);
 }
 
+// The pixels of a patch, or a sign for a token without any.
+function patchPicture(token) {
+  const { prefix, grid: [rows, columns] } = data.model, patch = token - prefix.length, canvas = el("canvas", { class: "patch", width: 36, height: 24, role: "img", "aria-label": tokenName(token) }), pen = canvas.getContext("2d"), { sharp } = data.look;
+  canvas.title = tokenName(token);
+  if (patch < 0) { pen.fillStyle = "rgb(230,160,0)"; pen.fillRect(0, 0, 36, 24); return canvas; }
+  pen.drawImage(sharp, ((patch % columns) * sharp.width) / columns, (Math.floor(patch / columns) * sharp.height) / rows, sharp.width / columns, sharp.height / rows, 0, 0, 36, 24);
+  return canvas;
+}
+
 const chosenHead = (model) => t("head_n", { n: state.head + 1, all: model.heads });
 
 const STAGES = {
@@ -68,11 +79,10 @@ const STAGES = {
     return [el("p", { class: "quiet", text: chosenHead(model) }), vector(b.q, "q"), el("div", { class: "side" },
       named("k", `${b.keys.length / d} × ${d}`, matrix(b.keys, d, { name: "k", wide: 92, words: row(b.keys) })), named("v", `${b.values.length / d} × ${d}`, matrix(b.values, d, { name: "v", wide: 92, words: row(b.values) })))];
   },
-  scores(b, model, hear) {
+  scores(b, model) {
     const worked = el("div", { class: "worked" }), d = model.head_dim;
     const show = (n) => { clear(worked).append(...product(b, n ?? strongest(b.scores, 1)[0], d)); };
     show(null);
-    hear.scores = show;
     return [grid(b.scores, "s", { signed: true, onpoint: (n) => { if (n !== null) show(n); }, words: (n) => `${tokenName(n)}: s = ${number(b.scores[n], 4)}` }), worked];
   },
   softmax(b) {
@@ -80,11 +90,11 @@ const STAGES = {
     const show = (n) => { sum.textContent = `${tokenName(n)}: exp(${number(b.scores[n])}) / ${number(total)} = ${number(b.weights[n], 4)}`; };
     show(strongest(b.weights, 1)[0]);
     const words = (n) => `${tokenName(n)}: ${percent(b.weights[n])}`;
-    return [grid(b.weights, "A", { signed: false, onpoint: (n) => { if (n !== null) show(n); }, words }), named("A", `1 × ${b.weights.length}`, matrix(b.weights, b.weights.length, { name: "A", signed: false, wide: 196, cell: null, words, onpoint: (n) => { if (n !== null) show(n); } })), sum];
+    return [grid(b.weights, "A", { signed: false, onpoint: (n) => { if (n !== null) show(n); }, words }), named("A", `1 × ${b.weights.length}`, matrix(b.weights, b.weights.length, { name: "A", signed: false, wide: 186, cell: null, words, onpoint: (n) => { if (n !== null) show(n); } })), sum];
   },
   mix(b, model) {
     const d = model.head_dim, best = strongest(b.weights, LARGEST), scale = scaleOf(b.values), rest = 1 - best.reduce((a, n) => a + b.weights[n], 0);
-    const list = best.map((n) => el("div", { class: "term" }, el("span", { class: "weight", text: number(b.weights[n], 3) }), el("span", { text: "×" }), matrix(b.values.subarray(n * d, (n + 1) * d), d, { name: `v ${tokenName(n)}`, wide: 130, scale }), ));
+    const list = best.map((n) => el("div", { class: "term" }, patchPicture(n), el("span", { text: `${number(b.weights[n], 3)} ×` }), matrix(b.values.subarray(n * d, (n + 1) * d), d, { name: `v ${tokenName(n)}`, wide: 118, scale, words: (i) => `v ${tokenName(n)}, ${t("channel", { n: i + 1 })}: ${number(b.weights[n], 4)} × ${number(b.values[n * d + i], 4)}` })));
     return [el("p", { class: "quiet", text: t("mix_largest", { n: LARGEST, rest: percent(Math.max(rest, 0)) }) }), ...list, vector(b.mixed, t("head_output"), { scale })];
   },
   heads(b, model) {

@@ -42,7 +42,7 @@ export const tokens = () => data.model.prefix.length + patches();
 export const edit = () => (offers("edit") ? state.edit : {});
 
 // The class that the model puts first, or null.
-export function firstClass() {
+function firstClass() {
   const all = data.base?.probabilities;
   return all ? all.indexOf(highest(all)) : null;
 }
@@ -79,7 +79,7 @@ function brightestPatch() {
 
 const loadPass = () => load("now", () => (isPlain() && Object.keys(edit()).length ? source.forward(data.look, edit()) : data.base));
 
-export async function loadHeat() {
+async function loadHeat() {
   const method = heatMethod();
   if (!method || !data.look) return;
   const byClass = data.model.methods.find((one) => one.name === method).by_class, look = data.look;

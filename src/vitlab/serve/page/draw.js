@@ -30,8 +30,7 @@ export function number(value, digits = 3) {
 
 export function highest(values) { let most = -Infinity; for (const value of values) if (value > most) most = value; return most; }
 export function lowest(values) { let least = Infinity; for (const value of values) if (value < least) least = value; return least; }
-export const places = (values) => Array.from(values.keys());
-export const strongest = (values, count) => places(values).sort((a, b) => values[b] - values[a]).slice(0, count);
+export const strongest = (values, count) => Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, count);
 
 export function bars(scores) {
   const list = el("div", { class: "bars" });

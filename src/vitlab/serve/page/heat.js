@@ -1,5 +1,5 @@
 // Heat on a photo: values of the patches, drawn smoothly over it; and a photo whose patches can be pointed at.
-import { el, highest, lowest } from "./draw.js";
+import { el, highest } from "./draw.js";
 
 const STOPS = [[0, 0, 4], [40, 11, 84], [101, 21, 110], [159, 42, 99], [212, 72, 66], [245, 125, 21], [250, 193, 39], [252, 255, 164]];
 export function heatColour(value) { // 0 to 1
@@ -130,5 +130,3 @@ export function pixels(canvas, bytes, width, height) {
   pen.imageSmoothingEnabled = false;
   pen.drawImage(off, 0, 0, canvas.width, canvas.height);
 }
-
-export const spread = (values) => [lowest(values), highest(values)];

@@ -24,7 +24,7 @@ export function matrix(values, columns, { name, signed = true, scale = null, wor
   const side = cell ?? Math.max(1, Math.min(most, Math.floor(wide / columns))), high = rows * side > 170 ? 170 / rows : side;
   const canvas = el("canvas", { class: "matrix", width: columns, height: rows, tabindex: 0, role: "application", "aria-roledescription": "matrix", "aria-label": `${name}, ${rows} × ${columns}` });
   canvas.style.width = `${Math.min(columns * side, wide)}px`;
-  canvas.style.height = `${Math.max(rows * high, 6)}px`;
+  canvas.style.height = `${Math.max(rows * high, rows === 1 ? 13 : 6)}px`; // a single row must be easy to point at
   const image = new ImageData(columns, rows);
   for (let i = 0; i < values.length; i++) image.data.set([...colour(values[i] / top, signed), 255], 4 * i);
   canvas.getContext("2d").putImageData(image, 0, 0);
@@ -74,7 +74,7 @@ function place(node, i, rows, columns) {
 }
 
 // The text beside the pointer; spoken to screen readers where keys led there.
-export function tell(text, anchor, spoken) {
+function tell(text, anchor, spoken) {
   const tip = document.getElementById("tip");
   tip.textContent = text;
   tip.hidden = !text;

@@ -27,7 +27,7 @@ export function buildNetwork() {
   const { model, look } = data, main = document.getElementById("main"), phone = main.clientWidth < 736;
   colours = patchColours(look.view, model.grid);
   const free = main.clientWidth - 556 - RIBBONS - PATCHES - FAN - 50 * (stepsBefore(model).length - 2); // beside photo, answer and what stands before the blocks
-  flowWide = phone ? 76 : Math.round(Math.min(Math.max(free / model.depth - 24, 50), 120));
+  flowWide = phone ? 76 : Math.round(Math.min(Math.max(free / model.depth - 24, 44), 120));
   const thumbHigh = (flowWide * look.sharp.height) / look.sharp.width;
   high = phone ? 320 : Math.round(Math.min(Math.max(main.clientHeight - thumbHigh - 140, 320), 620));
   parts = { blocks: [], strips: {}, buttons: {} };

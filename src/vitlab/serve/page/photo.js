@@ -11,7 +11,7 @@ const canvas = document.getElementById("photo"), note = document.getElementById(
 let painting = null; // while the pointer is down: true masks, false unmasks
 
 // What lies on the photo now: "attention" is that of the chosen token in the chosen layer and head.
-export function shownHeat() {
+function shownHeat() {
   if (state.heat) return state.heat;
   return state.step === "block" || (data.model && isPlain() && isInside(data.model, state.step)) ? "attention" : heatMethod() ?? "none";
 }
@@ -66,7 +66,7 @@ function drawMask() {
   }
 }
 
-export const isPainting = () => document.getElementById("paint").checked;
+const isPainting = () => document.getElementById("paint").checked;
 
 export function setMask(patch, masked) {
   const now = new Set(state.edit.mask_patches ?? []);

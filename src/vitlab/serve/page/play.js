@@ -6,7 +6,7 @@ import { isInside, next, previous, stepsBefore } from "./steps.js";
 import { t } from "./text.js";
 
 const DRAWN = 700, RESTS = { inside: 2600, other: 1700 }; // milliseconds: the motion of a step, and its whole time while playing
-const button = document.getElementById("play"), still = matchMedia("(prefers-reduced-motion: reduce)");
+const button = document.getElementById("play"), speed = document.getElementById("speed"), still = matchMedia("(prefers-reduced-motion: reduce)");
 let playing = false, began = 0, running = false;
 
 export const frames = { count: 0, since: 0 }; // for measuring: frames drawn, and the time of the first
@@ -34,7 +34,7 @@ export function step(forward) {
   if (to) setState(to);
 }
 
-export function toStart() { play(false); setState({ step: stepsBefore(data.model)[0] }); }
+function toStart() { play(false); setState({ step: stepsBefore(data.model)[0] }); }
 
 function run() {
   if (running) return;
@@ -43,7 +43,7 @@ function run() {
 }
 
 function draw(now) {
-  const spent = Math.max(now - began, 0), share = still.matches ? 1 : Math.min(spent / DRAWN, 1);
+  const spent = Math.max(now - began, 0) * Number(speed.value), share = still.matches ? 1 : Math.min(spent / DRAWN, 1);
   frames.count++;
   moveTo(1 - (1 - share) ** 3);
   if (playing && spent > RESTS[isInside(data.model, state.step) ? "inside" : "other"]) {

@@ -29,7 +29,7 @@ export const WORDS = {
   heat_auto: ["what suits the step", "随步骤而定"],
   m_attention: ["attention of the chosen token", "所选 token 的注意力"], m_rollout: ["rollout over all layers", "所有层的 rollout"], m_relevance: ["relevance", "相关性"], m_grad_cam: ["Grad-CAM", "Grad-CAM"], m_gradient_x_input: ["gradient × input", "梯度 × 输入"], m_none: ["nothing", "不显示"],
   heat_class: ["Bright: what speaks for “{label}” ({method}).", "越亮越支持“{label}”（{method}）。"],
-  heat_plain: ["Bright: what reaches the answer most ({method}).", "越亮，对结果的影响越大（{method}）。"],
+  heat_plain: ["Bright: what reaches the output most ({method}).", "越亮，对输出的影响越大（{method}）。"],
   heat_unedited: ["This map is of the pass without your changes.", "这张图来自未作改动的计算。"],
   looks: ["{token} in block {layer}, head {head}: {share} of its attention goes to patches, most to {most}.", "{token}，第 {layer} 个 block 的第 {head} 个头：{share} 的注意力落在图块上，最多的是{most}。"],
   percentile: ["Brightest: the 99th percentile, {n}.", "最亮处为第 99 百分位：{n}。"],
@@ -53,7 +53,7 @@ export const WORDS = {
   masked: ["Masked patches: {n}", "遮住的图块：{n} 个"],
   reset: ["Undo all changes", "撤销所有改动"],
 
-  play: ["Play", "播放"], pause: ["Pause", "暂停"], back: ["Step back", "上一步"], forth: ["Step", "下一步"], start: ["To the start", "回到开头"],
+  play: ["Play", "播放"], pause: ["Pause", "暂停"], back: ["Step back", "上一步"], forth: ["Step", "下一步"], start: ["To the start", "回到开头"], speed: ["Speed", "速度"],
   zoom_in: ["Zoom in", "放大"], zoom_out: ["Zoom out", "缩小"], zoom_fit: ["Fit", "适合窗口"],
   head_label: ["Head", "注意力头"], layer_label: ["Block", "block"], token_label: ["Query", "查询"],
   head_n: ["Head {n} of {all}", "第 {n}/{all} 个头"],
@@ -71,7 +71,7 @@ export const WORDS = {
   fan: ["What the head reads", "分类头读取的内容"],
   reads_mean: ["The head reads all patches", "分类头读取所有图块"], reads_token: ["The head reads the {token}", "分类头读取{token}"],
   short_block: ["Block {n}", "block {n}"], close_block: ["Block {n}: close", "关闭 block {n}"],
-  short_patches: ["Patches", "图块"], short_embed: ["Embed", "嵌入"], short_prefix: ["+ class", "加类别"], short_positions: ["+ place", "加位置"], short_norm_pre: ["Norm", "归一化"], short_norm: ["Norm", "归一化"], short_pool: ["One vector", "汇成向量"], short_pre_logits: ["tanh", "tanh"], short_head: ["Classifier", "分类头"], short_answer: ["Softmax", "Softmax"],
+  short_patches: ["Patches", "图块"], short_embed: ["Embed", "嵌入"], short_prefix: ["+ class", "加类别"], short_positions: ["+ position", "加位置"], short_norm_pre: ["Norm", "归一化"], short_norm: ["Norm", "归一化"], short_pool: ["One vector", "汇成向量"], short_pre_logits: ["tanh", "tanh"], short_head: ["Classifier", "分类头"], short_answer: ["Softmax", "Softmax"],
 
   step_image: ["The image", "图片"], step_patches: ["Cut into patches", "切成图块"],
   step_embed: ["From pixels to tokens", "从像素到 token"], step_prefix: ["Tokens that stand for no patch", "不代表图块的 token"], step_positions: ["Add positions", "加上位置"], step_norm_pre: ["Normalise first", "先归一化"],
