@@ -277,6 +277,8 @@ def model_info(served: ServedModel) -> dict[str, Any]:
     ]
     if "predict" in info["offers"]:
         info["labels"] = class_labels(served.model)
+    if isinstance(served.model, MaskedAutoencoder):
+        info["norm_pix"] = served.model.config.norm_pix
     return info | (_architecture(encoder, size) if isinstance(encoder, PlainTransformer) else {})
 
 

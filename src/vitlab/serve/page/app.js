@@ -14,6 +14,7 @@ import { drawCaption } from "./caption.js";
 import { drawButton, frames, play, step } from "./play.js";
 import { drawPanel, forgetLooks, offeredPanels, onPanelError } from "./panels.js";
 import { isInside, isStep, stepsInside } from "./steps.js";
+import { storyCard } from "./stories.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -117,6 +118,7 @@ subscribe((_, changed) => {
   if (changed.has("model")) { openModel(); return; }
   if (changed.has("layer")) $("layer").value = state.layer;
   if (changed.has("head")) $("head").value = state.head;
+  if (changed.has("heat")) $("heat-choice").value = state.heat ?? "";
   refresh(changed);
   drawKnobs();
   drawPhoto();
@@ -135,6 +137,7 @@ onData((name) => {
 });
 onError(complain);
 onPanelError(complain);
+const stories = storyCard($("story"), complain);
 
 // --- zoom
 
@@ -163,6 +166,7 @@ $("model").addEventListener("change", () => setState({ model: $("model").value, 
 $("layer").addEventListener("change", () => setState({ layer: Number($("layer").value), step: isInside(data.model, state.step) ? state.step : "block" }));
 $("head").addEventListener("change", () => setState({ head: Number($("head").value) }));
 $("query-prefix").addEventListener("click", () => setState({ token: 0 }));
+$("stories").addEventListener("click", () => stories.open($("stories")));
 $("language").addEventListener("click", () => { switchLanguage(); redraw(); });
 $("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); forgetBlock(); drawNetwork(); });
 $("ask-token").addEventListener("submit", (event) => { event.preventDefault(); source.setToken($("token").value); $("ask-token").hidden = true; $("alert").hidden = true; begin(); });
@@ -206,6 +210,7 @@ function redraw() {
   drawAnswer();
   drawCaption();
   drawPanel();
+  stories.redraw();
 }
 
 function theme(name) { document.documentElement.dataset.theme = name; localStorage.setItem("vitlab-theme", name); }

@@ -41,7 +41,7 @@ export async function show(box, panel) {
 }
 
 // Patches of one token get their mean colour; dropped ones are black.
-function colour(canvas, view, [rows, columns], groups) {
+export function colour(canvas, view, [rows, columns], groups) {
   const off = new OffscreenCanvas(columns, rows), small = off.getContext("2d", { willReadFrequently: true });
   small.drawImage(view, 0, 0, columns, rows);
   const pixels = small.getImageData(0, 0, columns, rows).data, sums = new Map();
