@@ -28,6 +28,7 @@ from vitlab.images.sources.dataset import Allow, FileDataset, Splits, TargetKind
 from vitlab.images.sources.groups import is_path_rule
 from vitlab.images.sources.labels import number_labels
 from vitlab.images.sources.table import (
+    COLUMNS,
     check_files,
     check_inside,
     decode_text,
@@ -39,8 +40,8 @@ from vitlab.images.sources.table import (
 from vitlab.parsing import parse_json
 
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
-PATH, SPLIT = ("path", "image", "file", "filename", "file_name"), "split"
-LABEL, LABELS, CAPTION = ("label", "class"), ("labels", "tags"), ("caption", "captions", "text", "sentence")
+PATH, LABEL, SPLIT = COLUMNS["path"], COLUMNS["label"], "split"
+LABELS, CAPTION = ("labels", "tags"), ("caption", "captions", "text", "sentence")
 OTHER = ("group",)  # columns with a meaning of their own
 SEPARATORS = (";", "|", ",")
 UNUSUAL = ("/", "+", "&", "\\", " ")  # what people also write between labels, and names contain
@@ -157,7 +158,10 @@ def _groups(table: TargetTable, splits: dict[str, list[int]], group: str | None)
     title = next((title for title in table.titles if title.lower() == group.lower()), None)
     if title is None:
         raise DataError(f"{table.path}: no column {group}, which data.group names (found {', '.join(table.titles)}).")
-    return {split: [str(table.rows[row].get(title, "")) for row in rows] for split, rows in splits.items()}
+    for row, cell in enumerate(table.cells(title)):
+        if cell is None or not str(cell).strip():  # all images without a group would be one group
+            raise DataError(f"{table.place(row)}: the {title} is empty. Fill it in, or remove the line.")
+    return {split: [str(table.rows[row][title]).strip() for row in rows] for split, rows in splits.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
