@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ from vitlab.export.metadata import ExportMetadata, model_metadata
 from vitlab.export.pipeline import export_model
 from vitlab.export.verify import Comparison
 from vitlab.images.datasets import TargetColumns, open_data, subset
+from vitlab.images.sorting import SortedFolder
+from vitlab.inference import sort_images, write_predictions
 from vitlab.models.task import CLASSES, LabelTask, NumberTask
 from vitlab.serve.app import create_app
 from vitlab.serve.model_pool import ServedModel
@@ -394,6 +397,14 @@ def test_numbers_are_learned_in_their_units(number_run, table):
     assert vitlab.evaluate(number_run.model, table).to_dict()["r2"] == pytest.approx(result["r2"], rel=1e-4)
     with pytest.raises(UsageError, match="gives a number"):
         vitlab.evaluate(number_run.model, "digits")
+    predictions = vitlab.predict(model, [*paths, table.with_name("none.png")])
+    write_predictions(predictions, number_run.folder / "answers.csv")
+    rows = list(csv.reader((number_run.folder / "answers.csv").read_text().splitlines()))
+    assert rows[0] == ["image", "level", "error"] and "none.png" in rows[-1][2] and rows[-1][1] == ""
+    assert [float(row[1]) for row in rows[1:-1]] == values
+    with pytest.raises(UsageError, match="--sort needs classes"):
+        sort_images(predictions, SortedFolder(number_run.folder / "sorted", paths))
+    assert "largest errors first" in number_run.report.read_text()
 
 
 def test_exported_files_answer_alike(labels_run, number_run, folder, tmp_path):

@@ -83,7 +83,7 @@ def apply_corrections(splits: Splits, table: Path, folder: Path | None) -> Split
     parts = {name: part for name, part in splits.parts.items() if part is not None}
     changes = {name: _Changes(part, folder) for name, part in parts.items()}
     unknown: list[tuple[int, str]] = []
-    for line, row in _read(table):
+    for line, row in read_corrections(table):
         at = changes[row.split].find(row, f"{table}, line {line}") if row.split in changes else None
         if at is None:
             unknown.append((line, f"{row.path} ({row.split})"))
@@ -150,7 +150,7 @@ class _Changes:
         return subset(dataset, self.kept) if self.dropped else dataset
 
 
-def _read(table: Path) -> Iterable[tuple[int, Correction]]:
+def read_corrections(table: Path) -> Iterable[tuple[int, Correction]]:
     """Line numbers and corrections; whatever is not one is an error that names the line."""
     refuse_special(table)
     columns = {name: (name,) for name in (*HEADER.split(","), "problems")}

@@ -125,6 +125,11 @@ def _mistakes_caption(report: RunReport) -> str:
         "Wrong, and most sure of it, first: given label → <b>answer</b>.",
         "答错而又最有把握的在前：给定标签 → <b>回答</b>。",
     )
+    if "mae" in report.result:
+        english, chinese = (
+            "The largest errors first: true → <b>predicted</b>.",
+            "误差最大的在前：真值 → <b>预测值</b>。",
+        )
     if report.heat:
         english += f" Bright is what spoke for the answer ({escaped(report.heat)})."
         chinese += f"亮处是支持这个回答的部分（{escaped(report.heat)}）。"
