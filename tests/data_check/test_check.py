@@ -273,6 +273,16 @@ def test_features_that_cannot_tell_the_classes_are_named(tmp_path):
     assert result.wrong_labels is None and any("apart poorly" in note for note in result.notes)
 
 
+def test_copies_of_one_image_alone(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for i in range(6):
+            texture(1).save(tmp_path / "d" / name / f"{i}.png")
+    result = vitlab.check(tmp_path / "d", model=MODEL)
+    assert "all images are copies of one, so labels are not checked." in result.notes and not result.suspects
+    assert len(result.conflicts) == 6
+
+
 def test_wrong_input(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         vitlab.check(tmp_path / "none")

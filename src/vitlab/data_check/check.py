@@ -215,7 +215,11 @@ def _look_at_labels(result: CheckResult, features: FeatureSet, copies: Copies) -
         return
     if few := [result.classes[i] for i in np.flatnonzero((counts > 0) & ~judged)]:
         result.notes.append(f"labels of classes with fewer than {FEWEST} images are not checked: {first_few(few)}.")
-    probe = fit_probe(features.vectors, features.labels, len(result.classes), groups=copies.groups[features.indices])
+    groups = copies.groups[features.indices]
+    if len(np.unique(groups)) < 2:
+        result.notes.append("all images are copies of one, so labels are not checked.")
+        return
+    probe = fit_probe(features.vectors, features.labels, len(result.classes), groups=groups)
     issues = find_label_issues(probe.held_out.exp().numpy(), labels, judged)
     result.suspects = [replace(suspect, image=int(features.indices[suspect.image])) for suspect in issues.suspects]
     if issues.estimated <= PLAUSIBLE:

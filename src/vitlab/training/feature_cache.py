@@ -99,10 +99,9 @@ class FeatureCache:
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, E)
         assert vectors.shape == (len(digests), self.width)
         with self._writing():
-            (first,) = self.index.execute(
-                "SELECT COALESCE(MAX(row) + 1, 0) FROM features WHERE key = ?", (self.key,)
-            ).fetchone()
-            with self.file.open("r+b" if self.file.exists() else "w+b") as file:
+            size = self.file.stat().st_size if self.file.exists() else 0
+            first = -(-size // (4 * self.width))  # behind what a killed process may have left there
+            with self.file.open("r+b" if size else "w+b") as file:
                 file.seek(first * self.width * 4)
                 file.write(vectors.tobytes())
             self.index.executemany(

@@ -31,6 +31,7 @@ from vitlab.training.feature_cache import FeatureCache
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
 
+VERSION = 1  # raise it where a correction changes the features of the same weights: stored ones are then not used
 BATCH = 32  # images of one forward pass
 AHEAD = 2  # batches that are read while one is computed
 SAMPLE = 256  # images that tell how many have stored features
@@ -52,7 +53,7 @@ class FeatureSet:
 
 def feature_key(model: Network, preprocess: Preprocess, device: torch.device, mirrored: bool = False) -> str:
     """Equal where equal images give equal features: the encoder's weights, how images are read, the kind of device."""
-    about = [feature_fingerprint(model), sorted(preprocess.to_dict().items()), device.type, mirrored]
+    about = [VERSION, feature_fingerprint(model), sorted(preprocess.to_dict().items()), device.type, mirrored]
     return blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
 
