@@ -45,8 +45,9 @@ from vitlab.training.objectives import objective_class
 from vitlab.training.objectives.base import MicroStep
 from vitlab.training.probe import fit_probe
 from vitlab.training.recipe import from_tables
+from vitlab.training.report.verdict import Evidence, verdict
 from vitlab.training.runs import list_runs, main_table
-from vitlab.training.target_scores import LabelScores, NumberScores, best_thresholds
+from vitlab.training.target_scores import LabelScores, NumberScores, best_thresholds, headline
 
 SMALL = {
     "model.init_from": "none",
@@ -192,6 +193,16 @@ def test_intervals_are_scipys_bootstrap():
     copies = np.repeat(np.arange(50), 4)  # drawn together, they are worth fewer images
     alike = replace(scores, outputs=scores.outputs[copies], labels=scores.labels[copies])
     assert np.diff(targets.interval(alike, copies)) > 1.5 * np.diff(targets.interval(alike))
+
+
+def test_one_number_has_errors_and_no_r2(recwarn):
+    scores = NumberScores(torch.tensor([[1.0]]), torch.tensor([3.0]).double(), torch.tensor([True]), 0.0)
+    low, high = targets.interval(scores)
+    assert np.isnan([low, high, scores.value]).all() and not recwarn.list
+    numbers = {**scores.numbers(), "interval": [low, high], "images": 1}
+    assert headline(numbers) == "MAE 2, RMSE 2"
+    page = verdict(numbers, Evidence())
+    assert "off by <b>2</b>" in page and "nan" not in page
 
 
 def test_a_model_beats_another_by_more_than_noise():

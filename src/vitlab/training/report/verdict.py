@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -207,11 +208,19 @@ def _several_labels(result: Mapping[str, Any]) -> str:
 
 def _regression(result: Mapping[str, Any]) -> str:
     (english, chinese), images = SPLITS.get(result.get("split", "val"), SPLITS["val"]), f"{result['images']:,}"
-    off, (low, high) = f"{result['mae']:.4g}", result["interval"]
+    off, r2, (low, high) = f"{result['mae']:.4g}", result["r2"], result["interval"]
+    share = "How much better than the mean that is, these images do not tell: they all have the same number."
+    share_chinese = "这些图片的数值都相同，无法判断它比总是回答平均值好多少。"
+    if not math.isnan(r2):
+        share = (
+            f"Its R2 is {r2:.3f} (95 % interval {low:.3f} to {high:.3f}): 1 is perfect, and always answering with the "
+        )
+        share += "mean gives 0."
+        share_chinese = (
+            f"R2 为 {r2:.3f}（95 % 置信区间 {low:.3f} 到 {high:.3f}）：1 表示完全准确，总是回答平均值则为 0。"
+        )
     sentences = both(
-        f"On {images} {english} images the prediction is off by <b>{off}</b> on average. Its R2 is {result['r2']:.3f} "
-        f"(95 % interval {low:.3f} to {high:.3f}): 1 is perfect, and always answering with the mean gives 0.",
-        f"在 {images} 张{chinese}图片上，预测平均偏差 <b>{off}</b>。R2 为 {result['r2']:.3f}"
-        f"（95 % 置信区间 {low:.3f} 到 {high:.3f}）：1 表示完全准确，总是回答平均值则为 0。",
+        f"On {images} {english} images the prediction is off by <b>{off}</b> on average. {share}",
+        f"在 {images} 张{chinese}图片上，预测平均偏差 <b>{off}</b>。{share_chinese}",
     )
     return f'<p class="verdict">{sentences}</p>'
