@@ -199,10 +199,31 @@ def test_one_number_has_errors_and_no_r2(recwarn):
     scores = NumberScores(torch.tensor([[1.0]]), torch.tensor([3.0]).double(), torch.tensor([True]), 0.0)
     low, high = targets.interval(scores)
     assert np.isnan([low, high, scores.value]).all() and not recwarn.list
-    numbers = {**scores.numbers(), "interval": [low, high], "images": 1}
+    numbers = {**scores.numbers(), "interval": [low, high], "images": 1, "split": "val", "judged_by": "R2"}
     assert headline(numbers) == "MAE 2, RMSE 2"
     page = verdict(numbers, Evidence())
-    assert "off by <b>2</b>" in page and "nan" not in page
+    assert "off by <b>2</b>" in page and "nan" not in page and "label more images to measure it with" in page
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({}, "ready to use</b>: <code>vitlab predict runs/x/best"),
+        ({"interval": [0.2, 0.9]}, "not surely better than not looking"),
+        ({"interval": [0.6, 0.9]}, "whether its mAP is 60.0 % or 90.0 %"),
+        ({"stopped_early": True}, "train longer"),
+    ],
+)
+def test_the_verdict_on_labels_says_against_what_and_what_next(changes, says):
+    random = np.random.default_rng(0)
+    truth = random.random((4000, 3)) < [0.1, 0.3, 0.5]
+    guesses = torch.from_numpy(random.normal(size=truth.shape))
+    scores = LabelScores(guesses, torch.from_numpy(truth).float(), torch.ones(4000).bool(), 0.0)
+    assert scores.chance() == pytest.approx(0.3, abs=0.02) == pytest.approx(scores.value, abs=0.03)  # random order
+    result = {"split": "test", "judged_by": "mAP", "images": 4000, "map": 0.8, "f1_micro": 0.7, "f1_macro": 0.6}
+    result |= {"interval": [0.78, 0.82], "baseline": scores.chance(), **changes}
+    page = verdict(result, Evidence("runs/x"))
+    assert says in page and "a random order would have" in page
 
 
 def test_a_model_beats_another_by_more_than_noise():

@@ -20,7 +20,7 @@ from vitlab.training.retrieval import Retrieval
 from vitlab.training.run_report import FinishedRun, write_run_report
 from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.state import Progress, explain_failed_save, save_best
-from vitlab.training.target_scores import TargetScores
+from vitlab.training.target_scores import LabelScores, TargetScores
 from vitlab.training.uncertainty import accuracy, majority
 from vitlab.training.unreadable import note_skipped
 
@@ -87,11 +87,15 @@ def _evaluate_best(
 
 
 def certainty(scores: AnyScores, evaluated: Dataset, train: Dataset) -> dict[str, Any]:
-    """For result.json: the 95 % interval of the score, the images behind it, and of classes the majority baseline."""
+    """For result.json: the 95 % interval of the score, the images behind it, and a baseline: of classes always the most
+    frequent one, of several labels a random order.
+    """
     if isinstance(scores, Retrieval):
         return {}
     if isinstance(scores, TargetScores):
-        return {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
+        chance = {"baseline": scores.chance()} if isinstance(scores, LabelScores) else {}
+        certain = {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
+        return {**certain, **chance}
     read = scores.read.numpy()
     groups = None if evaluated.groups is None else evaluated.groups[read]
     measured = accuracy((scores.predicted == scores.labels)[scores.read], groups)

@@ -92,6 +92,11 @@ class LabelScores(TargetScores):
         known = [value for value in self.average_precisions() if value is not None]
         return sum(known) / len(known) if known else 0.0
 
+    def chance(self) -> float:
+        """The mean average precision of a random order, about: the mean share of images that have a label."""
+        has = self.labels[self.read].float().mean(dim=0)  # (K,)
+        return float(has[has > 0].mean()) if bool((has > 0).any()) else 0.0
+
     def f1s(self) -> list[float | None]:
         """Of each label; None where no image has it and none is given it."""
         right, given, has = self._counts()

@@ -15,7 +15,19 @@ import numpy as np
 
 from vitlab.parsing import flat
 
-PERCENT = ("top1", "top5", "accuracy", "val_top1", "test_top1", "ece", "map", "val_map", "f1_micro", "f1_macro")
+PERCENT = (
+    "top1",
+    "top5",
+    "accuracy",
+    "val_top1",
+    "test_top1",
+    "ece",
+    "map",
+    "val_map",
+    "f1_micro",
+    "f1_macro",
+    "baseline",
+)
 
 
 def printable(value: object) -> str:
