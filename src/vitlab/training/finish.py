@@ -35,7 +35,7 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         fewer = job.recipe.model.reducer
         started = "" if job.recipe.model.init_from is None else f", from {job.recipe.model.init_from}"
         source = f"vitlab train, {job.data.name}{started}{'' if fewer is None else f', with {fewer}'}"
-        best.card = trained_card(best, source, card_metrics(split, result, scores))
+        best.card = trained_card(best, source, card_metrics(split, job.objective.metric, scores))
         save_best(job.run, best)
         write_result(job.run, result, log, progress.step)
         image_set = ImageSet(_split(job, split), best.require_preprocess())
@@ -99,8 +99,8 @@ def certainty(scores: AnyScores, evaluated: Dataset, train: Dataset) -> dict[str
     read = scores.read.numpy()
     groups = None if evaluated.groups is None else evaluated.groups[read]
     measured = accuracy((scores.predicted == scores.labels)[scores.read], groups)
-    known = {"majority": majority(train.labels, scores.labels[scores.read].numpy())} if len(train) else {}
-    return {"interval": [measured.low, measured.high], "images": measured.images, **known}
+    baseline = {"majority": majority(train.labels, scores.labels[scores.read].numpy())} if len(train) else {}
+    return {"interval": [measured.low, measured.high], "images": measured.images, **baseline}
 
 
 def _split(job: TrainingJob, split: str) -> Dataset:
@@ -118,11 +118,11 @@ def trained_card(model: Network, source: str, metrics: dict[str, float]) -> Card
     return Card(started.name or model.family, source, started.licence, metrics)
 
 
-def card_metrics(split: str, result: dict[str, Any], scores: AnyScores) -> dict[str, float]:
-    """The metrics of a model's card."""
+def card_metrics(split: str, metric: str, scores: AnyScores) -> dict[str, float]:
+    """The metrics of a model's card; `metric`: the name of what `scores.top` is."""
     if isinstance(scores, TargetScores):
         return {metric_name(split, name): value for name, value in scores.numbers().items() if name != "loss"}
-    return {metric_name(split, result["judged_by"]): result["top1"]}
+    return {metric_name(split, metric): scores.top(1)}
 
 
 def save_answers(run: Path, scores: Scores | TargetScores) -> None:

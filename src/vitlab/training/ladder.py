@@ -681,7 +681,7 @@ class Ladder:
         if self.who.first:
             weights = self.recipe.model.init_from or (None if best.name == "scratch" else BUNDLED)
             source = f"vitlab train, {self.data.name}" + ("" if weights is None else f", from {weights}")
-            model.card = trained_card(model, source, card_metrics(split, result, scores))
+            model.card = trained_card(model, source, card_metrics(split, result["judged_by"], scores))
             save_best(self.run, model)
             write_result(self.run, result, self.log, len(self.rungs))
             curves = [] if best.checkpoint is None or not best.result else read_log(best.checkpoint.parent)

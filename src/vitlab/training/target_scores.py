@@ -89,8 +89,8 @@ class LabelScores(TargetScores):
 
     def mean_average_precision(self) -> float:
         """Over the labels that some image has."""
-        known = [value for value in self.average_precisions() if value is not None]
-        return sum(known) / len(known) if known else 0.0
+        values = [value for value in self.average_precisions() if value is not None]
+        return sum(values) / len(values) if values else 0.0
 
     def chance(self) -> float:
         """The mean average precision of a random order, about: the mean share of images that have a label."""

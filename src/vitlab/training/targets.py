@@ -148,8 +148,8 @@ def beats(new: TargetScores, old: TargetScores, groups: np.ndarray | None = None
 
 def _mean_precision(outputs: Tensor, labels: Tensor) -> float:
     """mAP over the labels that some of these images have."""
-    known = labels.any(dim=0).nonzero()[:, 0].tolist()
-    values = [average_precision(outputs[:, k], labels[:, k]) for k in known]
+    present = labels.any(dim=0).nonzero()[:, 0].tolist()
+    values = [average_precision(outputs[:, k], labels[:, k]) for k in present]
     return sum(values) / len(values) if values else 0.0
 
 

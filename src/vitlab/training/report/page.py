@@ -73,7 +73,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
     background = [
         rungs_table(result),
         start_sentence(result),
-        smoothing_sentence(report.smoothing, report.confidence, result),
+        smoothing_sentence(report.smoothing, report.confidence, result.get("top1")),
     ]
     header, tiles = _header(folder.resolve().name, log, recipe_text, result, len(classes))
     samples = both("Images the model was not trained on.", "模型没有训练过的图片。")
