@@ -65,6 +65,12 @@ class TargetColumns:
         """Those that are set, as typed."""
         return [f"data.{name}={value}" for name, value in vars(self).items() if value is not None]
 
+    @property
+    def names(self) -> list[str]:
+        """The columns themselves."""
+        text = self.labels or self.label or self.target or ""
+        return [name for part in (text.split(",") if self.labels else [text]) if (name := part.strip())]
+
 
 @dataclass(frozen=True)
 class TargetTable:
@@ -244,8 +250,7 @@ def _choose(table: TargetTable, columns: TargetColumns) -> Choice:
     if columns.label is not None:
         return Choice("class", [table.column(f"data.label={columns.label}", columns.label)])
     if columns.labels is not None:
-        names = [name.strip() for name in columns.labels.split(",") if name.strip()]
-        return Choice("labels", [table.column(f"data.labels={columns.labels}", name) for name in names])
+        return Choice("labels", [table.column(f"data.labels={columns.labels}", name) for name in columns.names])
     one, several = table.find(LABEL), table.find(LABELS)
     if one and several:
         raise DataError(
