@@ -114,7 +114,8 @@ def test_a_named_column_of_classes(folder):
             {"target": "prize"},
             "a column that is not there. Columns: image, price",
         ),
-        (["image,price", "a.png,1.5", "b.png,2"], {}, "data.target=price (a number)"),
+        (["image,price", "a.png,1.5", "b.png,2"], {}, "data.target=price (a number)."),
+        (["image,digit", "a.png,7", "b.png,2"], {}, "data.target=digit (a number), data.label=digit (a class)."),
         (["image,kind", "a.png,ox", "b.png,yak"], {}, "data.label=kind (one class an image)"),
         (["image,flag", "a.png,0", "b.png,1"], {}, "data.labels=flag"),
         (

@@ -169,6 +169,14 @@ def test_a_resumed_run_is_the_run_that_was_begun(climbed, folder, weights, tmp_p
 def test_what_cannot_climb_is_refused(folder, weights, tmp_path):
     with pytest.raises(UsageError, match=r"model\.init_from=auto is part of run\.ladder=true"):
         vitlab.train(folder, ["run.ladder=false", f"run.dir={tmp_path / 'run'}"])
+    numbers = tmp_path / "numbers.csv"
+    rows = [f"stripes/{image.parent.name}/{image.name},{i}" for i, image in enumerate(sorted(folder.rglob("*.png")))]
+    (tmp_path / "stripes").symlink_to(folder)
+    numbers.write_text("image,size\n" + "\n".join(rows))
+    show, settings = Silent(), ["data.target=size", "data.balance=loss", "data.allow_outside=true"]
+    with pytest.raises(TrainingError, match="a number has none"):
+        vitlab.train(numbers, [*settings, f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}"], show=show)
+    assert not show.notes  # before anything is computed
     for setting in ("model.reducer=tome:r=1", "augment.flip_at_test=true"):
         with pytest.raises(TrainingError, match="is for a single run, not for the ladder"):
             vitlab.train(folder, [f"model.init_from={weights}", setting, f"run.dir={tmp_path / 'run'}"])

@@ -214,6 +214,7 @@ def climb(
             f"run.ladder=true is for objective.name={', '.join(OBJECTIVE_FOR.values())}, not for "
             f"{recipe.objective.name}."
         )
+    objective_class(recipe.objective.name).check(recipe)  # not when the first rung that trains is reached
     for name, value in (("model.reducer", recipe.model.reducer), ("augment.flip_at_test", recipe.augment.flip_at_test)):
         if value:  # probes would be compared, and test images scored, without it
             raise TrainingError(

@@ -295,7 +295,8 @@ def _nothing_to_learn(table: TargetTable, others: list[str]) -> str:
         if all(_is_flag(cell) for cell in cells):
             hints.append(f"data.labels={title} (a label that an image has or has not)")
         elif all(_number(cell) is not None for cell in cells):
-            hints.append(f"data.target={title} (a number)")
+            whole_numbers = all(float(cell).is_integer() for cell in cells)
+            hints.append(f"data.target={title} (a number)" + f", data.label={title} (a class)" * whole_numbers)
         else:
             hints.append(f"data.label={title} (one class an image)")
     say = f" Say which column is learned: {', '.join(hints)}." if hints else ""
