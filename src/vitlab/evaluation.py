@@ -215,7 +215,7 @@ def evaluate(
         captions = templates is None and _may_read_text(model)  # where a source can be read either way
         stored = _stored(network)
         trained, group = _split_as_trained(recipe, source)
-        opening.setdefault("columns", trained.pop("columns", None) or _columns(network.encoder, source))
+        opening.setdefault("columns", trained.pop("columns", None) or _columns(network.encoder, source, recipe))
         files = FileOptions("photo") if stored is None else FileOptions("stored", stored.channels)
         data = open_data(source, captions=captions, files=replace(files, group=group), **opening, **trained)
         for text in data.notes:
@@ -343,15 +343,21 @@ def _split_as_trained(recipe: Recipe | None, source: str) -> tuple[dict[str, Any
     return options | ({"columns": columns_of(recipe)} if columns_of(recipe).settings else {}), d.group
 
 
-def _columns(model: Network, source: str) -> TargetColumns | None:
-    """Of a table, the columns with the names of what the model gives."""
-    if not is_table(source) or model.task.kind == "class" or not model.labels:
+def _columns(model: Network, source: str, recipe: Recipe | None) -> TargetColumns | None:
+    """Of a table, the columns that the model was trained on, or those with the names of what it gives."""
+    trained = TargetColumns() if recipe is None else columns_of(recipe)
+    learned = model.labels if model.task.kind != "class" else None
+    if not is_table(source) or not (trained.names or learned):
+        return None
+    titles = {title.lower() for title in table_titles(Path(source).expanduser())}
+    if trained.names and all(name.lower() in titles for name in trained.names):
+        return trained
+    if not learned:
         return None
     if model.task.kind == "number":
-        return TargetColumns(target=model.labels[0])
-    titles = {title.lower() for title in table_titles(Path(source).expanduser())}
-    known = all(label.lower() in titles and "," not in label for label in model.labels)
-    return TargetColumns(labels=",".join(model.labels)) if known else None
+        return TargetColumns(target=learned[0])
+    all_there = all(label.lower() in titles and "," not in label for label in learned)
+    return TargetColumns(labels=",".join(learned)) if all_there else None
 
 
 def _check_kind(model: Network, data: Data, name: str, with_features: bool) -> None:

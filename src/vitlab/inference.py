@@ -152,15 +152,20 @@ def answer(model: Network, name: str, scores: Tensor, top: int) -> Prediction:
 
 
 def write_predictions(predictions: Sequence[Prediction], path: str | PathLike[str]) -> None:
-    """A CSV table: image, label, probability, those of the next classes, and the error of what could not be read."""
+    """A CSV table: image, label, probability, those of the next classes; or the number, under its name. And the error
+    of what could not be read.
+    """
     most = max((len(prediction.scores) for prediction in predictions), default=1)
-    pairs = [name for i in range(1, most + 1) for name in _columns(i)]
+    titles = [name for i in range(1, max(most, 1) + 1) for name in _columns(i)]
+    if quantity := next((p.quantity for p in predictions if p.value is not None), None):
+        titles = [quantity]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["image", *pairs, "error"])
+    writer.writerow([csv_cell(cell) for cell in ("image", *titles, "error")])
     for prediction in predictions:
         cells = [cell for score in prediction.scores for cell in score]
-        cells += [""] * (len(pairs) - len(cells))
+        cells += [] if prediction.value is None else [prediction.value]
+        cells += [""] * (len(titles) - len(cells))
         row = [valid_utf8(prediction.name), *cells, prediction.error or ""]
         writer.writerow([csv_cell(cell) for cell in row])
     target = Path(path).expanduser()
@@ -182,7 +187,12 @@ def check_csv_name(path: str | PathLike[str]) -> None:
 
 
 def sort_images(predictions: Sequence[Prediction], folder: SortedFolder) -> dict[str, int]:
-    """Copy every image into the folder of its class; returns how many images each class has."""
+    """Copy every image into the folder of its class, or of its most probable label; returns how many images each has.
+
+    One without a label is not copied.
+    """
+    if any(prediction.value is not None for prediction in predictions):
+        raise UsageError("--sort needs classes, and this model gives a number: use --csv FILE.csv.")
     counts: dict[str, int] = {}
     try:
         for prediction in predictions:

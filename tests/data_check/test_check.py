@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -198,14 +199,21 @@ def test_the_page_shows_the_images(result):
     text = result.page.read_text(encoding="utf-8")
     page = ET.fromstring(text)  # it is also XML
     space = "{http://www.w3.org/1999/xhtml}"
-    sections = {h2.text.strip(): s for s in page.iter(f"{space}section") for h2 in s.findall(f"{space}h2")}
-    assert list(sections)[:4] == ["What to do", "In two splits", "Copies with different labels", "Unreadable"]
-    shown = [img.get("alt") for img in sections["In two splits"].iter(f"{space}img")]
+    titles = {s.find(f"{space}h2/{space}span[@lang='en']").text: s for s in page.iter(f"{space}section")}
+    assert list(titles)[:4] == ["What to do", "In two splits", "Copies with different labels", "Unreadable"]
+    shown = [img.get("alt") for img in titles["In two splits"].iter(f"{space}img")]
     assert sorted(shown) == ["train/blue/near.jpg", "train/red/leak.png", "val/blue/4.png", "val/red/3.png"]
     images = list(page.iter(f"{space}img"))
     assert all(img.get("src").startswith("data:image/") for img in images)
     assert not list(page.iter(f"{space}link")) and not list(page.iter(f"{space}script"))
     assert "跨划分重复" in text and "vitlab train" in text
+    main = page.find(f".//{space}main")
+    for element in [e for e in main.iter() if e.get("lang")]:  # of two languages one is shown at a time
+        element.text = None
+        for child in list(element):
+            element.remove(child)
+    left = "".join(main.itertext())
+    assert not re.search(r"[\u4e00-\u9fff]", left) and "cop" not in left and "label" not in left
 
 
 def test_command(folder, tmp_path, command, monkeypatch):
@@ -222,7 +230,21 @@ def test_command(folder, tmp_path, command, monkeypatch):
     assert found["leaks"] == [] and found["conflicts"][0]["of"]["image"] == "train/blue/conflict.png"
     assert found["table"] == "checks/photos/cleaned.csv" and found["serious"] == 1
     left = csv.DictReader(Path("checks/photos/cleaned.csv").read_text(encoding="utf-8-sig").splitlines())
-    assert "train/red/leak.png" not in [row["path"] for row in left]
+    actions = {row["path"]: row["action"] for row in left}
+    assert actions["train/red/leak.png"] == "drop"  # the new table is complete without the one before
+
+
+def test_a_second_table_has_the_corrections_of_the_first(result, folder, tmp_path):
+    changes = {"train/blue/wrong.png": ("relabel", "red"), "train/blue/conflict.png": ("drop", "")}
+    first = edited(result, tmp_path / "first.csv", changes)
+    again = vitlab.check(folder, model=MODEL, out=tmp_path / "again", apply=first)
+    once, twice = (open_data(str(folder), apply=str(table)) for table in (first, again.table))
+    for split in ("train", "val"):
+        a, b = getattr(once, split), getattr(twice, split)
+        kept = {b.name_of(i): int(b.labels[i]) for i in range(len(b))}
+        assert kept.items() <= {a.name_of(i): int(a.labels[i]) for i in range(len(a))}.items()
+    row = next(row for row in again.corrections() if row.path == "train/blue/wrong.png")
+    assert (row.label, row.suggested_label, row.action) == ("blue", "red", "relabel")
 
 
 def test_without_labels_the_rest_is_checked(tmp_path):
@@ -249,6 +271,16 @@ def test_features_that_cannot_tell_the_classes_are_named(tmp_path):
         texture(i).save(tmp_path / "ab"[label] / f"{i}.png")
     result = vitlab.check(tmp_path, model=MODEL)
     assert result.wrong_labels is None and any("apart poorly" in note for note in result.notes)
+
+
+def test_copies_of_one_image_alone(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "d" / name).mkdir(parents=True)
+        for i in range(6):
+            texture(1).save(tmp_path / "d" / name / f"{i}.png")
+    result = vitlab.check(tmp_path / "d", model=MODEL)
+    assert "all images are copies of one, so labels are not checked." in result.notes and not result.suspects
+    assert len(result.conflicts) == 6
 
 
 def test_wrong_input(tmp_path):

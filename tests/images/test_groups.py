@@ -1,5 +1,7 @@
 """Groups are never torn apart; scikit-learn's splitters for groups say how even a split can be."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,6 +9,7 @@ from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
 
 from vitlab.errors import DataError, UsageError
 from vitlab.images.datasets import FileOptions, open_data
+from vitlab.images.sources.dataset import ArrayDataset, Captioned, Captions, FileDataset, relabelled, subset
 from vitlab.images.sources.splits import few_labels, group_folds, group_split
 from vitlab.training.probe import FOLDS, deal, fit_probe
 
@@ -137,6 +140,23 @@ def test_groups_by_the_folder_or_by_an_expression(tmp_path):
         assert set(data.val.labels) == {0, 1} and data.train.groups is not None
     same = by_group(open_data(source, val_fraction=0.25), r"/(p\d)/")
     assert same["train"] & same["val"]  # without groups they are torn apart
+
+
+def test_groups_follow_their_images(tmp_path):
+    """Through parts of parts, other labels, and captions."""
+    names = [f"{c}/p{p}_{i}.png" for c in ("cat", "dog") for p in range(3) for i in range(2)]
+    files = FileDataset([str(Path(photos(tmp_path, names)) / n) for n in names], np.repeat([0, 1], 6), ["cat", "dog"])
+    array = ArrayDataset(np.zeros((12, 2, 3, 1), dtype=np.uint8), files.labels, files.classes, "x")
+    captioned = Captioned(files, Captions([[name] for name in names]))
+    for dataset in (files, array, captioned):
+        dataset.groups = np.arange(12) // 2
+        part = subset(subset(dataset, np.array([1, 4, 5, 10])), [3, 1])
+        assert part.groups.tolist() == [5, 2]
+        later = subset(dataset, np.arange(6, 12))
+        later.groups = np.array([7, 7, 8, 8, 9, 9])  # given to a part
+        assert subset(later, [0, 5]).groups.tolist() == [7, 9]
+        if dataset is not captioned:
+            assert relabelled(dataset, 1 - dataset.labels).groups.tolist() == dataset.groups.tolist()
 
 
 def test_groups_by_a_column(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitlab.errors import DataError, UsageError
-from vitlab.images.datasets import TargetColumns, kind_of, label_text, open_data
+from vitlab.images.datasets import FileOptions, TargetColumns, kind_of, label_text, open_data
 from vitlab.images.sources.splits import strata
 
 ROWS = [
@@ -114,7 +114,8 @@ def test_a_named_column_of_classes(folder):
             {"target": "prize"},
             "a column that is not there. Columns: image, price",
         ),
-        (["image,price", "a.png,1.5", "b.png,2"], {}, "data.target=price (a number)"),
+        (["image,price", "a.png,1.5", "b.png,2"], {}, "data.target=price (a number)."),
+        (["image,digit", "a.png,7", "b.png,2"], {}, "data.target=digit (a number), data.label=digit (a class)."),
         (["image,kind", "a.png,ox", "b.png,yak"], {}, "data.label=kind (one class an image)"),
         (["image,flag", "a.png,0", "b.png,1"], {}, "data.labels=flag"),
         (
@@ -154,6 +155,32 @@ def test_wrong_requests(folder):
     assert "expected a list of objects" in error(bad)
     lines = table(folder, ["[1, NaN]"], "table.json")
     assert "is not valid JSON" in error(lines)
+
+
+def test_the_path_may_be_called_as_hub_datasets_call_it(folder):
+    lines = [f"{n}.png,{'ox' if n < 'e' else 'yak'}" for n in "abcdefgh"]
+    data = open_data(table(folder, ["file_name,label", *lines]), val_fraction=0.25)
+    assert data.classes == ["ox", "yak"] and len(data.train) == 6
+
+
+@pytest.mark.parametrize("empty", ['""', "null", '"  "'])
+def test_an_image_without_a_group_is_refused(folder, empty):
+    """Otherwise all images without one would be one group."""
+    entries = [f'{{"image": "{n}.png", "labels": ["{n}", "x"], "patient": "{n}"}}' for n in "abc"]
+    last = f'{{"image": "d.png", "labels": [], "patient": {empty}}}'
+    source = table(folder, [f"[{', '.join([*entries, last])}]"], "table.json")
+    with pytest.raises(DataError, match="entry 4: the patient is empty"):
+        open_data(source, files=FileOptions(group="patient"))
+
+
+def test_corrections_are_for_classes(folder):
+    corrections = table(folder, ["path,split,label,suggested_label,action", "a.png,train,cat,,drop"], "c.csv")
+    for lines, columns, what in (
+        (["image,labels", "a.png,x", "b.png,", "c.png,x", "d.png,"], {}, "several labels"),
+        (["image,price", "a.png,1", "b.png,2", "c.png,3"], {"target": "price"}, "a number"),
+    ):
+        with pytest.raises(UsageError, match=f"images of one class each, and the data have {what}"):
+            open_data(table(folder, lines), columns=TargetColumns(**columns), apply=corrections)
 
 
 def test_strata_are_the_rarest_label_and_tenths_of_numbers():

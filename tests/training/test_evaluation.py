@@ -7,15 +7,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import normalize
 
 import vitlab
-from vitlab.errors import UsageError
+from vitlab.errors import DataError, UsageError
 from vitlab.evaluation import evaluate
-from vitlab.images.datasets import open_data
+from vitlab.images.datasets import open_data, subset
 from vitlab.training.batches import ImageSet
+from vitlab.training.evaluate import evaluate_classifier
 from vitlab.training.features import dataset_features
 
 
@@ -81,6 +83,22 @@ def test_on_test_the_features_learn_from_train_and_val_by_scikit_learn():
     on_val = evaluate("bundled:digits", "digits", knn=True, split="val").knn  # val is not among its own neighbours
     alone = votes.fit(unit[0], y[0].numpy()).score(unit[1], y[1].numpy())
     assert on_val == pytest.approx(alone, abs=1e-6)
+
+
+def test_another_table_is_read_by_the_columns_of_training(tmp_path):
+    model, data = vitlab.load("bundled:digits"), open_data("digits")
+    rows = []
+    for i in range(60):
+        Image.fromarray(data.test.read(i)[:, :, 0]).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{data.classes[data.test.labels[i]]},{'train' if i < 30 else 'val'}")
+    (tmp_path / "new.csv").write_text("image,digit,split\n" + "\n".join(rows))
+    vitlab.save(model, tmp_path / "run" / "best")
+    with pytest.raises(DataError, match="Say which column is learned"):
+        evaluate(tmp_path / "run" / "best", tmp_path / "new.csv")
+    (tmp_path / "run" / "recipe.toml").write_text('[data]\nsource = "old.csv"\nlabel = "digit"\n')
+    scores = evaluate(tmp_path / "run" / "best", tmp_path / "new.csv").scores
+    expected = evaluate_classifier(model, ImageSet(subset(data.test, range(30, 60)), model.preprocess))
+    torch.testing.assert_close(scores.logits, expected.logits, atol=1e-5, rtol=0)
 
 
 def test_image_size_is_that_of_load():

@@ -22,8 +22,9 @@ from vitlab.training.batches import ImageSet
 from vitlab.training.evaluate import evaluate_classifier, knn_accuracy
 from vitlab.training.features import dataset_features
 from vitlab.training.loop import Silent, Stopped
+from vitlab.training.presets import own_values
 from vitlab.training.probe import STRENGTHS, fit_probe
-from vitlab.training.recipe import read_recipe
+from vitlab.training.recipe import Recipe, read_recipe, with_settings
 
 SMALL = ["run.seed=1", "data.workers=0", "augment.randaugment=0", "augment.crop=none", "data.val_fraction=0.4"]
 SMALL += ["run.epochs=4", "data.batch_size=16"]
@@ -168,8 +169,38 @@ def test_a_resumed_run_is_the_run_that_was_begun(climbed, folder, weights, tmp_p
 def test_what_cannot_climb_is_refused(folder, weights, tmp_path):
     with pytest.raises(UsageError, match=r"model\.init_from=auto is part of run\.ladder=true"):
         vitlab.train(folder, ["run.ladder=false", f"run.dir={tmp_path / 'run'}"])
+    numbers = tmp_path / "numbers.csv"
+    rows = [f"stripes/{image.parent.name}/{image.name},{i}" for i, image in enumerate(sorted(folder.rglob("*.png")))]
+    (tmp_path / "stripes").symlink_to(folder)
+    numbers.write_text("image,size\n" + "\n".join(rows))
+    show, settings = Silent(), ["data.target=size", "data.balance=loss", "data.allow_outside=true"]
+    with pytest.raises(TrainingError, match="a number has none"):
+        vitlab.train(numbers, [*settings, f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}"], show=show)
+    assert not show.notes  # before anything is computed
+    for setting in ("model.reducer=tome:r=1", "augment.flip_at_test=true"):
+        with pytest.raises(TrainingError, match="is for a single run, not for the ladder"):
+            vitlab.train(folder, [f"model.init_from={weights}", setting, f"run.dir={tmp_path / 'run'}"])
     with pytest.raises(TrainingError, match=r"run\.ladder=true is for objective\.name=supervised"):
         vitlab.train(folder, ["objective.name=mae", "model.init_from=bundled:mae", f"run.dir={tmp_path / 'run'}"])
+
+
+def test_one_class_that_can_be_read_is_not_learned(weights, tmp_path):
+    folder = stripes(tmp_path / "data", count=6)
+    for image in (folder / "down").iterdir():
+        image.write_bytes(b"not an image")
+    with pytest.raises(TrainingError, match=r"only training images of 'across' can be read.* cannot be read, e\.g\."):
+        vitlab.train(folder, [f"model.init_from={weights}", f"run.dir={tmp_path / 'run'}", *SMALL])
+
+
+def test_a_recipe_file_reaches_every_rung(climbed, folder, tmp_path):
+    """What a file sets otherwise than the recipe of a folder; the recipe.toml of a run gives the same run."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[data]\nbalance = "loss"\n[optim]\nclip = 0.5\n[run]\nepochs = 30\nladder = true\n')
+    assert sorted(own_values(mine)) == ['data.balance="loss"', "optim.clip=0.5"]  # 30 epochs are usual
+    run, _ = climbed
+    state = ladder.LadderState.read(run.folder)
+    again = with_settings(Recipe(), own_values(run.folder / "recipe.toml"))
+    assert again == with_settings(Recipe(), [*state.settings, f"data.source={folder}"])
 
 
 def test_without_weights_a_bundled_model_and_a_new_network_compete(folder, tmp_path, monkeypatch):

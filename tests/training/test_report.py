@@ -21,7 +21,7 @@ from vitlab.images.mix import smooth_targets
 from vitlab.training.heat_maps import heat_maps
 from vitlab.training.label_issues import sure_suspects
 from vitlab.training.report import Evidence, GalleryItem, RunReport, Smoothing, duration, write_report
-from vitlab.training.report.verdict import next_step, verdict
+from vitlab.training.report.verdict import AccuracyResult, next_step, verdict
 from vitlab.training.run_report import typical_successes
 
 X = "{http://www.w3.org/1999/xhtml}"
@@ -452,8 +452,11 @@ def test_the_page_opens_in_the_language_of_the_terminal(tmp_path, monkeypatch, l
             assert not re.search("[一-鿿]", "".join(span.itertext()).replace("大熊猫", ""))
 
 
-GOOD = dict(accuracies=[0.7, 0.8, 0.9], forecast=0.95, low=0.92, high=0.97, forecast_labels=400)
-LITTLE = dict(accuracies=[0.89, 0.9, 0.9], forecast=0.902, low=0.9, high=0.91, forecast_labels=400)
+LABELS = dict(labels=[50, 100, 200], forecast_labels=400)
+GOOD = dict(LABELS, accuracies=[0.7, 0.8, 0.9], forecast=0.95, low=0.92, high=0.97)
+LITTLE = dict(
+    labels=[50, 100, 200], accuracies=[0.89, 0.9, 0.9], forecast=0.902, low=0.9, high=0.91, forecast_labels=400
+)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +478,7 @@ LITTLE = dict(accuracies=[0.89, 0.9, 0.9], forecast=0.902, low=0.9, high=0.91, f
 )
 def test_the_next_step_follows_from_the_evidence(tmp_path, changes, evidence, step):
     result = {**MEASURED, "interval": [0.86, 0.94], **changes}
-    assert next_step(result, evidence) == step
+    assert next_step(AccuracyResult.of(result), evidence) == step
     for part in verdict(result, evidence).split("</span>"):  # and can be said, in both languages
         assert "None" not in part
 

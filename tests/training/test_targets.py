@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 
@@ -31,6 +32,8 @@ from vitlab.export.metadata import ExportMetadata, model_metadata
 from vitlab.export.pipeline import export_model
 from vitlab.export.verify import Comparison
 from vitlab.images.datasets import TargetColumns, open_data, subset
+from vitlab.images.sorting import SortedFolder
+from vitlab.inference import sort_images, write_predictions
 from vitlab.models.task import CLASSES, LabelTask, NumberTask
 from vitlab.serve.app import create_app
 from vitlab.serve.model_pool import ServedModel
@@ -42,8 +45,9 @@ from vitlab.training.objectives import objective_class
 from vitlab.training.objectives.base import MicroStep
 from vitlab.training.probe import fit_probe
 from vitlab.training.recipe import from_tables
+from vitlab.training.report.verdict import Evidence, verdict
 from vitlab.training.runs import list_runs, main_table
-from vitlab.training.target_scores import LabelScores, NumberScores, best_thresholds
+from vitlab.training.target_scores import LabelScores, NumberScores, best_thresholds, headline
 
 SMALL = {
     "model.init_from": "none",
@@ -189,6 +193,37 @@ def test_intervals_are_scipys_bootstrap():
     copies = np.repeat(np.arange(50), 4)  # drawn together, they are worth fewer images
     alike = replace(scores, outputs=scores.outputs[copies], labels=scores.labels[copies])
     assert np.diff(targets.interval(alike, copies)) > 1.5 * np.diff(targets.interval(alike))
+
+
+def test_one_number_has_errors_and_no_r2(recwarn):
+    scores = NumberScores(torch.tensor([[1.0]]), torch.tensor([3.0]).double(), torch.tensor([True]), 0.0)
+    low, high = targets.interval(scores)
+    assert np.isnan([low, high, scores.value]).all() and not recwarn.list
+    numbers = {**scores.numbers(), "interval": [low, high], "images": 1, "split": "val", "judged_by": "R2"}
+    assert headline(numbers) == "MAE 2, RMSE 2"
+    page = verdict(numbers, Evidence())
+    assert "off by <b>2</b>" in page and "nan" not in page and "label more images to measure it with" in page
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({}, "ready to use</b>: <code>vitlab predict runs/x/best"),
+        ({"interval": [0.2, 0.9]}, "not surely better than not looking"),
+        ({"interval": [0.6, 0.9]}, "whether its mAP is 60.0 % or 90.0 %"),
+        ({"stopped_early": True}, "train longer"),
+    ],
+)
+def test_the_verdict_on_labels_says_against_what_and_what_next(changes, says):
+    random = np.random.default_rng(0)
+    truth = random.random((4000, 3)) < [0.1, 0.3, 0.5]
+    guesses = torch.from_numpy(random.normal(size=truth.shape))
+    scores = LabelScores(guesses, torch.from_numpy(truth).float(), torch.ones(4000).bool(), 0.0)
+    assert scores.chance() == pytest.approx(0.3, abs=0.02) == pytest.approx(scores.value, abs=0.03)  # random order
+    result = {"split": "test", "judged_by": "mAP", "images": 4000, "map": 0.8, "f1_micro": 0.7, "f1_macro": 0.6}
+    result |= {"interval": [0.78, 0.82], "baseline": scores.chance(), **changes}
+    page = verdict(result, Evidence("runs/x"))
+    assert says in page and "a random order would have" in page
 
 
 def test_a_model_beats_another_by_more_than_noise():
@@ -394,6 +429,14 @@ def test_numbers_are_learned_in_their_units(number_run, table):
     assert vitlab.evaluate(number_run.model, table).to_dict()["r2"] == pytest.approx(result["r2"], rel=1e-4)
     with pytest.raises(UsageError, match="gives a number"):
         vitlab.evaluate(number_run.model, "digits")
+    predictions = vitlab.predict(model, [*paths, table.with_name("none.png")])
+    write_predictions(predictions, number_run.folder / "answers.csv")
+    rows = list(csv.reader((number_run.folder / "answers.csv").read_text().splitlines()))
+    assert rows[0] == ["image", "level", "error"] and "none.png" in rows[-1][2] and rows[-1][1] == ""
+    assert [float(row[1]) for row in rows[1:-1]] == values
+    with pytest.raises(UsageError, match="--sort needs classes"):
+        sort_images(predictions, SortedFolder(number_run.folder / "sorted", paths))
+    assert "largest errors first" in number_run.report.read_text()
 
 
 def test_exported_files_answer_alike(labels_run, number_run, folder, tmp_path):

@@ -290,7 +290,8 @@ def _check_same_network(stored: Config, config: Config, source: str, patches_may
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
                 raise UsageError(
                     f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
-                    "change classes, image_size, pooling and what has no weights; vitlab.create makes another network."
+                    "change classes, image_size, channels, pooling and what has no weights; vitlab.create makes "
+                    "another network."
                     + (" To resize the patches' weights before fine-tuning: resize_patches=True." if resizable else "")
                 )
 

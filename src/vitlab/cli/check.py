@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,17 +21,24 @@ if TYPE_CHECKING:
 SHOWN = 5  # of each kind of problem; the page shows more, --json all
 
 
-def check(
-    data: Data,
-    source: SourceOptions,
-    model: Annotated[
-        str, option("--model", "CHECKPOINT", "Whose features compare the images.", complete.checkpoints)
-    ] = "auto",
+@dataclass(frozen=True)
+class CheckOutput:
+    """Where the page and the table go."""
+
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="For check.html and cleaned.csv. Default: checks/NAME."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page and table in FOLDER.")] = False,
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page and table in FOLDER.")] = False
+
+
+def check(
+    data: Data,
+    source: SourceOptions,
+    output: CheckOutput,
+    model: Annotated[
+        str, option("--model", "CHECKPOINT", "Whose features compare the images.", complete.checkpoints)
+    ] = "auto",
     apply: Annotated[
         Path | None, typer.Option("--apply", metavar="CSV", help="Check the data as this table corrects them.")
     ] = None,
@@ -51,14 +59,12 @@ def check(
         result = check(
             data,
             model=model,
-            out=out or new_folder(data),
-            overwrite=overwrite,
+            out=output.out or new_folder(data),
+            overwrite=output.overwrite,
             apply=apply,
             device=device,
             progress=meter.update,
-            path=source.path,
-            allow_cut=source.allow_cut,
-            allow_outside=source.allow_outside,
+            **vars(source),
         )
     if json:
         print_json(result.to_dict())

@@ -28,7 +28,7 @@ from vitlab.errors import DataError, UsageError
 from vitlab.export.loader import is_export
 from vitlab.images.datasets import SourceReading, first_few, open_splits
 from vitlab.images.listing import ImageInfo
-from vitlab.images.sources.corrections import apply_corrections, path_in, source_folder
+from vitlab.images.sources.corrections import apply_corrections, path_in, read_corrections, source_folder
 from vitlab.images.sources.dataset import KIND_NAMES, Allow, Splits, subset, target_kind
 from vitlab.images.sources.folder import open_unlabelled
 from vitlab.inference import open_model
@@ -71,14 +71,17 @@ def check(
 
     `data`: a folder of images, with or without class folders and splits, or any data source. `model`: whose features
     are compared; auto: that which vitlab.train would start from. `out`: a folder for the page and the table of
-    corrections; one that it holds already is only replaced with `overwrite`. `apply`: check the data as corrected.
+    corrections; one that it holds already is only replaced with `overwrite`. `apply`: check the data as corrected; the
+    new table has these corrections too.
     """
     began, name = time.perf_counter(), fspath(data)
     place = None if out is None else _check_place(Path(out), overwrite)
     splits = _open(name, source)
-    folder = source_folder(name)
+    folder, applied = source_folder(name), []
     if apply is not None:
-        splits = apply_corrections(splits, Path(apply).expanduser(), folder)
+        corrections = Path(apply).expanduser()
+        splits = apply_corrections(splits, corrections, folder)
+        applied = [row for _, row in read_corrections(corrections) if row.action != "keep"]
     joined = Joined({split: part for split, part in splits.parts.items() if part is not None and len(part)})
     contents = read_contents(joined, adding(progress, "images", len(joined)))
     if not contents.readable.any():
@@ -87,7 +90,7 @@ def check(
     features = _features(network, joined, contents, progress)
     infos = [_info(joined, i, folder) for i in range(len(joined))]
     result = CheckResult(run_name(name), name, splits.classes, infos, CheckMethod(chosen, why), contents.unreadable)
-    result.notes = list(splits.notes)
+    result.notes, result.applied = list(splits.notes), applied
     _look_at_sizes(result, contents)
     copies = _look_for_copies(result, contents, features, progress)
     _look_at_classes(result, joined)
@@ -212,7 +215,11 @@ def _look_at_labels(result: CheckResult, features: FeatureSet, copies: Copies) -
         return
     if few := [result.classes[i] for i in np.flatnonzero((counts > 0) & ~judged)]:
         result.notes.append(f"labels of classes with fewer than {FEWEST} images are not checked: {first_few(few)}.")
-    probe = fit_probe(features.vectors, features.labels, len(result.classes), groups=copies.groups[features.indices])
+    groups = copies.groups[features.indices]
+    if len(np.unique(groups)) < 2:
+        result.notes.append("all images are copies of one, so labels are not checked.")
+        return
+    probe = fit_probe(features.vectors, features.labels, len(result.classes), groups=groups)
     issues = find_label_issues(probe.held_out.exp().numpy(), labels, judged)
     result.suspects = [replace(suspect, image=int(features.indices[suspect.image])) for suspect in issues.suspects]
     if issues.estimated <= PLAUSIBLE:

@@ -48,31 +48,31 @@ class Copies:
 
     def leaks(self, splits: Sequence[str]) -> list[Copy]:
         """Images of val or test with their nearest copy in each split before theirs: train, then val."""
-        rank, known = {name: place for place, name in enumerate(SPLITS)}, self._direct()
+        rank, compared_pairs = {name: place for place, name in enumerate(SPLITS)}, self._direct()
         leaks = []
         for members in self._members():
             for image in members:
                 for split in SPLITS[: rank[splits[image]]]:
                     if others := [other for other in members if splits[other] == split]:
-                        leaks.append(_nearest(image, others, known))
+                        leaks.append(_nearest(image, others, compared_pairs))
         return leaks
 
     def within(self, splits: Sequence[str]) -> list[Copy]:
         """Images that are copies of an earlier one of the same split."""
-        known, copies = self._direct(), []
+        compared_pairs, copies = self._direct(), []
         for members in self._members():
             for place, image in enumerate(members):
                 if before := [other for other in members[:place] if splits[other] == splits[image]]:
-                    copies.append(_nearest(image, before, known))
+                    copies.append(_nearest(image, before, compared_pairs))
         return copies
 
     def conflicts(self, labels: Sequence[str | None]) -> list[Copy]:
         """Copies that have different labels: at least one is wrong."""
-        known, conflicts = self._direct(), []
+        compared_pairs, conflicts = self._direct(), []
         for members in self._members():
             for place, image in enumerate(members):
                 if others := [other for other in members[:place] if labels[other] != labels[image]]:
-                    conflicts.append(_nearest(image, others, known))
+                    conflicts.append(_nearest(image, others, compared_pairs))
         return conflicts
 
     def _members(self) -> list[list[int]]:
@@ -85,9 +85,9 @@ class Copies:
         return {(min(c.image, c.of), max(c.image, c.of)): c for c in (*self.exact, *self.near)}
 
 
-def _nearest(image: int, others: list[int], known: dict[tuple[int, int], Copy]) -> Copy:
+def _nearest(image: int, others: list[int], compared_pairs: dict[tuple[int, int], Copy]) -> Copy:
     """The copy of `image` among others of its group that it is most like; they need not have been compared."""
-    direct = [(other, known.get((min(image, other), max(image, other)))) for other in others]
+    direct = [(other, compared_pairs.get((min(image, other), max(image, other)))) for other in others]
     compared = [(other, pair) for other, pair in direct if pair is not None]
     if not compared:  # a copy of a copy
         return Copy(image, others[0], "near", 0.0)
@@ -135,8 +135,8 @@ def exact_copies(contents: ImageContents, indices: np.ndarray) -> list[Copy]:
 
 def candidates(colours: np.ndarray, features: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (P, 2), a < b, and whether b is to be mirrored (P,)."""
-    plain, mirror = _unit(colours), _unit(colours[:, :, ::-1])
-    pairs = [(nearest(plain, plain, NEIGHBOURS)[1], False), (nearest(mirror, plain, NEIGHBOURS)[1], True)]
+    upright, mirror = _unit(colours), _unit(colours[:, :, ::-1])
+    pairs = [(nearest(upright, upright, NEIGHBOURS)[1], False), (nearest(mirror, upright, NEIGHBOURS)[1], True)]
     if features is not None:
         unit = F.normalize(features, dim=1)
         near = nearest(unit, unit, NEIGHBOURS)[1]
@@ -148,14 +148,14 @@ def candidates(colours: np.ndarray, features: Tensor | None) -> tuple[np.ndarray
     if not candidates:
         return np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=bool)
     listed = np.array(sorted(candidates), dtype=np.int64)  # (P, 3)
-    kept = torch.cat([_alike(plain, mirror, part) for part in torch.from_numpy(listed).split(2**16)]).numpy()
+    kept = torch.cat([_alike(upright, mirror, part) for part in torch.from_numpy(listed).split(2**16)]).numpy()
     return listed[kept, :2], listed[kept, 2].astype(bool)
 
 
-def _alike(plain: Tensor, mirror: Tensor, pairs: Tensor) -> Tensor:
+def _alike(upright: Tensor, mirror: Tensor, pairs: Tensor) -> Tensor:
     """(P,) bool: whether the coarse colours of the pairs (P, 3) agree at all."""
     a, b, mirrored = pairs.T
-    return (plain[a] * torch.where(mirrored[:, None] > 0, mirror[b], plain[b])).sum(dim=1) >= ALIKE
+    return (upright[a] * torch.where(mirrored[:, None] > 0, mirror[b], upright[b])).sum(dim=1) >= ALIKE
 
 
 def _unit(colours: np.ndarray) -> Tensor:

@@ -14,11 +14,12 @@ from vitlab.data_check.result import IMBALANCE, CheckResult, shown_kind
 from vitlab.errors import ImageError
 from vitlab.images.sources.corrections import corrections_text
 from vitlab.images.sources.dataset import Dataset
-from vitlab.training.report.html import data_url, duration, escaped, name_html, percent
+from vitlab.training.report.html import both, data_url, duration, escaped, name_html, percent
 from vitlab.training.report.page import html_document
 
 PAIRS, SINGLES = 30, 48  # images of a section; the table lists all
 THUMBNAIL = 176  # pixels
+NO_LABELS = both("no labels", "没有标签")
 
 
 def write_check(result: CheckResult, data: Dataset, page: Path, table: Path) -> None:
@@ -37,10 +38,6 @@ def write_check(result: CheckResult, data: Dataset, page: Path, table: Path) -> 
 
 def _css() -> str:
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-
-
-def both(english: str, chinese: str) -> str:
-    return f'{english} <span lang="zh-CN">{chinese}</span>'
 
 
 class _Page:
@@ -69,7 +66,7 @@ class _Page:
     def header(self) -> str:
         r = self.result
         about = [f"{split} {count:,}" for split, count in r.splits.items()]
-        about += [f"{len(r.classes)} classes" if r.classes else "no labels"]
+        about.append(both(f"{len(r.classes)} classes", f"{len(r.classes)} 个类别") if r.classes else NO_LABELS)
         tiles = [
             _tile("In two splits", "跨划分重复", len(r.leaks), "bad"),
             _tile("Copies, other label", "同图异标", len(r.conflicts), "bad"),
@@ -79,7 +76,8 @@ class _Page:
             _tile("Unlike their class", "离群图片", len(r.outliers), "doubt"),
             _tile("Odd images", "异常图片", len({*r.tiny, *r.extreme, *r.blank}), "doubt"),
         ]
-        line = f"{len(r.images):,} images · {' · '.join(about)} · {name_html(r.source)}"
+        images = both(f"{len(r.images):,} images", f"{len(r.images):,} 张图片")
+        line = f"{images} · {' · '.join(about)} · {name_html(r.source)}"
         return (
             f'<header>\n<h1>{name_html(r.name)}</h1>\n<p>{line}</p>\n</header>\n<dl class="tiles">{"".join(tiles)}</dl>'
         )
@@ -117,11 +115,14 @@ class _Page:
         leaked: dict[str, set[int]] = {}
         for copy in r.leaks:
             leaked.setdefault(r.images[copy.image].split or "train", set()).add(copy.image)
-        counts = ", ".join(f"{len(images):,} of {r.splits[split]:,} in {split}" for split, images in leaked.items())
+        shares = [(split, f"{len(images):,}", f"{r.splits[split]:,}") for split, images in leaked.items()]
+        counts = ", ".join(f"{some} of {every} in {split}" for split, some, every in shares)
+        chinese = "，".join(f"{split} 的 {every} 张中有 {some} 张" for split, some, every in shares)
         caption = both(
             f"Images that a split before theirs holds too ({counts}): scores on them measure memory. The copy in the "
             "earlier split is marked drop.",
-            "这些验证集或测试集图片也出现在前面的划分中：在它们上面得分高只说明记住了。前一划分中的那份已标为 drop。",
+            f"这些验证集或测试集图片也出现在前面的划分中（{chinese}）：在它们上面得分高只说明记住了。"
+            "前一划分中的那份已标为 drop。",
         )
         return _section("In two splits", "跨划分重复（泄漏）", caption, self.pairs(r.leaks), len(r.leaks), bad=True)
 
@@ -140,7 +141,9 @@ class _Page:
         ]
         table = f'<div class="wide"><table class="files">{"".join(rows)}</table></div>' if rows else ""
         caption = both("Marked drop.", "已标为 drop。")
-        return _section("Unreadable", "无法读取", caption, table + _more(r.unreadable, SINGLES), len(rows), bad=True)
+        return _section(
+            "Unreadable", "无法读取", caption, table + _more(r.unreadable, SINGLES), len(r.unreadable), bad=True
+        )
 
     def suspects(self) -> str:
         r = self.result
@@ -148,11 +151,14 @@ class _Page:
         for s in r.suspects[:SINGLES]:
             given, suggested = name_html(r.classes[s.given]), name_html(r.classes[s.suggested])
             figures.append(self.figure(s.image, f"{given} → <b>{suggested}</b> · {percent(s.confidence)}"))
-        share = "" if r.wrong_labels is None else f" About {percent(r.wrong_labels)} of all labels may be wrong."
+        share = chinese = ""
+        if r.wrong_labels is not None:
+            share = f" About {percent(r.wrong_labels)} of all labels may be wrong."
+            chinese = f"全部标签中约 {percent(r.wrong_labels)} 可能有误。"
         caption = both(
             "Label → what a probe that has not seen the image takes it for, and how sure it is; the surest first."
             f"{share}",
-            "标签 → 未见过该图的线性探测的判断及其把握，把握最大的在前。",
+            f"标签 → 未见过该图的线性探测的判断及其把握，把握最大的在前。{chinese}",
         )
         content = _gallery(figures) + _more(r.suspects, SINGLES)
         return _section("Likely wrong labels", "可疑标签", caption, content, len(r.suspects))
@@ -214,28 +220,46 @@ class _Page:
         verdict = ""
         if ratio is not None:
             english = f"The largest class of train has {ratio:.1f} times the images of the smallest."
+            chinese = f"训练集中最大的类是最小的 {ratio:.1f} 倍。"
             if ratio >= IMBALANCE:
                 english += " Accuracy will hide how the small ones do: read it class by class."
-            verdict = both(english, f"训练集中最大的类是最小的 {ratio:.1f} 倍。")
+                chinese += "总准确率会掩盖小类的表现：请逐类查看。"
+            verdict = both(english, chinese)
         table = (
-            f'<table class="classes"><thead><tr><th>class</th>{head}<th class="n">likely wrong</th></tr></thead>'
+            f'<table class="classes"><thead><tr><th>{both("class", "类别")}</th>{head}'
+            f'<th class="n">{both("likely wrong", "可疑标签")}</th></tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table>"
         )
         return _section("Classes", "各类图片数", verdict, f'<div class="wide tall">{table}</div>', None)
 
     def method(self) -> str:
         r, m = self.result, self.result.method
-        near = "not looked for" if m.copy_threshold > 1 else f"details correlate at {m.copy_threshold:.2f} or more"
+        threshold = f"{m.copy_threshold:.2f}"
+        near = ("details correlate at {} or more", "细节的相关系数不低于 {}")
+        if m.copy_threshold > 1:
+            near = ("not looked for", "未查找")
         rows = {
-            "features": f"{m.model}: {m.why}",
-            "exact copies": "equal decoded pixels",
-            "near copies": f"{near}; also crops of 79 % or more of the sides, and mirror images",
-            "likely wrong labels": "confident learning (arXiv:1911.00068) on a linear probe, in five folds",
-            "unlike their class": "mean cosine distance to the five nearest of the class",
-            "time": duration(m.seconds),
+            ("features", "特征"): (escaped(f"{m.model}: {m.why}"),) * 2,
+            ("exact copies", "完全相同"): ("equal decoded pixels", "解码后的像素相同"),
+            ("near copies", "近似重复"): (
+                f"{near[0].format(threshold)}; also crops of 79 % or more of the sides, and mirror images",
+                f"{near[1].format(threshold)}；也包括保留边长 79 % 以上的裁剪和镜像",
+            ),
+            ("likely wrong labels", "可疑标签"): (
+                "confident learning (arXiv:1911.00068) on a linear probe, in five folds",
+                "置信学习（arXiv:1911.00068），线性探测，五折",
+            ),
+            ("unlike their class", "离群图片"): (
+                "mean cosine distance to the five nearest of the class",
+                "与同类中最近的五张图片的平均余弦距离",
+            ),
+            ("time", "用时"): (duration(m.seconds),) * 2,
         }
-        table = "".join(f'<tr><th>{key}</th><td class="name">{escaped(value)}</td></tr>' for key, value in rows.items())
-        notes = "".join(f'<tr><th>note</th><td class="name">{escaped(note)}</td></tr>' for note in r.notes)
+        table = "".join(
+            f'<tr><th>{both(*key)}</th><td class="name">{both(*text)}</td></tr>' for key, text in rows.items()
+        )
+        note = both("note", "说明")
+        notes = "".join(f'<tr><th>{note}</th><td class="name">{escaped(text)}</td></tr>' for text in r.notes)
         content = f'<div class="wide"><table class="pairs">{table}{notes}</table></div>'
         return _section("How this was done", "检查方法", "", content, None)
 
@@ -247,7 +271,7 @@ class _Page:
         shown = []
         for copy in copies[:PAIRS]:
             two = "".join(self.half(image) for image in (copy.image, copy.of))
-            shown.append(f'<div><div class="two">{two}</div><p class="how">{escaped(shown_kind(copy))}</p></div>')
+            shown.append(f'<div><div class="two">{two}</div><p class="how">{_how_alike(copy)}</p></div>')
         return f'<div class="pairs-of-images">{"".join(shown)}</div>{_more(copies, PAIRS)}'
 
     def half(self, image: int) -> str:
@@ -272,6 +296,16 @@ class _Page:
         return self.urls[image]
 
 
+def _how_alike(copy: Copy) -> str:
+    if copy.kind != "near":
+        chinese = {"same file": "同一文件", "same pixels": "像素相同"}[copy.kind]
+    elif not copy.similarity:
+        chinese = "经由另一份重复"
+    else:
+        chinese = f"近似，{copy.similarity:.2f}" + ("，镜像" if copy.mirrored else "")
+    return both(shown_kind(copy), chinese)
+
+
 def _path(path: str) -> str:
     return f'<small title="{escaped(path)}">{name_html(path)}</small>'
 
@@ -291,7 +325,7 @@ def _more(items: Iterable[object], most: int) -> str:
 
 def _tile(title: str, chinese: str, count: int, kind: str) -> str:
     return (
-        f'<div class="{kind if count else "good"}"><dt>{title} <span lang="zh-CN">{chinese}</span></dt>'
+        f'<div class="{kind if count else "good"}"><dt>{both(title, chinese)}</dt>'
         f'<dd><data value="{count}">{count:,}</data></dd></div>'
     )
 
@@ -303,6 +337,4 @@ def _section(title: str, chinese: str, caption: str, content: str, count: int | 
     number = "" if count is None else f" <b>{count:,}</b>"
     kind = ' class="bad"' if bad else ""
     text = f"<p>{caption}</p>\n" if caption else ""
-    return (
-        f'<section{kind}>\n<h2>{title}{number} <span lang="zh-CN">· {chinese}</span></h2>\n{text}{content}\n</section>'
-    )
+    return f"<section{kind}>\n<h2>{both(title, chinese)}{number}</h2>\n{text}{content}\n</section>"

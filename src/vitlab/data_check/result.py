@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class CheckResult:
     outliers: list[Outlier] = field(default_factory=list)  # the farthest first
     counts: dict[str, list[int]] = field(default_factory=dict)  # split -> images of each class
     notes: list[str] = field(default_factory=list)
+    applied: list[Correction] = field(default_factory=list)  # drop and relabel, with which the data were checked
     page: Path | None = None
     table: Path | None = None
 
@@ -106,6 +107,7 @@ class CheckResult:
         """A line for every image with a problem. Actions are proposed only where nothing has to be judged:
 
         unreadable images, the copy in the earlier split of a leak, and further copies of an image are dropped.
+        Corrections that the data were checked with come last: the table is complete without the one before it.
         """
         drop = set(self.unreadable)
         drop |= {copy.of for copy in self.leaks}
@@ -115,14 +117,15 @@ class CheckResult:
             if copy.image not in contradictory and (copy.kind != "near" or split_off):
                 drop.add(copy.image)
         suggested = {suspect.image: self.classes[suspect.suggested] for suspect in self.suspects}
+        relabelled = {(row.path, row.split): row for row in self.applied if row.action == "relabel"}
         lines = []
         for image, texts in self.problems().items():
             path, split, label = self.images[image]
-            action = "drop" if image in drop else "keep"
-            lines.append(
-                Correction(path, split or "train", label or "", "; ".join(texts), suggested.get(image, ""), action)
-            )
-        return lines
+            line = Correction(path, split or "train", label or "", "; ".join(texts), suggested.get(image, ""))
+            if before := relabelled.pop((path, line.split), None):  # its label in the files is the one of before
+                line = replace(line, label=before.label, suggested_label=before.suggested_label, action="relabel")
+            lines.append(replace(line, action="drop") if image in drop else line)
+        return [*lines, *relabelled.values(), *(row for row in self.applied if row.action == "drop")]
 
     def to_dict(self) -> dict[str, Any]:
         """As `vitlab check --json` prints it."""

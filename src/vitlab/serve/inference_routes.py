@@ -110,9 +110,10 @@ async def predict(request: Request, model: ModelName = None, top: Top = 5) -> Re
     async def answer(job: InferenceJob) -> dict[str, Any]:
         image = await job.image()
         probabilities = _finite(await job.run_verb(image.tensor))  # (classes,)
-        said = predicted(job.served.model, "", probabilities, top)
-        scores = [{"label": label, "probability": p} for label, p in said.scores]
-        return {"scores": scores} | ({} if said.value is None else {"target": said.quantity, "value": said.value})
+        prediction = predicted(job.served.model, "", probabilities, top)
+        scores = [{"label": label, "probability": p} for label, p in prediction.scores]
+        number = {} if prediction.value is None else {"target": prediction.quantity, "value": prediction.value}
+        return {"scores": scores, **number}
 
     return await respond(request, "predict", model, answer)
 

@@ -1,6 +1,6 @@
 """Features on disk, by content: an image that was run through an encoder once is never run through it again.
 
-    cache = FeatureCache.open(key, width)                # one encoder, one way of reading images
+    cache = FeatureCache.open(key, width, about)         # one encoder, one way of reading images
     cache.find(digests)                                  # (n,), -1 where an image is not known
     cache.add(digests, vectors)                          # (n, E), written before they can be found
     cache.take(digests)                                  # (n, E), mapped into memory
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -39,14 +39,22 @@ def folder() -> Path:
     return cache_dir() / "features"
 
 
+class EncoderDescription(TypedDict):
+    """What people recognise an encoder by."""
+
+    model: str  # its name or family
+    size: list[int]  # H, W of its images
+    mirrored: bool  # features of the mirror images
+
+
 @dataclass(frozen=True)
 class CachedEncoder:
     """What the cache holds of one encoder."""
 
     key: str
-    model: str  # its name or family
-    size: list[int]  # H, W of its images
-    mirrored: bool  # features of the mirror images
+    model: str  # this and the next two as in EncoderDescription
+    size: list[int]
+    mirrored: bool
     images: int
     bytes: int
     used: float  # seconds since 1970
@@ -61,8 +69,8 @@ class FeatureCache:
         self.file = place / f"{key}{VECTORS}"
 
     @classmethod
-    def open(cls, key: str, width: int, about: dict[str, Any]) -> FeatureCache | None:
-        """`about`: model, size and mirrored, as in CachedEncoder. None where the cache cannot be written."""
+    def open(cls, key: str, width: int, about: EncoderDescription) -> FeatureCache | None:
+        """None where the cache cannot be written."""
         try:
             cache = cls(folder(), key, width)
             with cache._writing():
@@ -85,8 +93,8 @@ class FeatureCache:
         return self._find(digests, self._mapped())
 
     def _find(self, digests: Sequence[bytes], vectors: np.ndarray) -> np.ndarray:
-        known = {digest: (row, crc) for digest, row, crc in self._rows()}
-        pairs = [known.get(digest, (-1, 0)) for digest in digests]
+        rows_by_digest = {digest: (row, crc) for digest, row, crc in self._rows()}
+        pairs = [rows_by_digest.get(digest, (-1, 0)) for digest in digests]
         rows = np.array([row for row, _ in pairs], dtype=np.int64)
         rows[rows >= len(vectors)] = -1
         for place, (row, (_, crc)) in enumerate(zip(rows, pairs, strict=True)):
@@ -99,10 +107,9 @@ class FeatureCache:
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)  # (n, E)
         assert vectors.shape == (len(digests), self.width)
         with self._writing():
-            (first,) = self.index.execute(
-                "SELECT COALESCE(MAX(row) + 1, 0) FROM features WHERE key = ?", (self.key,)
-            ).fetchone()
-            with self.file.open("r+b" if self.file.exists() else "w+b") as file:
+            size = self.file.stat().st_size if self.file.exists() else 0
+            first = -(-size // (4 * self.width))  # behind what a killed process may have left there
+            with self.file.open("r+b" if size else "w+b") as file:
                 file.seek(first * self.width * 4)
                 file.write(vectors.tobytes())
             self.index.executemany(
@@ -187,10 +194,10 @@ def encoders() -> list[CachedEncoder]:
 
 def clean(keys: Sequence[str] | None = None, unused_days: float | None = None) -> list[CachedEncoder]:
     """Remove the features of these encoders, or of those not used for so many days; of all by default. Returns them."""
-    known = encoders()
-    if missing := set(keys or ()) - {encoder.key for encoder in known}:
+    listed = encoders()
+    if missing := set(keys or ()) - {encoder.key for encoder in listed}:
         raise UsageError(f"no features are kept under the key {min(missing)}. `vitlab cache` lists the keys.")
-    chosen = [encoder for encoder in known if keys is None or encoder.key in keys]
+    chosen = [encoder for encoder in listed if keys is None or encoder.key in keys]
     if unused_days is not None:
         chosen = [encoder for encoder in chosen if time.time() - encoder.used > 86_400 * unused_days]
     if chosen:

@@ -27,10 +27,11 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.models.base import Network, features_of
 from vitlab.training.batches import ImageSet, Skipped
 from vitlab.training.evaluate import evaluating
-from vitlab.training.feature_cache import FeatureCache
+from vitlab.training.feature_cache import EncoderDescription, FeatureCache
 from vitlab.training.processes import Processes
 from vitlab.training.unreadable import none_readable
 
+VERSION = 1  # raise it where a correction changes the features of the same weights: stored ones are then not used
 BATCH = 32  # images of one forward pass
 AHEAD = 2  # batches that are read while one is computed
 SAMPLE = 256  # images that tell how many have stored features
@@ -52,14 +53,14 @@ class FeatureSet:
 
 def feature_key(model: Network, preprocess: Preprocess, device: torch.device, mirrored: bool = False) -> str:
     """Equal where equal images give equal features: the encoder's weights, how images are read, the kind of device."""
-    about = [feature_fingerprint(model), sorted(preprocess.to_dict().items()), device.type, mirrored]
+    about = [VERSION, feature_fingerprint(model), sorted(preprocess.to_dict().items()), device.type, mirrored]
     return blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
 
 def open_cache(model: Network, preprocess: Preprocess, *, mirrored: bool = False) -> FeatureCache | None:
     """The cache for this encoder; None where there can be none."""
     name = (model.card.name if model.card is not None else None) or model.family
-    about = {"model": name, "size": list(preprocess.size), "mirrored": mirrored}
+    about: EncoderDescription = {"model": name, "size": list(preprocess.size), "mirrored": mirrored}
     device = next(model.parameters()).device
     return FeatureCache.open(feature_key(model, preprocess, device, mirrored), model.feature_width, about)
 
@@ -123,14 +124,14 @@ class _Work:
         numbers = range(self.who.rank, -(-n // BATCH), self.who.world)
         parts = [np.arange(number * BATCH, min((number + 1) * BATCH, n)) for number in numbers]
         digests = self._digests(parts, skipped) if cache is not None else {}
-        known = np.zeros(n, dtype=bool)
+        cached = np.zeros(n, dtype=bool)
         if cache is not None and digests:
-            known[list(digests)] = cache.find(list(digests.values())) >= 0
-        missing = [part for part in parts if not known[part].all()]
+            cached[list(digests)] = cache.find(list(digests.values())) >= 0
+        missing = [part for part in parts if not cached[part].all()]
         self._count(sum(map(len, parts)) - sum(map(len, missing)))
         new: dict[int, Tensor] = {}  # where nothing can be kept on disk
         with evaluating(self.model):
-            for part, (pixels, kept, bad) in self._ahead(missing, known):
+            for part, (pixels, kept, bad) in self._ahead(missing, cached):
                 skipped |= bad
                 if len(kept):
                     images = self.image_set.normalise(pixels).to(self.who.device)
@@ -140,11 +141,11 @@ class _Work:
                         new |= dict(zip(part[kept].tolist(), vectors, strict=True))
                     else:
                         cache.add([digests[int(i)] for i in part[kept]], vectors.numpy())
-                    known[part] = False
-                    known[part[kept]] = True
+                    cached[part] = False
+                    cached[part[kept]] = True
                 self._count(len(part))
         if cache is not None:
-            indices = np.flatnonzero(known)
+            indices = np.flatnonzero(cached)
             vectors = torch.from_numpy(cache.take([digests[int(i)] for i in indices]))
         else:
             indices = np.array(sorted(new), dtype=np.int64)
@@ -174,14 +175,14 @@ class _Work:
         return digests
 
     def _ahead(
-        self, parts: list[np.ndarray], known: np.ndarray
+        self, parts: list[np.ndarray], cached: np.ndarray
     ) -> Iterator[tuple[np.ndarray, tuple[Tensor, np.ndarray, Skipped]]]:
         """Each part with its pixels, as ImageSet.take gives them; the next ones are read meanwhile."""
 
         def read(part: np.ndarray) -> tuple[Tensor, np.ndarray, Skipped]:
-            unknown = part[~known[part]]
-            pixels = self.image_set.take(unknown)
-            if len(unknown) == len(part) or not len(pixels[1]):  # what is unknown may be what cannot be read
+            missing = part[~cached[part]]
+            pixels = self.image_set.take(missing)
+            if len(missing) == len(part) or not len(pixels[1]):  # what is missing may be what cannot be read
                 return pixels
             return self.image_set.take(part)
 

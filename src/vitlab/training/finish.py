@@ -20,7 +20,7 @@ from vitlab.training.retrieval import Retrieval
 from vitlab.training.run_report import FinishedRun, write_run_report
 from vitlab.training.runlog import RunLog, to_json
 from vitlab.training.state import Progress, explain_failed_save, save_best
-from vitlab.training.target_scores import TargetScores
+from vitlab.training.target_scores import LabelScores, TargetScores
 from vitlab.training.uncertainty import accuracy, majority
 from vitlab.training.unreadable import note_skipped
 
@@ -35,7 +35,7 @@ def finish(job: TrainingJob, progress: Progress, log: RunLog | None) -> dict[str
         fewer = job.recipe.model.reducer
         started = "" if job.recipe.model.init_from is None else f", from {job.recipe.model.init_from}"
         source = f"vitlab train, {job.data.name}{started}{'' if fewer is None else f', with {fewer}'}"
-        best.card = trained_card(best, source, card_metrics(split, result, scores))
+        best.card = trained_card(best, source, card_metrics(split, job.objective.metric, scores))
         save_best(job.run, best)
         write_result(job.run, result, log, progress.step)
         image_set = ImageSet(_split(job, split), best.require_preprocess())
@@ -87,16 +87,20 @@ def _evaluate_best(
 
 
 def certainty(scores: AnyScores, evaluated: Dataset, train: Dataset) -> dict[str, Any]:
-    """For result.json: the 95 % interval of the score, the images behind it, and of classes the majority baseline."""
+    """For result.json: the 95 % interval of the score, the images behind it, and a baseline: of classes always the most
+    frequent one, of several labels a random order.
+    """
     if isinstance(scores, Retrieval):
         return {}
     if isinstance(scores, TargetScores):
-        return {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
+        chance = {"baseline": scores.chance()} if isinstance(scores, LabelScores) else {}
+        certain = {"interval": list(targets.interval(scores, evaluated.groups)), "images": int(scores.read.sum())}
+        return {**certain, **chance}
     read = scores.read.numpy()
     groups = None if evaluated.groups is None else evaluated.groups[read]
     measured = accuracy((scores.predicted == scores.labels)[scores.read], groups)
-    known = {"majority": majority(train.labels, scores.labels[scores.read].numpy())} if len(train) else {}
-    return {"interval": [measured.low, measured.high], "images": measured.images, **known}
+    baseline = {"majority": majority(train.labels, scores.labels[scores.read].numpy())} if len(train) else {}
+    return {"interval": [measured.low, measured.high], "images": measured.images, **baseline}
 
 
 def _split(job: TrainingJob, split: str) -> Dataset:
@@ -114,11 +118,11 @@ def trained_card(model: Network, source: str, metrics: dict[str, float]) -> Card
     return Card(started.name or model.family, source, started.licence, metrics)
 
 
-def card_metrics(split: str, result: dict[str, Any], scores: AnyScores) -> dict[str, float]:
-    """The metrics of a model's card."""
+def card_metrics(split: str, metric: str, scores: AnyScores) -> dict[str, float]:
+    """The metrics of a model's card; `metric`: the name of what `scores.top` is."""
     if isinstance(scores, TargetScores):
         return {metric_name(split, name): value for name, value in scores.numbers().items() if name != "loss"}
-    return {metric_name(split, result["judged_by"]): result["top1"]}
+    return {metric_name(split, metric): scores.top(1)}
 
 
 def save_answers(run: Path, scores: Scores | TargetScores) -> None:

@@ -28,6 +28,8 @@ NOISE = ("dropout", "attention_dropout", "patch_dropout", "stochastic_depth")
 def why_in_every_step(recipe: Recipe, model: Network) -> str | None:
     """What makes the encoder run in every step although it is frozen; None: its features can be kept."""
     a, c = recipe.augment, model.config
+    if recipe.run.sharding != "none":
+        return f"run.sharding={recipe.run.sharding} shares it out"
     if model.linear_head is None:
         return "its classifier is more than one linear layer"
     learns = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

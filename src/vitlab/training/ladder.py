@@ -62,7 +62,16 @@ from vitlab.training.loop import Beginning, Show, check_resume, fit_part
 from vitlab.training.measure import SpeedMeter
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.probe import Probe, fit_probe
-from vitlab.training.recipe import AUTO, ModelRecipe, Recipe, from_tables, single_run, to_toml, with_settings
+from vitlab.training.recipe import (
+    AUTO,
+    ModelRecipe,
+    Recipe,
+    from_tables,
+    setting,
+    single_run,
+    to_toml,
+    with_settings,
+)
 from vitlab.training.report.html import duration
 from vitlab.training.run_report import FORWARD_PASSES, FinishedRun, HeldOut, write_run_report
 from vitlab.training.runlog import RunLog, from_json, read_log, to_json
@@ -205,6 +214,13 @@ def climb(
             f"run.ladder=true is for objective.name={', '.join(OBJECTIVE_FOR.values())}, not for "
             f"{recipe.objective.name}."
         )
+    objective_class(recipe.objective.name).check(recipe)  # not when the first rung that trains is reached
+    for name, value in (("model.reducer", recipe.model.reducer), ("augment.flip_at_test", recipe.augment.flip_at_test)):
+        if value:  # probes would be compared, and test images scored, without it
+            raise TrainingError(
+                f"{setting(name, value)} is for a single run, not for the ladder: name the weights, "
+                "model.init_from=CHECKPOINT run.ladder=false; or model.init_from=none."
+            )
     if resume:
         recipe = check_resume(recipe, run, changed)
         state = LadderState.read(run)
@@ -316,6 +332,7 @@ class Ladder:
         model.to(self.who.device)
         self._fit_time(model)
         train, val = self._features(model, "train"), self._features(model, "val")
+        self._check_readable(train)
         self._save_state()
         if self.data.kind == "class":
             self._knn(train, val)
@@ -391,6 +408,16 @@ class Ladder:
         self.note(f"{what}: {features.computed:,} images in {duration(features.seconds)}{from_cache}")
         self._note_skipped(features.skipped)
         return features
+
+    def _check_readable(self, train: FeatureSet) -> None:
+        """Refuse to learn one class alone, where the images of all others are damaged."""
+        classes = train.labels.unique().tolist()
+        if self.data.kind == "class" and len(classes) < 2:
+            raise TrainingError(
+                f"{self.data.name}: only training images of {self.data.classes[classes[0]]!r} can be read, and a "
+                f"classifier needs two classes. {len(train.skipped)} images cannot be read, e.g. "
+                f"{next(iter(train.skipped.values()), '')}"
+            )
 
     def _note_skipped(self, skipped: dict[str, str]) -> None:
         """Report unreadable images once; too many stop the run."""
@@ -526,7 +553,8 @@ class Ladder:
         result = fit_part(recipe, folder, begin, show=self.show, finishing=finish_rung)
         stored, labels = load_file(folder / ANSWERS), label_tensor(self.data.val.labels)
         rung = self._rung(name, title, Scores(stored["logits"], labels, stored["read"], 0.0), 0.0, folder / BEST)
-        self._add(replace(rung, seconds=time.perf_counter() - began, result=result))
+        seconds = max(time.perf_counter() - began, float(result["seconds"]))  # it may have run before a resume
+        self._add(replace(rung, seconds=seconds, result=result))
         self._save_state()
 
     def _nothing_to_gain(self, name: str, title: str) -> bool:
@@ -654,7 +682,7 @@ class Ladder:
         if self.who.first:
             weights = self.recipe.model.init_from or (None if best.name == "scratch" else BUNDLED)
             source = f"vitlab train, {self.data.name}" + ("" if weights is None else f", from {weights}")
-            model.card = trained_card(model, source, card_metrics(split, result, scores))
+            model.card = trained_card(model, source, card_metrics(split, result["judged_by"], scores))
             save_best(self.run, model)
             write_result(self.run, result, self.log, len(self.rungs))
             curves = [] if best.checkpoint is None or not best.result else read_log(best.checkpoint.parent)

@@ -65,9 +65,9 @@ class SpeedMeter:
         """
         same = replace(recipe, model=replace(recipe.model, init_from=self.weights or recipe.model.init_from))
         key = timing_key(same, len(self.data.classes), self.data.train.channels)
-        known = None if patience else processes.start(recipe.run.device).from_first(lambda: remembered(key))
-        if known is not None:
-            return replace(known, spent=time.perf_counter() - self.since)
+        earlier = None if patience else processes.start(recipe.run.device).from_first(lambda: remembered(key))
+        if earlier is not None:
+            return replace(earlier, spent=time.perf_counter() - self.since)
         with TemporaryDirectory() as folder:
             speed = self._measure(recipe, Path(folder), patience)
         remember(key, speed)

@@ -11,7 +11,8 @@ from pathlib import Path
 from vitlab.errors import UsageError
 from vitlab.images.sources import SHARD_PATTERN, SOURCES, sources_of
 from vitlab.models.config import nearest
-from vitlab.training.recipe import Recipe, read_recipe
+from vitlab.parsing import flat, parse_toml
+from vitlab.training.recipe import Recipe, read_recipe, setting, to_tables
 
 FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[3] / "recipes")  # installed; in the repository
 BY_SOURCE = {"cifar10": "cifar10_full", "cifar100": "cifar10_full", "mnist": "fashion-mnist"}
@@ -32,6 +33,20 @@ def join_sources(names: Sequence[str]) -> str:
     if wrong := [name for name in names if "," in name]:
         raise UsageError(f"{wrong[0]}: a comma in its name, and commas are between several sources. Rename it.")
     return ",".join(names)
+
+
+def own_values(path: Path) -> list[str]:
+    """Settings of a recipe file that differ from the recipe of a folder, as typed on the command line.
+
+    On the ladder these hold for every rung; for the rest each rung has values of its own.
+    """
+    usual = flat(to_tables(read_recipe(recipes()["folder"])))
+    written = flat(parse_toml(path.read_text(encoding="utf-8")))
+    return [
+        setting(key, value)
+        for key, value in written.items()
+        if key not in usual or setting(key, value) != setting(key, usual[key])
+    ]
 
 
 def find_recipe(what: str | None) -> tuple[str, Recipe]:

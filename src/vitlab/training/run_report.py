@@ -167,6 +167,7 @@ def _with_targets(report: RunReport, run: FinishedRun, scores: TargetScores) -> 
         report,
         mistakes=[shown(i) for i in worst],
         samples=[shown(i) for i in samples],
+        evidence=Evidence(str(run.run)),
     )
 
 

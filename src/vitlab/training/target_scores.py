@@ -6,6 +6,7 @@ scores.mean_average_precision(), scores.f1("micro"), best_thresholds(logits, lab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -88,8 +89,13 @@ class LabelScores(TargetScores):
 
     def mean_average_precision(self) -> float:
         """Over the labels that some image has."""
-        known = [value for value in self.average_precisions() if value is not None]
-        return sum(known) / len(known) if known else 0.0
+        values = [value for value in self.average_precisions() if value is not None]
+        return sum(values) / len(values) if values else 0.0
+
+    def chance(self) -> float:
+        """The mean average precision of a random order, about: the mean share of images that have a label."""
+        has = self.labels[self.read].float().mean(dim=0)  # (K,)
+        return float(has[has > 0].mean()) if bool((has > 0).any()) else 0.0
 
     def f1s(self) -> list[float | None]:
         """Of each label; None where no image has it and none is given it."""
@@ -186,7 +192,8 @@ def headline(numbers: Mapping[str, Any], metric: str = "top-1") -> str:
     if "map" in n:
         return f"mAP {n['map']:.2%}{_span(n, '.1%')}, F1 {n['f1_micro']:.2%} (micro), {n['f1_macro']:.2%} (macro)"
     if "mae" in n:
-        return f"R2 {n['r2']:.4f}{_span(n, '.3f')}, MAE {n['mae']:.4g}, RMSE {n['rmse']:.4g}"
+        errors = f"MAE {n['mae']:.4g}, RMSE {n['rmse']:.4g}"
+        return errors if math.isnan(n["r2"]) else f"R2 {n['r2']:.4f}{_span(n, '.3f')}, {errors}"
     return f"{metric} {n['top1']:.2%}{_span(n, '.1%')}"
 
 

@@ -6,6 +6,7 @@ beats(new_scores, old_scores)                          # by more than the noise 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,13 +21,7 @@ from vitlab.training.probe import CHOOSES, FOLD, STRENGTHS, Probe, deal
 from vitlab.training.target_scores import LabelScores, TargetScores, average_precision
 from vitlab.training.uncertainty import resamples
 
-PENALTIES = (
-    1.0,
-    10.0,
-    100.0,
-    1e3,
-    1e4,
-)  # of the ridge, for features of variance 1: a large one shrinks most
+PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4)  # of the ridge, for features of variance 1: a large one shrinks most
 LABELS = 8  # labels that choose the strength; more would take long and choose the same
 RESAMPLES = 200
 Fit = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray]]  # x, y, strength -> (K, E), (K,)
@@ -118,7 +113,10 @@ def log_loss(outputs: np.ndarray, y: np.ndarray) -> float:
 
 
 def interval(scores: TargetScores, groups: np.ndarray | None = None, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of `scores.value`, by the bootstrap. `groups` (N,): images that are drawn together."""
+    """95 % interval of `scores.value`, by the bootstrap. `groups` (N,): images that are drawn together.
+
+    NaN where no draw has a value: R2 needs two different numbers.
+    """
     read = scores.read.nonzero()[:, 0]
     outputs, labels = scores.outputs[read], scores.labels[read]
     values = []
@@ -126,6 +124,8 @@ def interval(scores: TargetScores, groups: np.ndarray | None = None, seed: int =
         drawn = torch.from_numpy(rows)
         part = replace(scores, outputs=outputs[drawn], labels=labels[drawn], read=torch.ones(len(rows)).bool())
         values.append(part.value)
+    if np.isnan(values).all():
+        return math.nan, math.nan
     low, high = np.nanquantile(values, [0.025, 0.975])
     return float(low), float(high)
 
@@ -148,8 +148,8 @@ def beats(new: TargetScores, old: TargetScores, groups: np.ndarray | None = None
 
 def _mean_precision(outputs: Tensor, labels: Tensor) -> float:
     """mAP over the labels that some of these images have."""
-    known = labels.any(dim=0).nonzero()[:, 0].tolist()
-    values = [average_precision(outputs[:, k], labels[:, k]) for k in known]
+    present = labels.any(dim=0).nonzero()[:, 0].tolist()
+    values = [average_precision(outputs[:, k], labels[:, k]) for k in present]
     return sum(values) / len(values) if values else 0.0
 
 

@@ -30,7 +30,7 @@ from vitlab.training.job import suited_recipe
 from vitlab.training.ladder import climb, ladder_or_scratch
 from vitlab.training.loop import Show, Silent, check_is_run, fit
 from vitlab.training.objectives import DEFAULT
-from vitlab.training.presets import find_recipe, join_sources, recipes
+from vitlab.training.presets import find_recipe, join_sources, own_values, recipes
 from vitlab.training.recipe import AUTO, Recipe, read_recipe, setting, with_settings, with_value
 from vitlab.training.state import check_place
 
@@ -101,6 +101,8 @@ def train(
         for note in notes:
             show.note(note)
         recipe = suited_recipe(ladder_or_scratch(with_settings(recipe, texts), texts))
+        if recipe.run.ladder and Path(what or "").suffix == ".toml":
+            texts = [*own_values(Path(what or "")), *texts]
     run = run or (Path(recipe.run.dir) if recipe.run.dir else None)
     corrections = None if recipe.data.apply is None else read_bytes(Path(recipe.data.apply).expanduser())
     with ExitStack() as locks:

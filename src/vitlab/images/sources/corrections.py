@@ -20,8 +20,16 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from vitlab.errors import DataError
-from vitlab.images.sources.dataset import Dataset, Splits, refuse_special, relabelled, subset
+from vitlab.errors import DataError, UsageError
+from vitlab.images.sources.dataset import (
+    KIND_NAMES,
+    Dataset,
+    Splits,
+    refuse_special,
+    relabelled,
+    subset,
+    target_kind,
+)
 from vitlab.images.sources.table import csv_rows, read_bytes, shown_lines, split_name
 
 ACTIONS = ("keep", "drop", "relabel")
@@ -67,10 +75,15 @@ def apply_corrections(splits: Splits, table: Path, folder: Path | None) -> Split
 
     A line that does not fit the data is an error: it was written for other data, or mistyped.
     """
+    if (kind := target_kind(splits.train.labels)) != "class":
+        raise UsageError(
+            f"data.apply={table}: corrections are for images of one class each, and the data have {KIND_NAMES[kind]}. "
+            "Correct the table of the data itself."
+        )
     parts = {name: part for name, part in splits.parts.items() if part is not None}
     changes = {name: _Changes(part, folder) for name, part in parts.items()}
     unknown: list[tuple[int, str]] = []
-    for line, row in _read(table):
+    for line, row in read_corrections(table):
         at = changes[row.split].find(row, f"{table}, line {line}") if row.split in changes else None
         if at is None:
             unknown.append((line, f"{row.path} ({row.split})"))
@@ -137,7 +150,7 @@ class _Changes:
         return subset(dataset, self.kept) if self.dropped else dataset
 
 
-def _read(table: Path) -> Iterable[tuple[int, Correction]]:
+def read_corrections(table: Path) -> Iterable[tuple[int, Correction]]:
     """Line numbers and corrections; whatever is not one is an error that names the line."""
     refuse_special(table)
     columns = {name: (name,) for name in (*HEADER.split(","), "problems")}

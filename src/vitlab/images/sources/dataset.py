@@ -258,7 +258,7 @@ class Subset:
         self.dataset, self.indices = dataset, indices
         self.labels = dataset.labels[indices] if labels is None else labels
         self.classes, self.channels, self.stored = dataset.classes, dataset.channels, dataset.stored
-        self.groups: np.ndarray | None = None if dataset.groups is None else dataset.groups[indices]
+        self.groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -283,11 +283,15 @@ def subset(dataset: Dataset, indices: Sequence[int] | np.ndarray) -> Dataset:
     indices = indices.astype(np.int64)
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(dataset)):
         raise IndexError(f"indices {indices.min()}..{indices.max()} are outside the {len(dataset)} samples.")
+    part = _part(dataset, indices)
+    part.groups = None if dataset.groups is None else dataset.groups[indices]
+    return part
+
+
+def _part(dataset: Dataset, indices: np.ndarray) -> Dataset:
     if isinstance(dataset, ArrayDataset) and dataset.images is not None:
         images, labels = dataset.images[indices], dataset.labels[indices]
-        part = ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
-        part.groups = None if dataset.groups is None else dataset.groups[indices]
-        return part
+        return ArrayDataset(images, labels, dataset.classes, dataset.name, dataset.ids[indices])
     if isinstance(dataset, Captioned):
         return Captioned(subset(dataset.dataset, indices), Captions(dataset.captions[i] for i in indices))
     if isinstance(dataset, Subset):
@@ -299,5 +303,8 @@ def relabelled(dataset: Dataset, labels: np.ndarray) -> Dataset:
     """The same samples with other labels (N,); in memory if the dataset is."""
     assert labels.shape == (len(dataset),)
     if isinstance(dataset, ArrayDataset) and dataset.images is not None:
-        return ArrayDataset(dataset.images, labels, dataset.classes, dataset.name, dataset.ids)
-    return Subset(dataset, np.arange(len(dataset)), labels)
+        same: Dataset = ArrayDataset(dataset.images, labels, dataset.classes, dataset.name, dataset.ids)
+    else:
+        same = Subset(dataset, np.arange(len(dataset)), labels)
+    same.groups = dataset.groups
+    return same

@@ -23,7 +23,11 @@ from vitlab.images.sources.groups import is_path_rule
 from vitlab.images.sources.labels import number_labels
 from vitlab.special_files import special_kind
 
-COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
+COLUMNS = {
+    "path": ("path", "image", "file", "filename", "file_name"),
+    "label": ("label", "class"),
+    "split": ("split",),
+}
 PEEKED = 10_000  # bytes of a text that tell what it is
 SHOWN = 5  # lines that a message lists
 

@@ -28,6 +28,7 @@ from vitlab.images.sources.dataset import Allow, FileDataset, Splits, TargetKind
 from vitlab.images.sources.groups import is_path_rule
 from vitlab.images.sources.labels import number_labels
 from vitlab.images.sources.table import (
+    COLUMNS,
     check_files,
     check_inside,
     decode_text,
@@ -39,8 +40,8 @@ from vitlab.images.sources.table import (
 from vitlab.parsing import parse_json
 
 ENDINGS = (".csv", ".tsv", ".json", ".jsonl")
-PATH, SPLIT = ("path", "image", "file", "filename", "file_name"), "split"
-LABEL, LABELS, CAPTION = ("label", "class"), ("labels", "tags"), ("caption", "captions", "text", "sentence")
+PATH, LABEL, SPLIT = COLUMNS["path"], COLUMNS["label"], "split"
+LABELS, CAPTION = ("labels", "tags"), ("caption", "captions", "text", "sentence")
 OTHER = ("group",)  # columns with a meaning of their own
 SEPARATORS = (";", "|", ",")
 UNUSUAL = ("/", "+", "&", "\\", " ")  # what people also write between labels, and names contain
@@ -63,6 +64,12 @@ class TargetColumns:
     def settings(self) -> list[str]:
         """Those that are set, as typed."""
         return [f"data.{name}={value}" for name, value in vars(self).items() if value is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns themselves."""
+        text = self.labels or self.label or self.target or ""
+        return [name for part in (text.split(",") if self.labels else [text]) if (name := part.strip())]
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,10 @@ def _groups(table: TargetTable, splits: dict[str, list[int]], group: str | None)
     title = next((title for title in table.titles if title.lower() == group.lower()), None)
     if title is None:
         raise DataError(f"{table.path}: no column {group}, which data.group names (found {', '.join(table.titles)}).")
-    return {split: [str(table.rows[row].get(title, "")) for row in rows] for split, rows in splits.items()}
+    for row, cell in enumerate(table.cells(title)):
+        if cell is None or not str(cell).strip():  # all images without a group would be one group
+            raise DataError(f"{table.place(row)}: the {title} is empty. Fill it in, or remove the line.")
+    return {split: [str(table.rows[row][title]).strip() for row in rows] for split, rows in splits.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -240,8 +250,7 @@ def _choose(table: TargetTable, columns: TargetColumns) -> Choice:
     if columns.label is not None:
         return Choice("class", [table.column(f"data.label={columns.label}", columns.label)])
     if columns.labels is not None:
-        names = [name.strip() for name in columns.labels.split(",") if name.strip()]
-        return Choice("labels", [table.column(f"data.labels={columns.labels}", name) for name in names])
+        return Choice("labels", [table.column(f"data.labels={columns.labels}", name) for name in columns.names])
     one, several = table.find(LABEL), table.find(LABELS)
     if one and several:
         raise DataError(
@@ -286,7 +295,8 @@ def _nothing_to_learn(table: TargetTable, others: list[str]) -> str:
         if all(_is_flag(cell) for cell in cells):
             hints.append(f"data.labels={title} (a label that an image has or has not)")
         elif all(_number(cell) is not None for cell in cells):
-            hints.append(f"data.target={title} (a number)")
+            whole_numbers = all(float(cell).is_integer() for cell in cells)
+            hints.append(f"data.target={title} (a number)" + f", data.label={title} (a class)" * whole_numbers)
         else:
             hints.append(f"data.label={title} (one class an image)")
     say = f" Say which column is learned: {', '.join(hints)}." if hints else ""

@@ -115,29 +115,29 @@ def start_sentence(result: Mapping[str, Any]) -> str:
     return f"<p>{both(english, chinese)}</p>"
 
 
-def smoothing_sentence(smoothing: Smoothing | None, confidence: float | None, result: Mapping[str, Any]) -> str:
+def smoothing_sentence(smoothing: Smoothing | None, confidence: float | None, accuracy: float | None) -> str:
     """What smoothing does to loss and confidence. `confidence`: the mean over the evaluated images."""
     english, chinese = [], []
     if smoothing is not None and smoothing.eps > 0:
         eps, K, aim = f"{smoothing.eps:g}", smoothing.classes, f"{100 * smoothing.confidence:.3g} %"
-        plain = -math.log(smoothing.confidence)
+        best_loss = -math.log(smoothing.confidence)
         english.append(
             f"Label smoothing of ε = {eps} with K = {K} classes asks for {aim} confidence in the label (1 − ε + ε/K), "
             f"not for 100 %. So the training loss cannot fall below {smoothing.floor:.4f}, however good the model is"
             f"{', and mixed images (mixup, CutMix) raise that floor further' if smoothing.mixed else ''}; the "
-            f"validation loss is measured without smoothing, and is {plain:.4f} where every answer is right at just "
-            "that confidence."
+            f"validation loss is measured without smoothing, and is {best_loss:.4f} where every answer is right at "
+            "just that confidence."
         )
         chinese.append(
             f"标签平滑 ε = {eps}、K = {K} 个类别，要求对标签的置信度为 {aim}（1 − ε + ε/K），而不是 100 %。"
             f"因此模型再好，训练损失也不会低于 {smoothing.floor:.4f}"
             f"{'；混合图片（mixup、CutMix）会使这个下限更高' if smoothing.mixed else ''}；"
-            f"验证损失不含平滑，若每张都以恰好这个置信度答对，验证损失为 {plain:.4f}。"
+            f"验证损失不含平滑，若每张都以恰好这个置信度答对，验证损失为 {best_loss:.4f}。"
         )
     elif smoothing is not None:
         english.append("There was no label smoothing, so the loss has no floor but 0.")
         chinese.append("没有使用标签平滑，损失的下限就是 0。")
-    if confidence is not None and isinstance(result.get("top1"), float):
-        english.append(f"On average it is {percent(confidence)} confident, and right on {percent(result['top1'])}.")
-        chinese.append(f"它的平均置信度为 {percent(confidence)}，答对 {percent(result['top1'])}。")
+    if confidence is not None and accuracy is not None:
+        english.append(f"On average it is {percent(confidence)} confident, and right on {percent(accuracy)}.")
+        chinese.append(f"它的平均置信度为 {percent(confidence)}，答对 {percent(accuracy)}。")
     return f"<p>{both(' '.join(english), ''.join(chinese))}</p>" if english else ""

@@ -15,7 +15,19 @@ import numpy as np
 
 from vitlab.parsing import flat
 
-PERCENT = ("top1", "top5", "accuracy", "val_top1", "test_top1", "ece", "map", "val_map", "f1_micro", "f1_macro")
+PERCENT = (
+    "top1",
+    "top5",
+    "accuracy",
+    "val_top1",
+    "test_top1",
+    "ece",
+    "map",
+    "val_map",
+    "f1_micro",
+    "f1_macro",
+    "baseline",
+)
 
 
 def printable(value: object) -> str:
@@ -110,9 +122,9 @@ class GalleryItem:
 def gallery(items: list[GalleryItem], caption: str) -> str:
     """Images with a heat map come first, larger: the image and its map side by side."""
     pairs = [_figure(item) for item in items if item.heat is not None]
-    plain = [_figure(item) for item in items if item.heat is None]
+    without_heat = [_figure(item) for item in items if item.heat is None]
     parts = [f'<div class="gallery heat">{"".join(pairs)}</div>' if pairs else ""]
-    parts.append(f'<div class="gallery">{"".join(plain)}</div>' if plain else "")
+    parts.append(f'<div class="gallery">{"".join(without_heat)}</div>' if without_heat else "")
     return f"<p>{caption}</p>{''.join(parts)}" if items else ""
 
 

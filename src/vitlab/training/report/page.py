@@ -74,7 +74,7 @@ def write_report(folder: Path, report: RunReport) -> Path:
     background = [
         rungs_table(result),
         start_sentence(result),
-        smoothing_sentence(report.smoothing, report.confidence, result),
+        smoothing_sentence(report.smoothing, report.confidence, result.get("top1")),
     ]
     header, tiles = _header(folder.resolve().name, log, recipe_text, result, len(classes))
     samples = both("Images the model was not trained on.", "模型没有训练过的图片。")
@@ -126,6 +126,11 @@ def _mistakes_caption(report: RunReport) -> str:
         "Wrong, and most sure of it, first: given label → <b>answer</b>.",
         "答错而又最有把握的在前：给定标签 → <b>回答</b>。",
     )
+    if "mae" in report.result:
+        english, chinese = (
+            "The largest errors first: true → <b>predicted</b>.",
+            "误差最大的在前：真值 → <b>预测值</b>。",
+        )
     if report.heat:
         english += f" Bright is what spoke for the answer ({escaped(report.heat)}; colours span each map's "
         english += f"{LOWEST}st to {HIGHEST}th percentile)."
