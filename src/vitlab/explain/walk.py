@@ -63,7 +63,8 @@ def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
     c = model.config
     stem = stem_kind(model)
     tokens = "x_p E" if stem == "patch" else "stem(x)"
-    letters = [PREFIX_LETTERS.get(name, name) for name in dict.fromkeys(c.prefix)]
+    prefix: tuple[str, ...] = c.prefix
+    letters = [PREFIX_LETTERS.get(name, name) for name in dict.fromkeys(prefix)]
     first_tokens = f"[{'; '.join([*letters, tokens])}]" if letters else tokens
     block = cast("list[Block]", model.blocks)[0]
     scaled = isinstance(block.scale1, LayerScale)
