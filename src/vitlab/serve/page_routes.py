@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 from importlib.resources import files
@@ -38,6 +39,7 @@ router = APIRouter(include_in_schema=False)
 
 FILES = files("vitlab.serve") / "page"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PRELOAD = re.compile(rb"<!-- modulepreload[^>]*-->")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -48,7 +50,9 @@ MAX_OFFSET = 2**62  # beyond any log
 
 @router.get("/")
 async def index() -> Response:
-    return _file("index.html")
+    names = sorted(entry.name for entry in FILES.iterdir() if entry.name.endswith(".js"))
+    links = "\n".join(f'<link rel="modulepreload" href="page/files/{name}">' for name in names)
+    return _response(PRELOAD.sub(links.encode(), (FILES / "index.html").read_bytes()), "text/html")
 
 
 @router.get("/page/files/{name}")
@@ -200,8 +204,12 @@ def _file(name: str) -> Response:
     media_type = MEDIA_TYPES.get(Path(name).suffix)
     if media_type is None or name not in {entry.name for entry in FILES.iterdir()}:
         raise RequestError(404, f"there is no file {name[:100]!r}.", "GET / is the page.")
+    return _response((FILES / name).read_bytes(), media_type)
+
+
+def _response(content: bytes, media_type: str) -> Response:
     headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
-    return Response((FILES / name).read_bytes(), media_type=f"{media_type}; charset=utf-8", headers=headers)
+    return Response(content, media_type=f"{media_type}; charset=utf-8", headers=headers)
 
 
 def _array_response(values: Tensor | np.ndarray) -> Response:

@@ -35,4 +35,3 @@ def page_samples() -> dict[str, PageSample]:
         read = cache(lambda image=digit.image: encode_png(image.resize((64, 64), Image.Resampling.NEAREST)))
         samples[f"digit {digit.label}"] = PageSample("UCI digits, from scikit-learn", "image/png", read)
     return samples
-
