@@ -311,4 +311,6 @@ export const source = {
   file: async (url) => (await file(url)).blob(),
   open, forward, block, rows, attention, heat, positions, similarity, colours, distance, predict, reconstruction, sentences,
   walk: async (look) => look.about.walk, // shapes and costs, the same for every photo
+  fewer: async () => refuse("static_fewer"),
+  search: async () => refuse("static_search"),
 };
