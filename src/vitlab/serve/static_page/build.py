@@ -50,6 +50,7 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
+PRELOADED = '<link rel="modulepreload" href="page/files/served.js">'
 API_LINK = '<a href="docs" data-t="api"></a>'  # of the server
 FOOTER = 'data-t="footer"'
 
@@ -262,7 +263,15 @@ def _write_page(folder: Path, library: Sequence[Path]) -> None:
 def static_html(html: str) -> str:
     """The page's HTML with its policy, which a server sends in a header, and without what needs a server."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    for before, after in (("<head>", f"<head>\n{policy}"), (API_LINK, ""), (FOOTER, 'data-t="footer_static"')):
+    modules = sorted(entry.name for entry in BROWSER.iterdir() if entry.name != "worker.js")  # which has its own thread
+    preloaded = "\n".join(PRELOADED.replace("served.js", name) for name in modules)
+    changes = {
+        "<head>": f"<head>\n{policy}",
+        PRELOADED: preloaded,
+        API_LINK: "",
+        FOOTER: 'data-t="footer_static"',
+    }
+    for before, after in changes.items():
         assert html.count(before) == 1, f"the page has {html.count(before)} times {before}"
         html = html.replace(before, after)
     return html

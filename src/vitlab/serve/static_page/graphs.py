@@ -91,7 +91,9 @@ class LayerKnobs(LayerEdit):
         factors = self.of.knobs.head_factors[self.layer]  # (h,)
         return value * factors.repeat_interleave(value.shape[-1] // heads)
 
-    def scores(self, q: Tensor, keys: int, bias: Tensor | None, mask: Tensor | None, *more: Any) -> Any:
+    def scores(
+        self, q: Tensor, keys: int, bias: Tensor | None, mask: Tensor | None, root: float | None, windows: int | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return q * self.of.knobs.score_factor, bias, mask
 
 
@@ -109,7 +111,7 @@ class Inside(nn.Module):
         self.before, self.in_blocks, self.after = (_among(kinds, offered) for kinds in (BEFORE, IN_BLOCKS, AFTER))
         blocks = cast("list[Block]", self.encoder.blocks)
         for name, scales in (("factors1", [b.scale1 for b in blocks]), ("factors2", [b.scale2 for b in blocks])):
-            factors = [scale.gamma for scale in scales if isinstance(scale, LayerScale)]
+            factors: list[Tensor] = [scale.gamma for scale in scales if isinstance(scale, LayerScale)]
             self.register_buffer(name, torch.stack(factors) if factors else None)  # (L, D)
 
     @property

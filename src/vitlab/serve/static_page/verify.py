@@ -57,7 +57,7 @@ class PageSession:
         self.outputs = [output.name for output in self.session.get_outputs()]
 
     def __call__(self, **inputs: Tensor) -> Outputs:
-        values = self.session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        values: Any = self.session.run(None, {name: value.numpy() for name, value in inputs.items()})
         return dict(zip(self.outputs, values, strict=True))
 
 

@@ -1,9 +1,9 @@
 // Pictures of patches, computed from what a forward pass gave: the methods of vitlab/explain that need no gradients.
 
-// What the head reads: one token, or the mean of the patches where `reads` is null.
-function queries(model, tokens) {
-  const before = model.prefix.length;
-  return model.reads !== null ? [model.reads] : Array.from({ length: tokens - before }, (_, i) => before + i);
+// Whose attention explains the answer: the class token's where the head reads it, else the mean of the patches'.
+function queries({ pooling, prefix }, tokens) {
+  const before = prefix.length;
+  return pooling.startsWith("class") ? [0] : Array.from({ length: tokens - before }, (_, i) => before + i);
 }
 
 // attention (h, N, N) of the last layer -> (patches): mean over heads of the row that the head reads

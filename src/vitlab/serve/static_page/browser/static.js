@@ -36,7 +36,8 @@ function call(name, options) {
   });
 }
 
-const run = (model, graph, feeds) => call("run", { folder: new URL(`${model.files.folder}/`, ROOT).href, graph, weights: model.files.weights, feeds });
+const graphOf = (model, name) => ({ folder: new URL(`${model.files.folder}/`, ROOT).href, graph: model.files[name], weights: model.files.weights });
+const run = (model, name, feeds) => call("run", { ...graphOf(model, name), feeds });
 const floats = (data, dims) => ({ type: "float32", data: Float32Array.from(data), dims });
 const wholes = (data, dims) => ({ type: "int64", data: BigInt64Array.from(data, BigInt), dims });
 
@@ -56,9 +57,12 @@ async function about() {
 
 async function open(name, image) {
   const model = (await about()).models.find((one) => one.name === name), size = model.preprocess.size;
+  call("load", graphOf(model, "inside")).catch(() => {}); // while the photo is read; the first pass tells what fails
   const { input, geometry } = await call("prepare", { blob: image, preprocess: model.preprocess });
+  const look = { model: name, about: model, size, input, passes: new Map(), heats: new Map() };
+  pass(look).catch(() => {}); // asked for next
   const view = await bitmap(input, model);
-  return { model: name, about: model, size, view, sharp: await cut(image, geometry, size, view), input, passes: new Map(), heats: new Map() };
+  return Object.assign(look, { view, sharp: await cut(image, geometry, size, view) });
 }
 
 const bitmap = (input, { preprocess }) => createImageBitmap(new ImageData(toPixels(input, preprocess), preprocess.size[1], preprocess.size[0]));
@@ -96,7 +100,7 @@ function kept(map, key, make) {
 }
 
 // Every output of the graph for this photo and edit: { name: { dims, data } }
-const pass = (look, edit = {}) => kept(look.passes, JSON.stringify(edit), async () => run(look.about, look.about.files.inside, { images: image(look), ...knobs(look.about, edit) }));
+const pass = (look, edit = {}) => kept(look.passes, JSON.stringify(edit), async () => run(look.about, "inside", { images: image(look), ...knobs(look.about, edit) }));
 
 function softmax(values) {
   const most = values.reduce((a, b) => Math.max(a, b)), powers = Array.from(values, (x) => Math.exp(x - most));
@@ -206,7 +210,7 @@ async function heat(look, method, number, edit = {}) {
 }
 
 const gradientMaps = (look, weights, edit) => kept(look.heats, JSON.stringify([edit, Array.from(weights)]), async () =>
-  run(look.about, look.about.files.heat, { images: image(look), weights: floats(weights, [weights.length]), ...knobs(look.about, edit) }));
+  run(look.about, "heat", { images: image(look), weights: floats(weights, [weights.length]), ...knobs(look.about, edit) }));
 
 async function distance(look, edit) {
   const { layers, heads, tokens } = await attentionLayers(look, edit);
@@ -248,7 +252,7 @@ async function reconstruction(look, hide) {
   const hidden = hide.mask ? Array.from(hide.mask, (bit) => bit === "1") : chosenByChance(patches, Number(hide.percent) / 100, Number(hide.seed));
   const visible = hidden.flatMap((is, patch) => (is ? [] : [patch]));
   if (!visible.length || visible.length === patches) refuse("static_mask");
-  const { painted, errors } = await run(model, model.files.reconstruction, { images: image(look), visible: wholes(visible, [visible.length]) });
+  const { painted, errors } = await run(model, "reconstruction", { images: image(look), visible: wholes(visible, [visible.length]) });
   const channels = model.preprocess.mean.length, pasted = look.input.slice(), seen = look.input.slice();
   for (let y = 0; y < h; y++) for (let x = 0; x < w; x++) {
     if (!hidden[Math.floor((y * rowCount) / h) * columnCount + Math.floor((x * columnCount) / w)]) continue;
@@ -280,7 +284,7 @@ async function sentences(look, lines) {
   const { embedding } = await pass(look);
   for (const text of texts) {
     const ids = tokenIds(model.tokenizer, text);
-    const { sentence: words } = await run(model, model.files.text, { ids: wholes(ids, [1, ids.length]) });
+    const { sentence: words } = await run(model, "text", { ids: wholes(ids, [1, ids.length]) });
     cosine.push(words.data.reduce((sum, x, i) => sum + x * embedding.data[i], 0));
     const { relevance } = await gradientMaps(look, words.data, {});
     maps.push(Array.from({ length: rowCount }, (_, r) => Array.from(relevance.data.subarray(r * columnCount, (r + 1) * columnCount))));
@@ -291,7 +295,8 @@ async function sentences(look, lines) {
 // ---------------------------------------------------------------- all of it
 
 async function predict(look) {
-  const began = performance.now(), { probabilities } = await forward(look), milliseconds = performance.now() - began;
+  const began = performance.now(), { logits } = await run(look.about, "inside", { images: image(look), ...knobs(look.about, {}) });
+  const milliseconds = performance.now() - began, probabilities = scores(look.about, logits.data);
   const best = Array.from(probabilities.keys()).sort((a, b) => probabilities[b] - probabilities[a]).slice(0, TOP);
   return { scores: best.map((number) => ({ label: look.about.labels[number], probability: probabilities[number] })), milliseconds };
 }
@@ -306,4 +311,6 @@ export const source = {
   file: async (url) => (await file(url)).blob(),
   open, forward, block, rows, attention, heat, positions, similarity, colours, distance, predict, reconstruction, sentences,
   walk: async (look) => look.about.walk, // shapes and costs, the same for every photo
+  fewer: async () => refuse("static_fewer"),
+  search: async () => refuse("static_search"),
 };

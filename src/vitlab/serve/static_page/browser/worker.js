@@ -1,5 +1,6 @@
 // Runs ONNX graphs and prepares photos beside the page, so that the page never stops moving.
 //   { call: "prepare", blob, preprocess }            -> { input, pixels, geometry }
+//   { call: "load", folder, graph, weights }         -> nothing; the graph is ready for the first pass
 //   { call: "run", folder, graph, weights, feeds }   -> { name: { dims, data } }; feeds: { name: { type, dims, data } }
 import * as ort from "./ort.wasm.min.mjs";
 import { normalise, viewOf } from "./preprocess.js";
@@ -45,6 +46,7 @@ const CALLS = {
     const { pixels, geometry } = viewOf(preprocess, data, [bitmap.height, bitmap.width]);
     return { input: normalise(pixels, preprocess), pixels, geometry };
   },
+  async load({ folder, graph, weights }) { await session(folder, graph, weights); },
   async run({ folder, graph, weights, feeds }) {
     const loaded = await session(folder, graph, weights), tensors = {};
     for (const [name, { type, dims, data }] of Object.entries(feeds)) tensors[name] = new ort.Tensor(type, data, dims);
@@ -54,15 +56,18 @@ const CALLS = {
   },
 };
 
-let queue = Promise.resolve(); // a session runs one pass at a time
-self.onmessage = ({ data: { id, call, ...options } }) => {
-  queue = queue.then(async () => {
-    try {
-      const result = await CALLS[call](options);
-      const buffers = new Set(Object.values(result ?? {}).map((value) => (value.data ?? value)?.buffer).filter(Boolean));
-      self.postMessage({ id, result }, [...buffers]);
-    } catch (error) {
-      self.postMessage({ id, error: error.message ?? String(error) });
-    }
-  });
+async function answer({ id, call, ...options }) {
+  try {
+    const result = await CALLS[call](options);
+    const buffers = new Set(Object.values(result ?? {}).map((value) => (value.data ?? value)?.buffer).filter(Boolean));
+    self.postMessage({ id, result }, [...buffers]);
+  } catch (error) {
+    self.postMessage({ id, error: error.message ?? String(error) });
+  }
+}
+
+let passes = Promise.resolve(); // one after another
+self.onmessage = ({ data }) => {
+  if (data.call === "run") passes = passes.then(() => answer(data));
+  else answer(data);
 };
