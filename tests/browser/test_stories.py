@@ -394,6 +394,7 @@ SUITED = """async (models) => {
 }"""
 
 
+@pytest.mark.filterwarnings("ignore:bundled.dino")  # holds the encoder only
 def test_stories_without_their_model_say_what_to_start(browser, site):
     context = browser.new_context(bypass_csp=True)
     tab = context.new_page()
