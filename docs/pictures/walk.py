@@ -1,12 +1,12 @@
-"""A walk through the page of `vitlab serve`: each part in a screenshot, 1280 and 375 pixels wide, English and Chinese.
-It tells how long the first answer took, how much memory the server has, and what the browser complained of.
+"""A walk through the page of `vitlab serve`: each place in a screenshot, 1280 and 375 pixels wide, English and Chinese.
+It tells how long the first picture took, how much memory the server has, and what the browser complained of.
 
     python docs/pictures/walk.py                                 # docs/pictures/glassbox.png alone
-    python docs/pictures/walk.py --out walk                      # the bundled models, 24 screenshots
+    python docs/pictures/walk.py --out walk                      # the bundled models, at two widths in two languages
     python docs/pictures/walk.py --out walk --dark               # and as many in the dark
     python docs/pictures/walk.py --out walk --model vit_base     # a checkpoint; or a name, with random weights
 
-It trains for some seconds, for the curves of the last part, and indexes a few photos, for the search.
+It trains for some seconds, for the curves of a panel, and indexes a few photos, for the search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,20 @@ from sklearn.datasets import load_sample_image
 
 import vitlab
 
-TABS = ("try", "walk", "attention", "fewer", "more", "training")
+PLACES = {  # name -> the state in the page's link, and what must be there
+    "picture": ("#step=image", "#verdict, #answer p"),
+    "attention": ("#layer=3&head=2&step=block", ".block.active"),
+    "scores": ("#layer=2&head=2&step=scores", ".stage[data-step=scores].active"),
+    "mlp": ("#layer=2&head=2&step=gelu", ".stage[data-step=gelu].active"),
+    "heads": ("#panel=heads", "#all-heads canvas"),
+    "compare": ("#panel=compare", "#panel .bars, #panel .card p"),
+    "fewer": ("#panel=fewer", "#fewer-answers .bars"),
+    "mae": ("#panel=mae", "#mae-made[data-done]"),
+    "alike": ("#panel=alike", "#similarity"),
+    "sentences": ("#panel=sentences", "#clip-answers canvas"),
+    "search": ("#panel=search", "#search-ask"),
+    "training": ("#panel=training", "#curves svg"),
+}
 DONE = '#status:text-is("Done."), #status:text-is("完成。")'  # the page's policy forbids scripts to look at it
 COMMAND = (sys.executable, "-m", "vitlab")
 LONGEST = 120_000  # milliseconds
@@ -95,45 +108,36 @@ def checkpoint(model: str, folder: Path) -> str:
     return str(vitlab.save(vitlab.create(model), folder / model))
 
 
-def visit(browser: Any, site: Site, out: Path, width: int, locale: str, theme: str, tabs: tuple[str, ...]) -> list[str]:
-    """Screenshots of these parts, and a line about the visit. What the browser complained of."""
+def visit(browser: Any, site: Site, out: Path, width: int, locale: str, theme: str, places: Sequence[str]) -> list[str]:
+    """Screenshots of these places, and a line about the visit. What the browser complained of."""
     wrong: list[str] = []
     tab = browser.new_page(viewport={"width": width, "height": 900}, locale=locale, color_scheme=theme)
     tab.set_default_timeout(LONGEST)
     tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.goto(site.address)
-    tab.wait_for_selector("#samples button:nth-child(5)")
     before, began = site.megabytes(), time.perf_counter()
-    tab.set_input_files("#file", PHOTO)
-    tab.wait_for_selector(".card .bars, .card p:not(.quiet)")
+    tab.goto(site.address)
+    tab.wait_for_selector(DONE)
     seconds = time.perf_counter() - began
-    for name in tabs:
-        tab.click(f"#tab-{name}")
+    offered = {button.get_attribute("data-panel") for button in tab.locator("[data-panel]").all()}
+    for name in places:
+        link, shown = PLACES[name]
+        if link.startswith("#panel=") and name not in offered:
+            continue
+        tab.goto("about:blank")  # a link of the same page would only change its state
+        tab.goto(f"{site.address}/{link}")
         tab.wait_for_selector(DONE)
-        act(tab, name)
-        tab.screenshot(path=out / f"{name}-{width}-{locale[:2]}-{theme}.png", full_page=True)
+        tab.wait_for_selector(shown)
+        if name == "search":
+            tab.click("#search-ask")
+            tab.wait_for_selector("#hits[data-drawn]")
+        tab.wait_for_timeout(1000)  # the motion of the step
+        tab.screenshot(path=out / f"{name}-{width}-{locale[:2]}-{theme}.png")
     after = site.megabytes()
     tab.close()
-    told = f"{width:4d} px  {locale[:2]}  {theme:5s}  upload to first answer {seconds:6.2f} s"
+    told = f"{width:4d} px  {locale[:2]}  {theme:5s}  first picture {seconds:6.2f} s"
     print(f"{told}  memory {before:7.0f} -> {after:7.0f} MB  console errors: {'; '.join(wrong) or 'none'}", flush=True)
     return wrong
-
-
-def act(tab: Any, name: str) -> None:
-    """What a visitor does first at this part."""
-    if name == "attention" and tab.locator("#attention").count():
-        tab.wait_for_selector("#attention[data-loaded=all]")
-        box = tab.locator("#attention").bounding_box()
-        tab.mouse.move(box["x"] + 0.32 * box["width"], box["y"] + 0.32 * box["height"])
-    elif name == "walk" and tab.locator("[data-step=positions]").count():
-        tab.click("[data-step=positions]")
-        tab.wait_for_selector("#step canvas:nth-of-type(2)")
-    elif name == "more" and tab.locator("#search-ask").count():
-        tab.click("#search-ask")
-        tab.wait_for_selector("#hits[data-drawn]")
-    elif name == "training":
-        tab.wait_for_selector("#curves svg")
 
 
 def main() -> None:
@@ -156,7 +160,7 @@ def main() -> None:
                 for theme in ("light", "dark") if args.dark else ("light",):
                     for width in (1280, 375):
                         for locale in ("en-US", "zh-CN"):
-                            wrong += visit(browser, site, args.out, width, locale, theme, TABS)
+                            wrong += visit(browser, site, args.out, width, locale, theme, list(PLACES))
         browser.close()
     raise SystemExit(1 if wrong else 0)
 

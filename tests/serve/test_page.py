@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import numpy as np
 import pytest
@@ -205,6 +206,12 @@ def test_the_page_is_made_of_files_of_its_own(client):
         assert "http://" not in entry.read_text().replace("http://www.w3.org/2000/svg", "")
     for name in ("..%2Fapp.py", "../app.py", "page_queries.py", "x.js"):
         assert client.get(f"/page/files/{name}").status_code == 404
+
+
+def test_the_page_loads_all_its_modules_at_once(client):
+    """Otherwise each would be asked for only when the one that imports it has come."""
+    named = set(re.findall(r'page/files/(\w+\.js)', client.get("/").text))
+    assert named == {entry.name for entry in page_routes.FILES.iterdir() if entry.name.endswith(".js")}
 
 
 def test_with_a_token_only_the_page_itself_is_open(serving):

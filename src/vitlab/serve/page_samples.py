@@ -28,15 +28,11 @@ def page_samples() -> dict[str, PageSample]:
     cat = files("vitlab.serve") / "samples" / "cat.jpg"
     samples = {"cat": PageSample("CC0 1.0, Stéfan van der Walt", "image/jpeg", cat.read_bytes)}
     for name, author in (("china", "danielbuechele"), ("flower", "vultilion")):
-        samples[name] = PageSample(f"CC BY 2.0, {author}", "image/png", cache(lambda name=name: _photo(name)))
+        photo = files("sklearn.datasets.images") / f"{name}.jpg"
+        samples[name] = PageSample(f"CC BY 2.0, {author}", "image/jpeg", photo.read_bytes)
     for number in DIGITS:
         digit = open_sample(f"digits#{number}")
         read = cache(lambda image=digit.image: encode_png(image.resize((64, 64), Image.Resampling.NEAREST)))
         samples[f"digit {digit.label}"] = PageSample("UCI digits, from scikit-learn", "image/png", read)
     return samples
 
-
-def _photo(name: str) -> bytes:
-    from sklearn.datasets import load_sample_image
-
-    return encode_png(Image.fromarray(load_sample_image(f"{name}.jpg")))

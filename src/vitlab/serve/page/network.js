@@ -83,11 +83,10 @@ function blockColumn(layer) {
 
 export function drawNetwork() {
   if (!parts || !data.look) return;
-  drawRibbons();
-  drawPatches();
-  drawLengths();
-  for (let layer = 0; layer < data.model.depth; layer++) drawLayer(layer);
-  drawFan();
+  const now = [data.now ?? data.base, data.rows, state.token, state.head, document.documentElement.dataset.theme], same = parts.drawn?.every((value, i) => value === now[i]);
+  if (!same) { drawRibbons(); drawPatches(); drawLengths(); drawFan(); }
+  for (let layer = 0; layer < data.model.depth; layer++) drawLayer(layer, same);
+  parts.drawn = now;
   markStep();
 }
 
@@ -137,7 +136,7 @@ function outline(pen, width) {
 }
 
 // What flows into the chosen token in this block: a ribbon from each token it looks at, as thick as its weight.
-function drawLayer(layer) {
+function drawLayer(layer, same) {
   const { node, head, flow, thumb, lens, inside, closed } = parts.blocks[layer], open = state.layer === layer && isInside(data.model, state.step), row = attentionRow(layer);
   node.classList.toggle("open", open);
   head.setAttribute("aria-expanded", String(open));
@@ -145,12 +144,13 @@ function drawLayer(layer) {
   closed.hidden = open;
   inside.hidden = !open;
   if (open) drawBlock(inside); else clear(inside);
-  if (open || !row) return;
+  node.classList.toggle("dropped", isDropped(layer, state.head));
+  if (!row) return;
   drawFlow(layer, fresh(flow, flowWide), row);
+  if (same) return; // a new step moves ribbons only
   heat(thumb, data.look.sharp, data.model.grid, row.subarray(data.model.prefix.length));
   const pass = data.now ?? data.base, depth = pass.by_depth?.[layer];
   if (depth) { const first = strongest(depth, 1)[0]; lens.textContent = `${data.model.labels[first]} ${percent(depth[first])}`; lens.title = t("lens"); }
-  node.classList.toggle("dropped", isDropped(layer, state.head));
 }
 
 function drawFlow(layer, pen, row) {

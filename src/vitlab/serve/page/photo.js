@@ -5,10 +5,17 @@ import { brightest, frame, heat, MANY, neighbour, paint, patchAt } from "./heat.
 import { changeEdit, isEdited, setState, state } from "./state.js";
 import { data, heatMethod, isPlain } from "./data.js";
 import { isInside } from "./steps.js";
-import { orElse, t } from "./text.js";
+import { language, orElse, t } from "./text.js";
 
 const canvas = document.getElementById("photo"), note = document.getElementById("photo-note"), choice = document.getElementById("heat-choice");
-let painting = null; // while the pointer is down: true masks, false unmasks
+let painting = null, drawn = ""; // painting: while the pointer is down, true masks, false unmasks
+const numbers = new WeakMap(); // of the objects that a drawing depends on
+let count = 0;
+function numberOf(object) {
+  if (!object) return 0;
+  if (!numbers.has(object)) numbers.set(object, ++count);
+  return numbers.get(object);
+}
 
 // What lies on the photo now: "attention" is that of the chosen token in the chosen layer and head.
 function shownHeat() {
@@ -35,6 +42,9 @@ export function drawPhoto() {
   const ratio = look.sharp.height / look.sharp.width, wide = Math.min(720, Math.round(canvas.clientWidth * devicePixelRatio) || 560);
   if (canvas.width !== wide || canvas.height !== Math.round(wide * ratio)) [canvas.width, canvas.height] = [wide, Math.round(wide * ratio)];
   const shown = shownHeat(), row = isPlain() ? attentionRow() : null;
+  const now = [wide, language(), shown, numberOf(look), numberOf(data.heat), numberOf(data.rows), state.token, JSON.stringify(state.edit), ...(shown === "attention" ? [state.layer, state.head] : [])].join();
+  if (now === drawn) return; // most steps change nothing here
+  drawn = now;
   note.textContent = "";
   if (shown === "attention" && row) {
     const values = row.subarray(model.prefix.length), most = values.indexOf(highest(values));

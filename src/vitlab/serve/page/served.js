@@ -21,6 +21,7 @@ import { cut } from "./photo_crop.js";
 
 const MOST_KEPT = 400;
 const kept = new Map();
+let known = []; // models
 
 async function once(path, read) {
   if (!kept.has(path)) {
@@ -41,7 +42,10 @@ function query(look, name, options = {}, edit = {}, read = json) {
 export const source = {
   capabilities: {},
   setToken,
-  models: () => json("page/models"),
+  async models() {
+    known = await json("page/models");
+    return known;
+  },
   samples: () => json("page/samples"),
   index: () => json("page/index"),
   runs: () => json("page/runs"),
@@ -52,6 +56,7 @@ export const source = {
     const form = new FormData();
     form.append("image", image, "image");
     const { look, geometry, size } = await post(`page/look?model=${encodeURIComponent(model)}`, form);
+    if (known.find(({ name }) => name === model)?.offers.includes("forward")) query({ id: look }, "forward").catch(() => {}); // asked for next: it need not wait for the view
     const view = await createImageBitmap(await blob(`page/look/${look}/view`));
     return { id: look, model, size, view, sharp: await cut(image, geometry, size, view) };
   },

@@ -1,0 +1,97 @@
+"""The page of `vitlab serve` in headless Chromium: time to the first picture, frames per second while it plays, memory.
+
+    python benchmarks/page.py                                # bundled:cifar10
+    python benchmarks/page.py bundled:dino                   # another model
+    python benchmarks/page.py CHECKPOINT --image-size 518    # a large one
+
+The machine must be idle: Chromium and the server share its cores. Frames are counted by requestAnimationFrame, over
+whole seconds of playing, all steps of one block included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from statistics import median
+from typing import Any
+
+READY = "window.vitlab && vitlab.data.now && vitlab.data.heat && vitlab.data.rows"
+COUNT = """(seconds) => new Promise((done) => {
+  const gaps = []; let last = performance.now(); const end = last + 1000 * seconds;
+  const frame = (now) => { gaps.push(now - last); last = now; now < end ? requestAnimationFrame(frame) : done(gaps); };
+  requestAnimationFrame(frame);
+})"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="bundled:cifar10")
+    parser.add_argument("--image-size", type=int)
+    parser.add_argument("--seconds", type=float, default=20, help="of playing")
+    parser.add_argument("--visits", type=int, default=5, help="for the time to the first picture")
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "vitlab", "serve", options.model, "--port", "0"]
+    command += ["--image-size", str(options.image_size)] if options.image_size else []
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        print(json.dumps(measured(address_of(server), options.seconds, options.visits), indent=2))
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def address_of(server: subprocess.Popen[str]) -> str:
+    assert server.stderr is not None
+    for line in server.stderr:
+        if found := re.search(r"http://[\d.:]+", line):
+            address = found[0]
+            break
+    else:
+        raise RuntimeError("the server has ended")
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{address}/ready").close()
+            return address
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError("the server does not become ready")
+
+
+def measured(address: str, seconds: float, visits: int) -> dict[str, Any]:
+    from playwright.sync_api import sync_playwright
+
+    path = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        times = []
+        for _ in range(visits):  # each with an empty cache
+            page = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True).new_page()
+            began = time.perf_counter()
+            page.goto(address)
+            page.wait_for_function(READY, timeout=600_000)
+            times.append(time.perf_counter() - began)
+        page.evaluate("vitlab.setState({ step: 'positions' })")
+        page.select_option("#speed", "2")
+        page.click("#play")
+        gaps = sorted(page.evaluate(COUNT, seconds))
+        heap = page.evaluate("performance.memory.usedJSHeapSize")
+        browser.close()
+    metrics = urllib.request.urlopen(f"{address}/metrics").read().decode()
+    memory = re.search(r"^process_resident_memory_bytes (\S+)", metrics, re.MULTILINE)
+    return {
+        "first_picture_s": round(median(times), 3),
+        "frames_per_second": round(1000 * len(gaps) / sum(gaps), 1),
+        "slowest_percent_of_frames_ms": round(gaps[int(0.99 * (len(gaps) - 1))], 1),
+        "server_mb": round(float(memory[1]) / 1e6) if memory else None,
+        "page_heap_mb": round(heap / 1e6, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()
