@@ -14,7 +14,6 @@ import { drawCaption } from "./caption.js";
 import { drawButton, frames, play, step } from "./play.js";
 import { drawPanel, forgetLooks, offeredPanels, onPanelError } from "./panels.js";
 import { isInside, isStep, stepsInside } from "./steps.js";
-import { storyCard } from "./stories.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -137,7 +136,16 @@ onData((name) => {
 });
 onError(complain);
 onPanelError(complain);
-const stories = storyCard($("story"), complain);
+
+// --- stories
+
+let stories = null; // their modules are loaded when they are first asked for, so that the page opens sooner
+async function openStories() {
+  try {
+    stories ??= (await import("./stories.js")).storyCard($("story"), complain);
+    stories.open($("stories"));
+  } catch (error) { complain(error); }
+}
 
 // --- zoom
 
@@ -166,7 +174,7 @@ $("model").addEventListener("change", () => setState({ model: $("model").value, 
 $("layer").addEventListener("change", () => setState({ layer: Number($("layer").value), step: isInside(data.model, state.step) ? state.step : "block" }));
 $("head").addEventListener("change", () => setState({ head: Number($("head").value) }));
 $("query-prefix").addEventListener("click", () => setState({ token: 0 }));
-$("stories").addEventListener("click", () => stories.open($("stories")));
+$("stories").addEventListener("click", openStories);
 $("language").addEventListener("click", () => { switchLanguage(); redraw(); });
 $("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); forgetBlock(); drawNetwork(); });
 $("ask-token").addEventListener("submit", (event) => { event.preventDefault(); source.setToken($("token").value); $("ask-token").hidden = true; $("alert").hidden = true; begin(); });
@@ -210,7 +218,7 @@ function redraw() {
   drawAnswer();
   drawCaption();
   drawPanel();
-  stories.redraw();
+  stories?.redraw();
 }
 
 function theme(name) { document.documentElement.dataset.theme = name; localStorage.setItem("vitlab-theme", name); }

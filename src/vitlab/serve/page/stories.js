@@ -2,7 +2,7 @@
 //
 // A story (story_*.js) is data:
 //   name, title, summary                  texts are { en, zh }
-//   needs: { offers, … }                  what a model must have for it; start: the command that serves one
+//   needs: { offers, without, family, readsClassToken }     what a model must have for it; model: the same in words
 //   facts(ask)                            numbers for all of its scenes; ask: story_questions.js
 //   scenes: [{
 //     facts(ask, facts)                   more numbers for this scene
@@ -33,16 +33,16 @@ import { story as clip } from "./story_clip.js";
 
 export const STORIES = [patch, classToken, positions, heads, fewer, mae, dino, clip];
 
+const START = "vitlab serve"; // serves the bundled models, one for each story
 const MOST_TOKENS = 600; // attention between all tokens of all blocks must fit in memory
 
 // Whether this model can show the story.
 export function suits(story, about) {
-  const { offers, readsClassToken, learnedWithoutLabels } = story.needs;
+  const { offers, without = [], family = /./, readsClassToken } = story.needs;
   const tokens = about.grid && about.prefix.length + about.grid[0] * about.grid[1];
-  return offers.every((name) => about.offers.includes(name))
+  return offers.every((name) => about.offers.includes(name)) && !without.some((name) => about.offers.includes(name)) && family.test(`${about.family} ${about.name}`)
     && (!offers.includes("attention") || tokens <= MOST_TOKENS)
-    && (!readsClassToken || about.reads !== null)
-    && (!learnedWithoutLabels || /dino/i.test(`${about.name} ${about.family}`));
+    && (!readsClassToken || about.reads !== null);
 }
 
 const BEGINNING = { layer: 0, head: 0, step: "image", edit: {}, panel: null, heat: null }; // each scene shows what it says, and no more
@@ -100,7 +100,7 @@ export function storyCard(box, complain) {
     const items = STORIES.map((story) => {
       const model = modelFor(story), text = [el("strong", { text: story.title[spoken()] }), el("span", { text: story.summary[spoken()] })];
       const choice = el("button", { type: "button", class: "story-choice", "data-story": story.name, disabled: !model, onclick: () => begin(story, model) }, ...text);
-      return el("li", {}, choice, ...(model ? [] : [el("p", { class: "quiet" }, t("story_needs"), " ", el("code", { text: story.start }))]));
+      return el("li", {}, choice, ...(model ? [] : [el("p", { class: "quiet" }, t("story_needs", { model: story.model[spoken()] }), " ", el("code", { text: START }))]));
     });
     clear(box).append(header(t("stories")), el("p", { class: "quiet", text: t("stories_how") }), el("ol", { class: "story-list" }, ...items));
     box.focus();

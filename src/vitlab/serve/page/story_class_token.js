@@ -20,7 +20,7 @@ export const story = {
   title: { en: "What the class token collects", zh: "类别 token 收集了什么" },
   summary: { en: "One token without a patch ends up with the answer.", zh: "一个不属于任何图块的 token，最后拿到了答案。" },
   needs: { offers: ["predict", "forward", "edit", "block", "attention"], readsClassToken: true },
-  start: "vitlab serve bundled:vit",
+  model: { en: "a ViT that knows classes and reads them from a class token", zh: "认识类别、并从类别 token 读出类别的 ViT" },
 
   async facts(ask) {
     const { about } = ask, patches = about.grid[0] * about.grid[1];

@@ -16,8 +16,8 @@ export const story = {
   name: "clip",
   title: { en: "CLIP: images meet words", zh: "CLIP：图片遇见文字" },
   summary: { en: "Classes are sentences, and you write them.", zh: "类别就是句子，由你来写。" },
-  needs: { offers: ["sentences"] },
-  start: "vitlab serve bundled:vit bundled:clip",
+  needs: { offers: ["sentences"], family: /clip/i }, // SigLIP learns from pairs one by one
+  model: { en: "a CLIP", zh: "CLIP" },
 
   async facts(ask) {
     const answer = await ask.sentences(THINGS.map(sentence)), order = strongest(answer.probability, THINGS.length), [best, second] = order;

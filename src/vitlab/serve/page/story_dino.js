@@ -17,8 +17,8 @@ export const story = {
   name: "dino",
   title: { en: "DINO: learn by comparing views", zh: "DINO：在对比中学习" },
   summary: { en: "No labels, and still the tokens of one thing are alike.", zh: "没有标签，同一样东西的 token 却彼此相似。" },
-  needs: { offers: ["attention", "similarity", "colours"], learnedWithoutLabels: true },
-  start: "vitlab serve bundled:vit bundled:dino",
+  needs: { offers: ["attention", "similarity", "colours"], without: ["predict"], family: /dino/i }, // "nobody told it" must be true
+  model: { en: "a DINO, trained without labels", zh: "无标签训练的 DINO" },
 
   async facts(ask) {
     const { about } = ask, [rows, columns] = about.grid, patches = rows * columns, like = await ask.similarity();

@@ -30,7 +30,7 @@ export const story = {
   title: { en: "What is lost with fewer tokens", zh: "token 少了会丢什么" },
   summary: { en: "Merge the tokens that are alike, and watch the answer.", zh: "把相似的 token 合并，看答案怎么变。" },
   needs: { offers: ["predict", "forward", "fewer", "similarity"] },
-  start: "vitlab serve bundled:vit",
+  model: { en: "a ViT that knows classes", zh: "认识类别的 ViT" },
 
   async facts(ask) {
     const { about } = ask, patches = about.grid[0] * about.grid[1], tokens = about.prefix.length + patches, most = Math.max(1, Math.floor(patches / about.depth) - 1), r = Math.max(1, Math.round(most / 2));

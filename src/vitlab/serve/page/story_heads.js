@@ -26,7 +26,7 @@ export const story = {
   title: { en: "What heads specialise in", zh: "注意力头各有什么专长" },
   summary: { en: "Near and far, sharp and broad, and some with a habit.", zh: "有的看近，有的看远；有的专注，有的分散；还有的有习惯。" },
   needs: { offers: ["predict", "forward", "edit", "attention"] },
-  start: "vitlab serve bundled:vit",
+  model: { en: "a ViT that knows classes", zh: "认识类别的 ViT" },
 
   async facts(ask) {
     const { about } = ask, layers = await Promise.all(Array.from({ length: about.depth }, (_, layer) => ask.attention(layer)));

@@ -23,7 +23,7 @@ export const story = {
   title: { en: "MAE: learn by filling gaps", zh: "MAE：在填补空缺中学习" },
   summary: { en: "Hide three quarters of an image and paint them. No labels.", zh: "遮住图片的四分之三，再把它画出来。不需要标签。" },
   needs: { offers: ["painted"] },
-  start: "vitlab serve bundled:vit bundled:mae",
+  model: { en: "a masked autoencoder", zh: "掩码自编码器" },
 
   async facts(ask) {
     const { about } = ask, patches = about.grid[0] * about.grid[1], byRatio = await Promise.all(RATIOS.map((ratio) => ask.reconstruction({ percent: ratio, seed: 0 })));

@@ -51,7 +51,7 @@ export const story = {
   title: { en: "What a patch becomes", zh: "一个图块会变成什么" },
   summary: { en: "One square of pixels, from the image to the answer.", zh: "跟着一小块像素，从图片一直走到答案。" },
   needs: { offers: ["predict", "forward", "edit", "block", "attention"] },
-  start: "vitlab serve bundled:vit",
+  model: { en: "a ViT that knows classes", zh: "认识类别的 ViT" },
 
   async facts(ask) {
     const { about } = ask, row = readerRow(await ask.attention(about.depth - 1), about), patch = indexOfHighest(row.subarray(about.prefix.length));

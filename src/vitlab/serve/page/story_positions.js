@@ -37,7 +37,7 @@ export const story = {
   title: { en: "Why positions", zh: "为什么需要位置" },
   summary: { en: "Take the positions away and see what is lost.", zh: "拿掉位置，看看丢了什么。" },
   needs: { offers: ["predict", "forward", "edit", "attention", "positions"] },
-  start: "vitlab serve bundled:vit",
+  model: { en: "a ViT that knows classes and adds positions to its tokens", zh: "认识类别、并给 token 加位置的 ViT" },
 
   async facts(ask) {
     const { about } = ask, [rows, columns] = about.grid, table = await ask.positions(), byPlace = similarityByPlace(table), full = await ask.answer();

@@ -161,7 +161,7 @@ export const WORDS = {
   run: ["Run", "训练任务"], noruns: ["No training runs here. Start one in this folder: vitlab train", "这里没有训练任务。在此文件夹启动一个：vitlab train"],
   going: ["is training; the curves follow it", "正在训练；曲线会跟随更新"], over: ["has ended", "已结束"],
   stories: ["Stories", "导览"], stories_how: ["Two minutes each. The picture follows, and every number is this model’s, on your image.", "每个约两分钟。画面会跟着变，每个数字都由这个模型在你的图片上算出。"],
-  story_needs: ["Needs a model that is not here. Start one:", "需要的模型不在这里。启动："], story_close: ["Close the story", "关闭导览"], story_all: ["All stories", "全部导览"],
+  story_needs: ["Needs {model}, which is not here. The bundled models have one:", "需要{model}，这里没有。自带的模型里有："], story_close: ["Close the story", "关闭导览"], story_all: ["All stories", "全部导览"],
   story_back: ["Back", "上一步"], story_next: ["Next", "下一步"], story_play: ["Play", "播放"], story_pause: ["Pause", "暂停"], story_reveal: ["Show the answer", "看答案"], story_panel: ["Go on in “{panel}”", "在“{panel}”里继续"],
   story_scene: ["Scene {n} of {all}", "第 {n} 幕，共 {all} 幕"],
   c_loss: ["Training loss", "训练损失"], c_val: ["Accuracy on validation images", "验证集准确率"], c_lr: ["Learning rate", "学习率"], step: ["step", "步"],
