@@ -19,19 +19,20 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.explain.clip_prompts import ask
-from vitlab.explain.draw.page import figure_page
+from vitlab.explain.draw.page import figure_page, figure_url
 from vitlab.explain.draw.sheet import check_kind, save
 from vitlab.explain.inputs import ImageBatch, TokenModel, as_batch, as_list, token_model
 from vitlab.explain.views import View, views
 from vitlab.images.read import Source
 from vitlab.models.base import Network
+from vitlab.tables import Table, Tabular, escaped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Tabular):
     """A model and the images to explain it on."""
 
     name: str
@@ -41,6 +42,11 @@ class Subject:
     sources: list[Source]  # the images that could be read
     failed: dict[str, str] = field(default_factory=dict)  # image -> why it could not be read
     batch_size: int = 8
+
+    def table(self) -> Table:
+        rows = [view.row() for view in self.views]
+        failed = [f"{name}: {reason}" for name, reason in self.failed.items()]
+        return Table(["", "image", "top class"], rows, heading=[self.name], notes=failed)
 
     @cached_property
     def model(self) -> TokenModel:
@@ -113,6 +119,11 @@ class Explanation:
     results: dict[str, Any] = field(default_factory=dict)  # plain values, for JSON
     interactive: Callable[[], str] | None = None  # makes the page; None: the figure on a page
     notes: list[str] = field(default_factory=list)  # what was left out
+
+    def _repr_html_(self) -> str:
+        """The figure, in a notebook."""
+        notes = "".join(f'<div style="opacity:.65">{escaped(note)}</div>' for note in self.notes)
+        return f'<img alt="{escaped(self.title)}" src="{figure_url(self.figure())}" style="max-width:100%">{notes}'
 
     def page(self) -> str:
         """One self-contained HTML page."""

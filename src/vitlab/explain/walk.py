@@ -23,9 +23,10 @@ from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
 from vitlab.layers.patches import patchify
-from vitlab.layers.trace import Trace
+from vitlab.layers.trace import TokenLayout, Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table, Tabular, by, count, short
 
 EQUATIONS = {  # in the letters of ViT (arXiv:2010.11929), where it has them
     "picture": "x ∈ R^(H×W×C)",
@@ -56,11 +57,19 @@ class WalkStep:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(Tabular):
     steps: list[WalkStep]
     prefix: tuple[str, ...]  # tokens before the patches
     grid: tuple[int, int]
     by_depth: Tensor | None  # (depth, classes), probabilities; None without classes
+
+    def table(self) -> Table:
+        rows = [[s.name, by(s.shape), s.equation, count(s.parameters), short(s.macs)] for s in self.steps]
+        tokens = TokenLayout(self.prefix, self.grid)
+        right = ("parameters", "MACs")
+        return Table(
+            ["step", "shape", "equation", *right], rows, right, ["One image, step by step", f"tokens: {tokens}"]
+        )
 
 
 @torch.no_grad()
