@@ -279,8 +279,10 @@ def head_names(numbers: Sequence[int], single: bool) -> list[str]:
 def layer_names(layers: Sequence[int], heads: Sequence[str]) -> dict[str, Any]:
     return {
         "signed": [False] * len(layers),
+        "layer_numbers": list(layers),
         "layers": [f"layer {layer}" for layer in layers],
         "short_layers": [str(layer) for layer in layers],
+        "head_numbers": [None if name[0] == "m" else int(name.split()[1]) for name in heads],  # None: their mean
         "heads": list(heads),
         "short_heads": ["M" if name[0] == "m" else name.split()[1] for name in heads],
     }
