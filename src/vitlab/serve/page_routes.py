@@ -72,12 +72,16 @@ async def search_index(request: Request) -> Response:
 
 
 @router.get("/page/samples")
-async def samples() -> Response:
-    return JSONResponse(list(_samples()))
+async def samples(request: Request) -> Response:
+    photo = context_of(request).photo
+    return JSONResponse([*([] if photo is None else [photo.name]), *_samples()])
 
 
 @router.get("/page/samples/{name}")
-async def sample(name: str) -> Response:
+async def sample(request: Request, name: str) -> Response:
+    photo = context_of(request).photo
+    if photo is not None and photo.name == name:
+        return Response(photo.content, media_type=photo.media_type)
     if name not in _samples():
         raise RequestError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
     return Response(_samples()[name](), media_type="image/png")
