@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli.console import console, parse_size, print_json, say, say_notes, say_unreadable
-from vitlab.cli.options import BatchSize, Data, Device, IMAGE, Json, Size, SourceOptions, model_option
+from vitlab.cli.options import IMAGE, BatchSize, Data, Device, Json, Size, SourceOptions, model_option
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line

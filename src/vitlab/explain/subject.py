@@ -85,7 +85,8 @@ def open_subject(
     names: list[str] = []
     parts: list[ImageBatch] = []
     failed: dict[str, str] = {}
-    for source in as_list(images) if images else []:
+    none = isinstance(images, list | tuple) and not images
+    for source in [] if none else as_list(images):
         shown = str(source) if isinstance(source, str | os.PathLike) else f"image {len(sources)}"
         try:
             part = as_batch(network.encoder, source)

@@ -78,6 +78,9 @@ class Trace(Tabular):
         self._on_path: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
 
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(map(repr, self.kinds))}, layers={self.requested_layers!r})"
+
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
         """A model calls this first: check the request against what it can give, and forget the last pass."""
         check_offered(self.kinds, offers)
