@@ -16,7 +16,10 @@ from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("tour", "learning_path", "choosing", "finetune", "check", "pretrained", "many_machines", "troubleshooting")
+GUIDES = (
+    *("tour", "learning_path", "choosing", "finetune", "check", "pretrained", "many_machines", "troubleshooting"),
+    "notebooks",
+)
 QUICK = {  # what the tests add to a training
     "run.dir=runs/tour": ["run.epochs=1", "model.depth=2"],
     "run.dir=runs/photos": ["run.epochs=1"],
