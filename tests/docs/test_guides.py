@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import vitlab.cli.main
-from vitlab.cli.console import count, short
 from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS
+from vitlab.tables import count, short
 
 ROOT = Path(__file__).parents[2]
 GUIDES = (
