@@ -165,7 +165,7 @@ class Trace(Tabular):
 
     def table(self) -> Table:
         """What the last pass left here: a row for each value, by the expression that reads it."""
-        rows = []
+        rows: list[list[str]] = []
         for (kind, layer), value in self._kept.items():
             name = f'trace["{kind}"]' if layer is None else f'trace["{kind}", {layer}]'
             rows.append([name, by(value.shape), *_range(value)])
