@@ -83,7 +83,7 @@ class Table:
         parts = []
         for title, cell in zip(self.titles, cells, strict=True):
             align = f"right;{NUMBERS};white-space:nowrap" if title in self.right else "left"
-            parts.append(f'<{tag} style="text-align:{align}">{cell_html(cell)}</{tag}>')
+            parts.append(f'<{tag} style="padding:.15em .6em;text-align:{align}">{cell_html(cell)}</{tag}>')
         return f"<tr>{''.join(parts)}</tr>"
 
 

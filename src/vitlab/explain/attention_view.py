@@ -71,7 +71,7 @@ def show(
 
     layers, heads   as in explain.attention_maps; heads=None: all, or their mean where their number differs by layer
     live            a widget, whose `image`, `layer`, `head` and `patch` follow the view and can be set; it needs
-                    anywidget. False: the same view as plain HTML, which needs nothing
+                    anywidget. False: the same view as plain HTML, which does without it
     load_options    as in vitlab.load: image_size=(64, 96)
     """
     widget = _widget_class() if live else None
