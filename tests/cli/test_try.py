@@ -17,6 +17,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import vitlab
+from vitlab.checkpoints.bundled import DEFAULT
 from vitlab.errors import UsageError
 from vitlab.explain.draw.page import packed
 from vitlab.first_look import first_look
@@ -29,9 +30,9 @@ from vitlab.serve.page_photo import open_photo
 def test_json_has_the_answer_of_predict_and_the_files(command, tmp_path):
     path = tmp_path / "new" / "moose.png"
     said = json.loads(command("try", "sample:moose", "--json", "-o", path).stdout)
-    assert said["files"] == [str(path), str(path.with_suffix(".html"))] and said["checkpoint"] == "bundled:cifar10"
+    assert said["files"] == [str(path), str(path.with_suffix(".html"))] and said["checkpoint"] == DEFAULT
     scores = [(score["label"], score["probability"]) for score in said["scores"]]
-    assert scores == vitlab.predict("bundled:cifar10", "sample:moose", top=3)[0].scores
+    assert scores == vitlab.predict(DEFAULT, "sample:moose", top=3)[0].scores
     with Image.open(path) as drawing:
         assert drawing.width > 400 and np.asarray(drawing.convert("L")).std() > 10
     page = path.with_suffix(".html").read_text(encoding="utf-8")
