@@ -1,4 +1,4 @@
-# make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate, draw what the model looks at
+# make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate; what a ViT says of a cat, and why
 # make test   set up and run the tests
 # make check  style, types, import contract
 # make docs   build the documentation site, in build/site; a broken link or reference fails
@@ -20,11 +20,13 @@ run: setup
 	@echo
 	@$(BIN)/vitlab train digits run.dir=$(RUN)
 	@$(BIN)/vitlab eval $(RUN)/best digits
-	@$(BIN)/vitlab explain attention $(RUN)/best digits\#0 digits\#1 digits\#2 --out $(RUN)/attention.png
 	@echo
-	@echo "report:    $(RUN)/report.html (open it in a browser)"
-	@echo "attention: $(RUN)/attention.png"
-	@echo "Next: $(BIN)/vitlab --help"
+	@echo "Open its report in a browser: $(RUN)/report.html"
+	@echo "A larger ViT is in the package. What does it say of a cat, and why?"
+	@echo
+	@$(BIN)/vitlab try --no-serve --out $(RUN)/cat.png
+	@echo
+	@echo "Now a photo of yours, on a page to explore: $(BIN)/vitlab try PHOTO"
 
 # Some tests start processes: the empty variable lets them share compiled files, where a machine forbids to write those.
 test: setup browser

@@ -46,7 +46,7 @@ SLOW_CLIENTS: dict[str, tuple[Callable[[int], bytes], float]] = {  # what each s
         lambda n: b"POST /predict HTTP/1.1\r\n" + HOST + FORM + CHUNKED + b"%x\r\n" % len(PART) + PART,
         100,
     ),
-    "clients that do not read": (lambda n: 20 * (b"GET /page/samples/china HTTP/1.1\r\n" + HOST + b"\r\n"), 50),
+    "clients that do not read": (lambda n: 20 * (b"GET /page/samples/cat HTTP/1.1\r\n" + HOST + b"\r\n"), 50),
 }
 Result = tuple[str, int, int]  # attack, tried, held
 
@@ -294,12 +294,12 @@ PAGE_ATTACKS = {
     "xhr": "new Promise(r => {const x = new XMLHttpRequest(); x.open('GET', u + 'models'); x.onload = () => r(true);"
     " x.onerror = () => r(false); x.send()})",
     "beacon": "new Promise(r => {navigator.sendBeacon(u + 'page/look', form()); setTimeout(() => r(false), 300)})",
-    "image": "element('img', {src: u + 'page/samples/flower'})",
+    "image": "element('img', {src: u + 'page/samples/cat'})",
     "script": "element('script', {src: u + 'page/files/app.js'})",
     "module": "element('script', {type: 'module', src: u + 'page/files/app.js'})",
     "style": "element('link', {rel: 'stylesheet', href: u + 'page/files/style.css'})",
-    "object": "element('object', {data: u + 'page/samples/flower', type: 'image/png'})",
-    "video": "element('video', {src: u + 'page/samples/flower', autoplay: true})",
+    "object": "element('object', {data: u + 'page/samples/cat', type: 'image/png'})",
+    "video": "element('video', {src: u + 'page/samples/cat', autoplay: true})",
     "event source": "new Promise(r => {const e = new EventSource(u + 'models'); e.onopen = () => r(true);"
     " e.onerror = () => {e.close(); r(false)}})",
     "websocket": "new Promise(r => {const w = new WebSocket(u.replace('http', 'ws')); w.onopen = () => r(true);"

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.checkpoints.native import write_text
-from vitlab.errors import DataError, ImageError, UsageError
+from vitlab.errors import DataError, ImageError, UsageError, VitlabError
 from vitlab.export.loader import Exported, is_export, open_network
-from vitlab.images.read import Source
+from vitlab.images.read import Source, read_image, thumbnail_url
 from vitlab.images.samples import check_image, contents, is_image
 from vitlab.images.sorting import SortedFolder
 from vitlab.images.sources.folder import images_under
@@ -39,6 +39,7 @@ from vitlab.models.task import LabelTask, NumberTask
 from vitlab.models.two_towers import TwoTowers, as_two_towers
 from vitlab.printable import csv_cell, valid_utf8
 from vitlab.reduce import reducer_of
+from vitlab.tables import Bar, Cell, Table, Tabular, Thumbnail
 from vitlab.text.templates import class_prompts, fill, read_labels, read_templates
 from vitlab.training.processes import pick_device
 
@@ -46,6 +47,7 @@ __all__ = [
     "Embedding",
     "Labels",
     "Prediction",
+    "Predictions",
     "embed",
     "embed_labels",
     "embed_text",
@@ -88,7 +90,7 @@ def check_reducer(model: ModelOrName, reducer: object) -> None:
 
 
 @dataclass
-class Prediction:
+class Prediction(Tabular):
     """What a model says of one image: classes with their probabilities, the labels it has, or a number. Or why not."""
 
     name: str
@@ -108,6 +110,45 @@ class Prediction:
             return {"image": self.name, "target": self.quantity, "value": self.value}
         return {"image": self.name, "scores": [{"label": label, "probability": p} for label, p in self.scores]}
 
+    def table(self) -> Table:
+        return Predictions([self]).table()
+
+    def lines(self) -> list[list[Cell]]:
+        """Class, probability and bar; or why there is none."""
+        if self.error is not None or not self.scores:
+            return [["-", "", self.error or "no label is above its threshold"]]
+        return [[label, f"{probability:.1%}", Bar(probability)] for label, probability in self.scores]
+
+
+class Predictions(Tabular, list[Prediction]):
+    """A list of predictions. Printed, or at the end of a notebook's cell, it is a table, with small images."""
+
+    def table(self, most: int = 50) -> Table:
+        """Of the first `most` images."""
+        rows: list[list[Cell]] = []
+        quantity = next((p.quantity or "value" for p in self if p.value is not None), None)
+        for prediction in self[:most]:
+            image: list[Cell] = [Thumbnail(partial(_small_image, prediction)), Path(prediction.name).name]
+            if quantity is not None:
+                rows.append([*image, f"{prediction.value:.6g}" if prediction.value is not None else "-"])
+                continue
+            for line in prediction.lines():
+                rows.append([*image, *line])
+                image = ["", ""]
+        notes = [f"and {len(self) - most:,} more"] if len(self) > most else []
+        if quantity is not None:
+            return Table(["", "image", quantity], rows, (quantity,), notes=notes)
+        return Table(["", "image", "class", "probability", ""], rows, ("probability",), notes=notes)
+
+
+def _small_image(prediction: Prediction) -> str:
+    """As a data URL; "" for an image that was not read from a file, or is there no more."""
+    try:
+        source = contents(prediction.name)
+        return "" if isinstance(source, np.ndarray) else thumbnail_url(read_image(source))
+    except (VitlabError, OSError):
+        return ""
+
 
 def predict(
     model: ModelOrName,
@@ -119,7 +160,7 @@ def predict(
     device: str | None = None,
     progress: Progress | None = None,
     **load_options: Any,
-) -> list[Prediction]:
+) -> Predictions:
     """The `top` classes of every image. An image that cannot be read is reported under its name; the others go on.
 
     `images` may be a folder, for all images in it. A model of several labels gives all that are above their thresholds,
@@ -133,10 +174,10 @@ def predict(
     _check_top(top)
     compute = partial(class_probabilities, network, reducer=fewer)
     rows = _rows(network, images, compute, "scores", batch_size, progress)
-    return [
+    return Predictions(
         Prediction(name, error=error) if scores is None else answer(network, name, scores, top)
         for name, scores, error in rows
-    ]
+    )
 
 
 def answer(model: Network, name: str, scores: Tensor, top: int) -> Prediction:
@@ -284,7 +325,7 @@ def zero_shot(
     progress: Progress | None = None,
     note: Note | None = None,
     **options: Any,
-) -> list[Prediction]:
+) -> Predictions:
     """Which of these labels fits each image best, by a CLIP or SigLIP.
 
     The probabilities of all labels add up to 1; after the sigmoid loss (SigLIP) each label has its own: none may fit.
@@ -317,12 +358,12 @@ def _check_top(top: int) -> None:
         raise UsageError(f"top={top} must be at least 1.")
 
 
-def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> list[Prediction]:
+def _predictions(rows: Iterable[Row], labels: list[str], top: int) -> Predictions:
     _check_top(top)
-    return [
+    return Predictions(
         Prediction(name, [] if probabilities is None else ranked(probabilities, labels, top), error)
         for name, probabilities, error in rows
-    ]
+    )
 
 
 def ranked(probabilities: Tensor, labels: list[str], top: int) -> list[tuple[str, float]]:

@@ -240,14 +240,14 @@ def test_knobs_move_the_answer_and_the_unchanged_one_stays_beside_it(page, site,
 
 def test_a_link_restores_the_state(page, site):
     changes = json.dumps({"temperature": 0.5})
-    link = f"#sample=china&model=small&layer=3&head=2&token=7&step=mix&edit={quote(changes)}&heat=attention"
+    link = f"#sample=moose&model=small&layer=3&head=2&token=7&step=mix&edit={quote(changes)}&heat=attention"
     tab = page(link=link)
     tab.wait_for_selector(".stage[data-step=mix].active")
     state = tab.evaluate("vitlab.state")
-    wanted = dict(sample="china", model="small", layer=2, head=1, token=7, step="mix", heat="attention", panel=None)
+    wanted = dict(sample="moose", model="small", layer=2, head=1, token=7, step="mix", heat="attention", panel=None)
     assert state == wanted | {"edit": {"temperature": 0.5}}
     assert set(tab.evaluate("location.hash").split("&")) >= {"layer=3", "head=2", "token=7", "step=mix"}
-    tab.evaluate("location.hash = '#sample=china&model=small&layer=1&step=block&token=4'")
+    tab.evaluate("location.hash = '#sample=moose&model=small&layer=1&step=block&token=4'")
     tab.wait_for_function("vitlab.state.layer === 0 && vitlab.state.step === 'block' && vitlab.state.token === 4")
     other = page(link="#sample=nobody&model=none&layer=99&head=99&token=99999&step=x&edit=[1]&panel=y")
     state = other.evaluate("vitlab.state")

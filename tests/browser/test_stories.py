@@ -383,7 +383,7 @@ def test_a_story_goes_on_with_another_image(page):
     begin(tab, "patch")
     following_scene(tab)
     before = scene_text(tab)
-    tab.click("[data-sample=flower]")
+    tab.click("[data-sample=moose]")
     tab.wait_for_function("(before) => document.querySelector('.story-text').innerText !== before", arg=before)
     tab.wait_for_selector(".story-dots [aria-current][aria-label^='Scene 2 ']")
 

@@ -42,7 +42,7 @@ def ask(capsys, monkeypatch):
 
 
 WANTED = {
-    "commands": (["tr"], ["train"]),
+    "commands": (["tr"], ["try", "train"]),
     "commands of a group": (["explain", "re"], ["relevance", "reconstruct"]),
     "studies": (["study", "s"], ["ssl", "scaling"]),
     "options": (["predict", "m", "--im"], ["--image-size"]),

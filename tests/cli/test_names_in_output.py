@@ -87,16 +87,16 @@ def test_inspect_tells_a_bare_file_its_size_only_where_it_must(run, tmp_path):
 
 
 def test_frozen_is_not_wrong(capsys):
-    from vitlab.cli.inspect import _show_gradients
+    from vitlab.cli.console import print_table
     from vitlab.explain.gradients import gradients
 
     model = small()
     model.blocks.requires_grad_(False)
-    _show_gradients(gradients(model))
+    print_table(gradients(model).table())
     text = capsys.readouterr().out
     free = sum(p.requires_grad for p in model.parameters())
     assert "frozen" in text and f"all {free} parameters have a finite gradient" in text
     with torch.no_grad():
         model.norm.weight.zero_()
-    _show_gradients(gradients(model))
+    print_table(gradients(model).table())
     assert f" of {free} look wrong: " in capsys.readouterr().out

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 import vitlab.cli.main
-from vitlab.cli.console import count, short
 from vitlab.explain.sizes import size_of
 from vitlab.models.registry import MODELS
+from vitlab.tables import count, short
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("tour", "learning_path", "choosing", "finetune", "check", "pretrained", "many_machines", "troubleshooting")
+GUIDES = (
+    *("tour", "learning_path", "choosing", "finetune", "check", "pretrained", "many_machines", "troubleshooting"),
+    "notebooks",
+)
 QUICK = {  # what the tests add to a training
     "run.dir=runs/tour": ["run.epochs=1", "model.depth=2"],
     "run.dir=runs/photos": ["run.epochs=1"],

@@ -90,6 +90,11 @@ def said(pair: Pair) -> str:
     return "".join(output.text for cell in code(pair.executed) for output in cell.outputs if "text" in output)
 
 
+def html(pair: Pair) -> str:
+    outputs = [output for cell in code(pair.executed) for output in cell.outputs if "data" in output]
+    return "".join(output.data.get("text/html", "") for output in outputs)
+
+
 def numbers(pattern: str, text: str) -> list[float]:
     return [float(value) for found in re.findall(pattern, text) for value in found.split()]
 
@@ -162,7 +167,10 @@ def test_every_heading_has_a_chinese_line_and_links_lead_somewhere(pair):
 def test_look_inside_sees_a_cat_and_leaves_the_logits_alone(executed):
     printed = said(executed("look_inside"))
     assert "the same logits, to the bit: True" in printed and "every row sums to 1: True" in printed
-    assert float(re.search(r"^cat +([\d.]+)%", printed, re.MULTILINE)[1]) > 90
+    shown = html(executed("look_inside"))
+    assert float(re.search(r">cat</td><td[^>]*>([\d.]+)%", shown)[1]) > 90  # the table of predictions
+    assert re.search(r"trace\[&quot;attention&quot;, 5\]</td><td[^>]*>1 x 4 x 384 x 384<", shown)
+    assert shown.count("<iframe") == 1 and 'sandbox="allow-scripts"' in shown and "chelsea.jpg" in shown
     same, asked = map(int, re.search(r"(\d+) of (\d+) neighbours are the same digit", printed).groups())
     assert asked == 15 and same >= 12
 

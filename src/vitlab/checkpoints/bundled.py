@@ -7,6 +7,7 @@ from pathlib import Path
 from vitlab.errors import CheckpointError
 
 PREFIX = "bundled:"
+DEFAULT = "bundled:cifar10"  # where a command needs a model and is given none
 FOLDER = Path(__file__).parents[1] / "bundled"
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, count, print_json, say_notes, table
+from vitlab.cli.console import console, print_json, say_notes, table
 from vitlab.cli.options import Data, Device, Json, SourceOptions, option
 from vitlab.cli.progress import Meter, following_downloads
+from vitlab.tables import count
 
 if TYPE_CHECKING:
     from vitlab.data_check import CheckResult

@@ -18,10 +18,11 @@ from vitlab.cli.language import translate
 from vitlab.errors import UsageError, VitlabError
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import one_line, printable, printable_json
+from vitlab.tables import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 BUG = "vitlab: this is a bug in vitlab: please report it with these lines, your command and `vitlab doctor`'s output."
 NAMED = 10  # unreadable images that are named; --json names all
@@ -48,7 +49,7 @@ def console(markup: bool = False) -> Console:
     return PrintableConsole(width=None if sys.stdout.isatty() else 200, highlight=False, markup=markup, emoji=markup)
 
 
-def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()) -> Table:
+def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()) -> RichTable:
     """A table without rows; `right`: titles of right-aligned columns, which never wrap."""
     from rich.table import Table
     from rich.text import Text
@@ -58,6 +59,24 @@ def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()
         number = title in right
         made.add_column(Text(title), justify="right" if number else "left", no_wrap=number or title in no_wrap)
     return made
+
+
+def print_table(contents: Table, no_wrap: Container[str] = ()) -> None:
+    """A result's table, with its heading, total and notes."""
+    from rich.text import Text
+
+    out = console()
+    for number, line in enumerate(contents.heading):
+        out.print(Text(line, style="" if number else "bold"))
+    titles, *rows = contents.texts() or [[]]
+    grid = table(*titles, right=contents.right, no_wrap=no_wrap)
+    for number, row in enumerate(rows):
+        last = contents.total is not None and number == len(rows) - 1
+        grid.add_row(*row, style="bold" if last else None)
+    if rows:
+        out.print(grid)
+    for line in contents.notes:
+        out.print(Text(line))
 
 
 def say(text: str) -> None:
@@ -94,23 +113,6 @@ def print_json(value: Any) -> None:
 
 def print_json_text(text: str) -> None:
     print(printable_json(text), end="")
-
-
-def count(n: int) -> str:
-    return f"{n:,}"
-
-
-def short(n: float) -> str:
-    """12345678 -> 12.35 M"""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n >= size:
-            return f"{n / size:.2f} {unit}"
-    return str(int(n))
-
-
-def by(size: Iterable[int]) -> str:
-    """(224, 196) -> 224 x 196"""
-    return " x ".join(map(str, size))
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import by, console, parse_size, print_json, say, say_notes, short, table
+from vitlab.cli.console import console, parse_size, print_json, say, say_notes, table
 from vitlab.cli.options import CHECKPOINT, Checkpoint, Heads, Json, Size, checkpoint_argument, choice
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
+from vitlab.tables import by, short
 
 if TYPE_CHECKING:
     from vitlab.checkpoints.convert import Compared

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from vitlab.cli.console import by, console, count, print_json, say, say_notes, table
+from vitlab.cli.console import console, print_json, say, say_notes, table
 from vitlab.cli.options import FoldersAndSettings, Json, Recipe
 from vitlab.cli.progress import following_downloads
+from vitlab.tables import by, count
 
 CLASSES = 20  # rows of the table
 UNREADABLE = 5  # images that are named

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import console, load_options, parse_names, print_json, say, say_notes, table
+from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes, table
 from vitlab.cli.options import BatchSize, Checkpoint, Commands, Images, OptionalImages, choice, option
 from vitlab.errors import UsageError
 from vitlab.explain.methods import BY_CLASS, SHOWN
@@ -388,19 +388,9 @@ def _print_agreements(explanation: Explanation) -> None:
 
 
 def _print_scores(explanation: Explanation) -> None:
-    from vitlab.explain.methods import METHODS
+    from vitlab.explain.faithfulness import scores_table
 
-    numbers = ("area", "better than random by", "better in")
-    grid = table("test", "method", *numbers, right=numbers)
-    for score in explanation.results["scores"]:
-        many = score["images"] > 1
-        cells = [f"{score['area']:.3f}" + (f" ± {score['spread']:.3f}" if many else "")]
-        if not METHODS[score["method"]].baseline:
-            gain = f"{score['gain']:+.3f}" + (f" ± {score['gain_spread']:.3f}" if many else "")
-            cells += [gain, f"{score['wins']:.0%}"]
-        grid.add_row(score["kind"], score["method"], *cells)
-    console().print(grid)
-    console().print("Area: deletion and road lower is better, insertion higher.")
+    print_table(scores_table(explanation.results["scores"]))
 
 
 def _print_neighbours(explanation: Explanation) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vitlab.cli import complete
-from vitlab.cli.console import by, console, count, load_options, print_json, short, table
+from vitlab.cli.console import console, load_options, print_json, print_table, table
 from vitlab.cli.options import AllBlocks, Heads, Json, NameOrCheckpoint, Size, argument
 from vitlab.errors import UsageError
-
-if TYPE_CHECKING:
-    from vitlab.explain.gradients import Gradient
-    from vitlab.explain.inspect import Inspection, Step
+from vitlab.tables import by, count, short
 
 
 def inspect(
@@ -38,98 +34,9 @@ def inspect(
         value = {**inspection.to_dict(), "steps": [vars(step) for step in inspection.at_depth(depth)]}
         print_json(value if norms is None else {**value, "gradients": [vars(norm) for norm in norms]})
         return
-    _show(inspection, depth, all_blocks)
+    print_table(inspection.table(depth, all_blocks), no_wrap=("shape",))
     if norms is not None:
-        _show_gradients(norms)
-
-
-def _show(inspection: Inspection, depth: int, all_blocks: bool) -> None:
-    from rich.text import Text
-
-    out = console()
-    images = f" on {inspection.batch} image{'s' if inspection.batch > 1 else ''} of {by(inspection.image_size)}"
-    out.print(Text.assemble((inspection.name, "bold"), images))
-    if inspection.tokens != "none":
-        out.print(f"tokens: {inspection.tokens}")
-        out.print(f"attention: {inspection.backend}")
-    costs = ("parameters", "MACs", "kept for backward")
-    grid = table("step", "shape", *costs, "meaning", right=costs, no_wrap=("shape",))
-    steps = inspection.at_depth(depth)
-    for step in steps if all_blocks else _fold(steps):
-        grid.add_row(
-            step.name,
-            by(step.shape),
-            count(step.parameters) if step.parameters else "-",
-            short(step.macs) if step.macs else "-",
-            f"{short(step.memory)}B" if step.memory else "-",
-            step.meaning,
-        )
-    grid.add_section()
-    total = (count(inspection.parameters), short(inspection.macs), f"{short(inspection.memory)}B")
-    grid.add_row("total", "", *total, "", style="bold")
-    out.print(grid)
-    out.print(
-        "1 MAC = 1 multiply and add = 2 FLOPs; counted are matrix products and convolutions. Total: "
-        f"{short(inspection.macs)} MACs = {short(2 * inspection.macs)} FLOPs. Memory: float32, one training step."
-    )
-    if inspection.unused:
-        out.print(f"not read by any step: {', '.join(inspection.unused)}", style="yellow")
-
-
-def _fold(steps: list[Step]) -> list[Step]:
-    """Show blocks that are equal to the one before in one line."""
-    rows: list[Step] = []
-    first: list[Step] = []
-    equal: list[list[Step]] = []
-    for block, group in groupby(steps, key=_block):
-        members = list(group)
-        if block and first and _signature(members) == _signature(first):
-            equal.append(members)
-            continue
-        rows += [*_joined(first, equal), *members]
-        first, equal = members if block else [], []
-    return rows + _joined(first, equal)
-
-
-def _joined(first: list[Step], blocks: list[list[Step]]) -> list[Step]:
-    """One line for blocks that equal the first, if there are any."""
-    from vitlab.explain.inspect import Step
-
-    if not blocks:
-        return []
-    names = [_block(block[0]) for block in blocks]
-    steps = [step for block in blocks for step in block]
-    name = names[0] if len(names) == 1 else f"{names[0]} to {names[-1].split('.')[-1]}"
-    meaning = f"{len(blocks)} x the same as {_block(first[0])}"
-    costs = (sum(getattr(step, cost) for step in steps) for cost in ("parameters", "macs", "memory"))
-    return [Step(name, steps[-1].shape, meaning, *costs)]
-
-
-def _block(step: Step) -> str:
-    """blocks.3, stages.0.1 in a network of stages, or decoder.blocks.3; "" outside of blocks."""
-    parts = step.name.split(".")
-    n = {"blocks": 2, "stages": 3}.get(parts[0], 0)
-    n = 3 if parts[:2] in (["decoder", "blocks"], ["text", "blocks"]) else n
-    return ".".join(parts[:n]) if len(parts) >= n else ""
-
-
-def _signature(block: list[Step]) -> list[tuple[object, ...]]:
-    return [(s.name.removeprefix(_block(s)), s.shape, s.parameters, s.macs, s.memory) for s in block]
-
-
-def _show_gradients(gradients: list[Gradient]) -> None:
-    grid = table("parameter", "norm", "", right=("norm",))
-    grid.title, grid.title_justify = "gradient norms, one batch of noise", "left"
-    for gradient in gradients:
-        style = {"": None, "frozen": "dim"}.get(gradient.verdict, "red")
-        grid.add_row(gradient.name, f"{gradient.norm:.3e}", gradient.verdict, style=style)
-    console().print(grid)
-    trained = [gradient for gradient in gradients if gradient.verdict != "frozen"]
-    wrong = [f"{gradient.name} ({gradient.verdict})" for gradient in trained if gradient.verdict]
-    if wrong:
-        console().print(f"{len(wrong)} of {len(trained)} look wrong: {', '.join(wrong[:8])}", style="red")
-    else:
-        console().print(f"all {len(trained)} parameters have a finite gradient that is not zero.")
+        print_table(norms.table())
 
 
 def models(

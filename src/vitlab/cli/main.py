@@ -23,6 +23,7 @@ from vitlab.cli import (
     search,
     serve,
     train,
+    try_photo,
 )
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain import app as explain
@@ -33,6 +34,7 @@ from vitlab.cli.study import app as study
 from vitlab.version import __version__
 
 COMMANDS = {  # in the order of the help page
+    "try": try_photo.try_photo,
     "inspect": inspect.inspect,
     "models": inspect.models,
     "predict": predict.predict,

@@ -94,8 +94,9 @@ def checkpoint_argument(metavar: str, help: str) -> Any:
 
 
 CHECKPOINT = "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name."
-IMAGES = "Image files, or digits#3."
-IMAGES_OR_FOLDERS = "Image files, folders of images, or digits#3."
+IMAGE = "An image, sample:cat, or digits#3."
+IMAGES = "Image files, sample:cat, or digits#3."
+IMAGES_OR_FOLDERS = "Image files, folders of images, sample:cat, or digits#3."
 REDUCERS = "tome:r=8|evit:keep=0.7"
 
 Checkpoint = Annotated[str, checkpoint_argument("CHECKPOINT", CHECKPOINT)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitlab.cli.console import console, load_options, print_json, say, say_note, table
+from vitlab.cli.console import console, load_options, print_json, print_table, say, say_note, table
 from vitlab.cli.options import Checkpoint, CheckpointOrExport, Device, Heads, ImagesOrFolders, Json, Reducer, Size
 from vitlab.cli.progress import counting
 from vitlab.printable import one_line
@@ -94,10 +94,13 @@ def zeroshot(
 
 def _report(predictions: list[Prediction], json: bool, as_table: bool = True) -> None:
     """Print them, without `as_table` how many have each class; exit code 1 if an image has no scores."""
+    from vitlab.inference import Predictions
+
     if json:
         print_json([prediction.to_dict() for prediction in predictions])
     elif as_table:
-        _show(predictions)
+        read = Predictions(prediction for prediction in predictions if prediction.error is None)
+        print_table(read.table(len(read)))
     else:
         _show_counts(predictions)
     errors = [str(prediction.error) for prediction in predictions if prediction.error is not None]
@@ -115,27 +118,3 @@ def _show_counts(predictions: list[Prediction]) -> None:
         grid.add_row(one_line(label), f"{images:,}")
     if grid.row_count:
         console().print(grid)
-
-
-def _show(predictions: list[Prediction]) -> None:
-    if any(prediction.value is not None for prediction in predictions):
-        _show_numbers(predictions)
-        return
-    grid = table("image", "class", "probability", "", right=("probability",))
-    for prediction in predictions:
-        if not prediction.scores and prediction.error is None:
-            grid.add_row(one_line(Path(prediction.name).name), "-", "", "no label is above its threshold")
-        for rank, (label, probability) in enumerate(prediction.scores):
-            name = one_line(Path(prediction.name).name) if rank == 0 else ""
-            grid.add_row(name, one_line(label), f"{probability:.1%}", "█" * round(20 * probability))
-    if grid.row_count:
-        console().print(grid)
-
-
-def _show_numbers(predictions: list[Prediction]) -> None:
-    numbers = [prediction for prediction in predictions if prediction.value is not None]
-    quantity = one_line(numbers[0].quantity or "value")
-    grid = table("image", quantity, right=(quantity,))
-    for prediction in numbers:
-        grid.add_row(one_line(Path(prediction.name).name), f"{prediction.value:.6g}")
-    console().print(grid)

@@ -13,7 +13,6 @@ from vitlab.cli.options import Format, Json, argument
 from vitlab.errors import UsageError
 
 FORMATS = ("table", "markdown", "csv")
-TITLES = {"val_top1": "best val", "images_per_second": "images/s"}
 NAMED = 3  # runs with the same value of a setting that are named
 MARKS = {True: "ok ", False: "BAD", None: "   "}
 
@@ -74,12 +73,12 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.training.runs import shown
+    from vitlab.training.runs import TITLES, keys_of_numbers, shown
 
     grid = Table(box=None, pad_edge=False, header_style="bold")
+    numbers = keys_of_numbers(rows)
     for key in rows[0]:
-        numeric = all(isinstance(row[key], int | float | None) for row in rows)
-        grid.add_column(Text(TITLES.get(key, key)), justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(Text(TITLES.get(key, key)), justify="right" if key in numbers else "left", overflow="fold")
     for row in rows:
         grid.add_row(*[shown(key, value) for key, value in row.items()])
     console().print(grid)

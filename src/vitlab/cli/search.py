@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli.console import console, parse_size, print_json, say, say_notes, say_unreadable
-from vitlab.cli.options import BatchSize, Data, Device, Json, Size, SourceOptions, model_option
+from vitlab.cli.options import IMAGE, BatchSize, Data, Device, Json, Size, SourceOptions, model_option
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
@@ -77,7 +77,7 @@ def search(
         str | None,
         typer.Argument(metavar="WORDS", help='"a dog on a beach", if the index was made with a CLIP or SigLIP.'),
     ] = None,
-    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="An image, or digits#3.")] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help=IMAGE)] = None,
     top: Annotated[int, typer.Option(help="Number of images to find.", min=1)] = 10,
     model: Annotated[str | None, model_option("Where the index's model is now.")] = None,
     image_size: Size = None,

@@ -25,7 +25,7 @@ from vitlab.cli.options import (
     folder_option,
 )
 from vitlab.cli.progress import counting, following_downloads
-from vitlab.cli.runs import TITLES, check_format
+from vitlab.cli.runs import check_format
 from vitlab.cli.train import ProgressBar, StderrLines
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def print_table(rows: list[Row]) -> None:
 
     from vitlab.study.configs import BEST
     from vitlab.study.grid import short_keys
-    from vitlab.training.runs import shown
+    from vitlab.training.runs import TITLES, shown
 
     out = console()
     titles = {**TITLES, **short_keys([key for key in rows[0] if "." in key])}

@@ -4,7 +4,7 @@
     subject = vitlab.explain.open_subject("bundled:cifar10", ["cat.jpg", "dog.jpg"])
     vitlab.explain.figures.rollout(subject).save("rollout.png")   # and rollout.npz
 
-Every function takes a model or the name of one.
+Every function takes a model or the name of one. In a notebook, vitlab.explain.show(model, image) is a view to explore.
 
 Lazy: torch is imported on first use. Methods in the table of methods.py are public here under their own names.
 """
@@ -21,6 +21,7 @@ from vitlab.explain.methods import METHODS
 if TYPE_CHECKING:
     from vitlab.explain.ablate import ablate
     from vitlab.explain.attention_maps import attention_maps, attention_masks
+    from vitlab.explain.attention_view import AttentionView, show
     from vitlab.explain.attribution import attribution
     from vitlab.explain.block_view import BlockView, block_view, query_attention
     from vitlab.explain.clip_prompts import ask
@@ -43,6 +44,7 @@ _NAMES = {  # by module
     "attention_maps": ("attention_maps", "attention_masks"),
     "block_view": ("BlockView", "block_view", "query_attention"),
     "attribution": ("attribution",),
+    "attention_view": ("AttentionView", "show"),
     "clip_prompts": ("ask",),
     "distance": ("attention_distance", "attention_entropy", "attention_statistics"),
     "faithfulness": ("compare_methods", "curves"),
@@ -59,6 +61,7 @@ _NAMES = {  # by module
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES |= {m.name: m.module for m in METHODS.values() if m.function == f"{m.module}.{m.name}"}
 __all__ = [
+    "AttentionView",
     "BlockView",
     "Explanation",
     "Foreground",
@@ -96,6 +99,7 @@ __all__ = [
     "reconstruct",
     "relevance",
     "rollout",
+    "show",
     "stem_filters",
     "token_norms",
     "walk_through",

@@ -18,10 +18,11 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.inputs import Images, batches, run_trace, wide
 from vitlab.explain.stages import one_grid
 from vitlab.layers.trace import check_offered
+from vitlab.tables import Table, Tabular
 
 
 @dataclass
-class AttentionStatistics:
+class AttentionStatistics(Tabular):
     """Both measures from one pass, and their values for uniform attention."""
 
     distance: Tensor  # (layers, heads), pixels
@@ -29,6 +30,16 @@ class AttentionStatistics:
     uniform_distance: float
     max_entropy: float  # ln N
     images: int
+
+    def table(self) -> Table:
+        depth, heads = self.distance.shape
+        titles = ["layer", *(f"head {head}" for head in range(heads))]
+        pair = lambda distance, entropy: f"{distance:.1f} px, {entropy:.2f}"
+        both = torch.stack([self.distance, self.entropy], dim=-1).tolist()  # (L, h, 2)
+        rows = [[str(layer), *(pair(*values) for values in both[layer])] for layer in range(depth)]
+        heading = [f"Attention distance and entropy, mean over {self.images} image{'s' if self.images > 1 else ''}"]
+        note = f"Uniform attention: {pair(self.uniform_distance, self.max_entropy)} nats."
+        return Table(titles, rows, titles, heading, notes=[note])
 
 
 def attention_distance(model: ModelOrName, images: Images, *, batch_size: int = 8) -> Tensor:

@@ -26,6 +26,7 @@ from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model, wide
 from vitlab.explain.methods import METHODS, find_method
 from vitlab.explain.relevance import Target, classifier, target_classes
+from vitlab.tables import Table, Tabular
 
 Kind = Literal["deletion", "insertion", "road"]
 Maps = str | Callable[[Any, Images, Target], Tensor] | Tensor | np.ndarray
@@ -120,6 +121,28 @@ class MethodScore:
         }
 
 
+class MethodScores(Tabular, list[MethodScore]):
+    """A list of scores, shown as a table."""
+
+    def table(self) -> Table:
+        return scores_table([score.to_dict() for score in self])
+
+
+def scores_table(scores: Sequence[Mapping[str, Any]]) -> Table:
+    """Of scores as plain values, `MethodScore.to_dict`."""
+    numbers = ("area", "better than random by", "better in")
+    rows = []
+    for score in scores:
+        many = score["images"] > 1
+        cells = [f"{score['area']:.3f}" + (f" ± {score['spread']:.3f}" if many else ""), "", ""]
+        if score["method"] != "random":
+            cells[1] = f"{score['gain']:+.3f}" + (f" ± {score['gain_spread']:.3f}" if many else "")
+            cells[2] = f"{score['wins']:.0%}"
+        rows.append([score["kind"], score["method"], *cells])
+    note = "Area: deletion and road lower is better, insertion higher."
+    return Table(["test", "method", *numbers], rows, numbers, notes=[note])
+
+
 def compare_methods(
     model: ModelOrName,
     images: Images,
@@ -130,7 +153,7 @@ def compare_methods(
     *,
     seed: int = 0,
     batch_size: int = 32,
-) -> list[MethodScore]:
+) -> MethodScores:
     """Scores in the order of kinds, then methods; `random` is last in each kind, as the baseline.
 
     methods   names, or a table of names and maps (or functions) of your own; None: all that the model supports
@@ -151,7 +174,7 @@ def compare_methods(
             for name, heat in maps.items()
         }
         scores += [MethodScore(name, kind, curve, area(by_name["random"])) for name, curve in by_name.items()]
-    return scores
+    return MethodScores(scores)
 
 
 def random_map(model: ModelOrName, images: Images, *, seed: int = 0) -> Tensor:

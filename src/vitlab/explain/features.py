@@ -27,6 +27,7 @@ from vitlab.explain.stages import Stages
 from vitlab.images.read import EXTENSIONS
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table, Tabular
 
 SEPARATION, MARGIN = 0.75, 0.25  # below either, a foreground is unsure: see `foreground`
 
@@ -165,6 +166,14 @@ class Neighbour:
     similarity: float  # cosine, at most 1
 
 
+class Neighbours(Tabular, list[list[Neighbour]]):
+    """For each query its neighbours, best first; shown as a table."""
+
+    def table(self) -> Table:
+        rows = [[str(i), f"{one.similarity:.3f}", one.name] for i, row in enumerate(self) for one in row]
+        return Table(["query", "similarity", "image"], rows, ("query", "similarity"))
+
+
 def nearest(
     model: ModelOrName,
     query_images: Images,
@@ -173,7 +182,7 @@ def nearest(
     *,
     batch_size: int = 16,
     skip: Callable[[str], object] | None = None,
-) -> list[list[Neighbour]]:
+) -> Neighbours:
     """For each query the k most similar images, best first, by the cosine of pooled features.
 
     among   a folder, searched recursively, or images. An image that is in both finds itself
@@ -186,10 +195,10 @@ def nearest(
     searched, vectors = _searched(model, among, batch_size, skip)  # (M, D)
     similarity = (queries @ vectors.T).clamp(-1, 1)  # (Q, M)
     best = similarity.topk(min(k, len(searched)), dim=1)
-    return [
+    return Neighbours(
         [Neighbour(searched[place][0], searched[place][1], value) for place, value in zip(places, values, strict=True)]
         for places, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    )
 
 
 @torch.no_grad()

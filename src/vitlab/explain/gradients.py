@@ -16,6 +16,7 @@ from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, 
 from vitlab.models import registry
 from vitlab.models.base import evaluation_mode
 from vitlab.models.two_towers import TwoTowers, TwoTowersConfig
+from vitlab.tables import Table, Tabular
 
 
 @dataclass
@@ -25,9 +26,22 @@ class Gradient:
     verdict: str = ""  # "dead", "exploding", or "frozen" (requires_grad=False)
 
 
+class Gradients(Tabular, list[Gradient]):
+    """The gradient of every parameter, shown as a table."""
+
+    def table(self) -> Table:
+        rows = [[gradient.name, f"{gradient.norm:.3e}", gradient.verdict] for gradient in self]
+        trained = [gradient for gradient in self if gradient.verdict != "frozen"]
+        wrong = [f"{gradient.name} ({gradient.verdict})" for gradient in trained if gradient.verdict]
+        note = f"all {len(trained)} parameters have a finite gradient that is not zero."
+        if wrong:
+            note = f"{len(wrong)} of {len(trained)} look wrong: {', '.join(wrong[:8])}"
+        return Table(["parameter", "norm", ""], rows, ("norm",), ["gradient norms, one batch of noise"], notes=[note])
+
+
 def gradients(
     what: ModelOrName, *, image_size: int | tuple[int, int] | None = None, batch: int = 2, seed: int = 0, **options: Any
-) -> list[Gradient]:
+) -> Gradients:
     """One backward pass on random images and labels: the gradient norm of every parameter, in order.
 
     Dropout and stochastic depth are off, as a dropped branch would look dead. The model's gradients and modes stay
@@ -60,7 +74,7 @@ def gradients(
                 loss = out.float().square().mean() if labels is None else F.cross_entropy(out.float(), labels)
             grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         slopes = dict(zip(trained, grads, strict=True))
-    return [_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters()]
+    return Gradients(_gradient(name, name in trained, slopes.get(name)) for name, _ in model.named_parameters())
 
 
 def _texts(c: TwoTowersConfig, batch: int, generator: torch.Generator, like: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.flops import flop_counter
+from vitlab.explain.inspect_table import inspection_table
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
 from vitlab.explain.step_words import DECODER, TEXT, meaning
 from vitlab.layers.attention import kernel_name
@@ -31,6 +32,7 @@ from vitlab.models.hierarchy import StagedConfig
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.two_towers import TwoTowers
+from vitlab.tables import Table, Tabular
 
 PARTS = {"qkv": "attention", "heads": "attention", "proj": "attention", "fc1": "mlp", "fc2": "mlp"}
 
@@ -46,7 +48,9 @@ class Step:
 
 
 @dataclass
-class Inspection:
+class Inspection(Tabular):
+    """Every step of a forward pass. `print` shows it as a table, as does a notebook."""
+
     name: str
     image_size: tuple[int, int]
     batch: int
@@ -66,6 +70,9 @@ class Inspection:
     @property
     def memory(self) -> int:
         return sum(step.memory for step in self.steps)
+
+    def table(self, depth: int = 4, all_blocks: bool = False) -> Table:
+        return inspection_table(self, depth, all_blocks)
 
     def to_dict(self) -> dict[str, Any]:
         total = {

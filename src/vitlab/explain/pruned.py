@@ -16,15 +16,22 @@ from vitlab.explain.inputs import Images, batches, token_model
 from vitlab.layers.reducer import Reducer
 from vitlab.layers.trace import Trace
 from vitlab.models.base import evaluation_mode
+from vitlab.tables import Table, Tabular
 
 
 @dataclass
-class Pruned:
+class Pruned(Tabular):
     """The token that holds each patch, after every layer."""
 
     groups: Tensor  # (B, layers, grid_h, grid_w): equal numbers are one token, -1 was dropped
     tokens: Tensor  # (B, layers): their number, with prefix tokens
     changed: tuple[int, ...]  # the layers that removed tokens
+
+    def table(self) -> Table:
+        counts = self.tokens.double().mean(0).tolist()  # over images
+        whole = [f"{left:g}" for left in counts]
+        rows = [[str(layer), left, "removes" if layer in self.changed else ""] for layer, left in enumerate(whole)]
+        return Table(["layer", "tokens", ""], rows, ("layer", "tokens"), ["Tokens after each layer, mean over images"])
 
     @property
     def depth(self) -> int:

@@ -20,10 +20,11 @@ from vitlab.explain.inputs import Images, batches, token_model, wide
 from vitlab.images.randomness import uniform
 from vitlab.models.base import evaluation_mode
 from vitlab.models.mae import MaskedAutoencoder
+from vitlab.tables import Table, Tabular
 
 
 @dataclass(frozen=True)
-class Reconstruction:
+class Reconstruction(Tabular):
     """Tensors on the CPU; images are normalised."""
 
     images: Tensor  # (B, C, H, W), the originals
@@ -31,6 +32,15 @@ class Reconstruction:
     prediction: Tensor  # (B, N, P*P*C), the decoder's output
     painted: Tensor  # (B, C, H, W), the prediction as images
     error: Tensor  # (B,), loss over the hidden patches of each image
+
+    def table(self) -> Table:
+        (H, W), patches = self.images.shape[-2:], self.mask[0].numel()
+        hidden = [f"{int(mask.sum())} of {patches}" for mask in self.mask]
+        rows = [
+            [str(i), count, f"{error:.4g}"] for i, (count, error) in enumerate(zip(hidden, self.error, strict=True))
+        ]
+        heading = [f"Reconstruction of {len(rows)} image{'s' if len(rows) > 1 else ''} of {H} x {W}"]
+        return Table(["image", "hidden patches", "error"], rows, ("image", "hidden patches", "error"), heading)
 
     @property
     def hidden(self) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import DataError, ImageError, UsageError
 from vitlab.explain.clip_prompts import ask
-from vitlab.explain.draw.page import figure_page
+from vitlab.explain.draw.page import figure_page, figure_url
 from vitlab.explain.draw.sheet import check_kind, save
 from vitlab.explain.inputs import ImageBatch, TokenModel, as_batch, as_list, token_model
 from vitlab.explain.outliers import OutlierTokens, outlier_tokens
@@ -28,6 +28,7 @@ from vitlab.explain.views import View, views
 from vitlab.images.read import Source
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table, Tabular, escaped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ MANY = 800  # patches, above which images are tested one by one for outliers: a 
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Tabular):
     """A model and the images to explain it on."""
 
     name: str
@@ -47,6 +48,11 @@ class Subject:
     failed: dict[str, str] = field(default_factory=dict)  # image -> why it could not be read
     batch_size: int = 8
     scale: str = DEFAULT  # of heat maps' colours: one of explain.scale.SCALES
+
+    def table(self) -> Table:
+        rows = [view.row() for view in self.views]
+        failed = [f"{name}: {reason}" for name, reason in self.failed.items()]
+        return Table(["", "image", "top class"], rows, heading=[self.name], notes=failed)
 
     @cached_property
     def model(self) -> TokenModel:
@@ -102,7 +108,8 @@ def open_subject(
     names: list[str] = []
     parts: list[ImageBatch] = []
     failed: dict[str, str] = {}
-    for source in as_list(images) if images else []:
+    none = isinstance(images, list | tuple) and not images
+    for source in [] if none else as_list(images):
         shown = str(source) if isinstance(source, str | os.PathLike) else f"image {len(sources)}"
         try:
             part = as_batch(network.encoder, source)
@@ -136,6 +143,11 @@ class Explanation:
     results: dict[str, Any] = field(default_factory=dict)  # plain values, for JSON
     interactive: Callable[[], str] | None = None  # makes the page; None: the figure on a page
     notes: list[str] = field(default_factory=list)  # what was left out
+
+    def _repr_html_(self) -> str:
+        """The figure, in a notebook."""
+        notes = "".join(f'<div style="opacity:.65">{escaped(note)}</div>' for note in self.notes)
+        return f'<img alt="{escaped(self.title)}" src="{figure_url(self.figure())}" style="max-width:100%">{notes}'
 
     def page(self) -> str:
         """One self-contained HTML page."""

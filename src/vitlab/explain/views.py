@@ -21,14 +21,15 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.inputs import Images, TokenModel, as_batch, grid_of, logits_of, token_model
 from vitlab.images.preprocess import Box, Geometry
-from vitlab.images.read import called
+from vitlab.images.read import called, thumbnail_url
+from vitlab.tables import Cell, Table, Tabular, Thumbnail
 
 LARGEST = 1600  # longer side of an image that is kept for drawing
 Coordinates = TypeVar("Coordinates", float, np.ndarray)
 
 
 @dataclass(frozen=True)
-class View:
+class View(Tabular):
     """An image as the model sees it; `label` and `probability` are its top class, where the model has classes."""
 
     image: Image.Image  # upright; large ones are stored smaller than geometry.original
@@ -56,6 +57,14 @@ class View:
     def prediction(self) -> str:
         """The top class and its probability: "cat · 93 %"."""
         return "" if self.label is None else f"{self.label} · {100 * (self.probability or 0):.0f} %"
+
+    def row(self) -> list[Cell]:
+        return [Thumbnail(lambda: thumbnail_url(self.image)), self.name, self.prediction or "-"]
+
+    def table(self) -> Table:
+        (H, W), (rows, columns) = self.geometry.original, self.grid
+        note = f"{W} x {H} pixels, seen as {rows} x {columns} patches"
+        return Table(["", "image", "top class"], [self.row()], notes=[note])
 
     def patch_under(self, x: float, y: float) -> int:
         """The number of the patch (row by row) that shows pixel (x, y) of the original image."""

@@ -26,10 +26,11 @@ from vitlab.explain.inspect import Step, inspect
 from vitlab.explain.step_words import equations
 from vitlab.layers.edit import Edit
 from vitlab.layers.patches import patchify
-from vitlab.layers.trace import Trace
+from vitlab.layers.trace import TokenLayout, Trace
 from vitlab.models.base import evaluation_mode
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.plain import PlainTransformer
+from vitlab.tables import Table, Tabular, by, count, short
 
 BEFORE_BLOCKS = ("patch_embed", "prefix", "positions", "norm_pre")
 STEPS = ("picture", "patches", *BEFORE_BLOCKS, "blocks", "norm", "pool", "pre_logits", "head", "softmax")
@@ -92,11 +93,19 @@ class WalkStep:
 
 
 @dataclass(frozen=True)
-class Walk:
+class Walk(Tabular):
     steps: list[WalkStep]
     prefix: tuple[str, ...]  # tokens before the patches
     grid: tuple[int, int]
     by_depth: Tensor | None  # (depth, classes), probabilities; None without classes
+
+    def table(self) -> Table:
+        rows = [[s.name, by(s.shape), s.equation, count(s.parameters), short(s.macs)] for s in self.steps]
+        tokens = TokenLayout(self.prefix, self.grid)
+        right = ("parameters", "MACs")
+        return Table(
+            ["step", "shape", "equation", *right], rows, right, ["One image, step by step", f"tokens: {tokens}"]
+        )
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from vitlab.explain.stages import one_grid
 from vitlab.layers.patches import ConvStem, PatchEmbed
 from vitlab.layers.trace import check_offered
 from vitlab.models.hierarchy import Hierarchy
+from vitlab.tables import Table, Tabular
 
 NO_SIMILARITY = {  # kinds of positions without a vector per patch -> why, and what to use instead
     "rotary": "they turn queries and keys inside every block. attention_distance shows what comes of it",
@@ -103,13 +104,20 @@ def token_norms(model: ModelOrName, images: Images, *, batch_size: int = 8) -> T
 
 
 @dataclass
-class HighNormTokens:
+class HighNormTokens(Tabular):
     """Patches whose token is far longer than the others'; a ViT without registers stores global information there."""
 
     share: Tensor  # (layers,), of all patch tokens after that layer
     mask: Tensor  # (B, layers, grid_h, grid_w), True where long
     threshold: Tensor  # (layers,), lengths above it are long
     layers: tuple[int, ...]  # the last ones, over which `mean_share` is taken
+
+    def table(self) -> Table:
+        pairs = enumerate(zip(self.threshold.tolist(), self.share.tolist(), strict=True))
+        rows = [[str(layer), f"{limit:.4g}", f"{share:.2%}"] for layer, (limit, share) in pairs]
+        titles = ["layer", "longer than", "share of patches"]
+        note = f"Mean share in the last layers: {self.mean_share:.2%}."
+        return Table(titles, rows, titles, ["Patch tokens far longer than the others"], notes=[note])
 
     @property
     def mean_share(self) -> float:

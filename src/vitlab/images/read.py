@@ -6,6 +6,7 @@ out as plain RGB.
 
 from __future__ import annotations
 
+import base64
 import io
 import warnings
 from collections.abc import Callable, Sequence
@@ -200,3 +201,13 @@ def _to_8_bit(array: np.ndarray) -> np.ndarray:
     if array.dtype.newbyteorder("=") == np.uint16 or array.max() > 255:
         return np.clip(array >> 8, 0, 255).astype(np.uint8)
     return np.clip(array, 0, 255).astype(np.uint8)
+
+
+def thumbnail_url(image: Image.Image, side: int = 96) -> str:
+    """A small copy as a data URL, for HTML that needs no other file. Small images keep their pixels."""
+    small = image.convert("RGB")
+    small.thumbnail((side, side))
+    file = io.BytesIO()
+    kind = "PNG" if max(image.size) <= side else "JPEG"
+    small.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

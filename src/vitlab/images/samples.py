@@ -1,5 +1,6 @@
-"""Single images: whatever can be given as one, SOURCE#N by name, and (image, label) pairs as a dataset.
+"""Single images: whatever can be given as one, SOURCE#N and sample:NAME, and (image, label) pairs as a dataset.
 
+vitlab predict bundled:cifar10 sample:cat        # a photo that ships with the package
 vitlab predict bundled:digits digits#3           # number 3 of the test split (val where there is none)
 vitlab.evaluate(model, [("a.png", "cat"), ...])  # or a torch Dataset
 """
@@ -23,6 +24,7 @@ from vitlab.errors import DataError, UsageError
 from vitlab.images.bands import StoredPixels, read_bands
 from vitlab.images.datasets import Data, Dataset, first_few, label_text, open_data, subset
 from vitlab.images.digest import pixel_digest
+from vitlab.images.photos import PREFIX, find_photo
 from vitlab.images.read import Source, read_image
 from vitlab.images.sources.dataset import Strings
 
@@ -35,14 +37,16 @@ class Sample:
 
 
 def is_sample(text: str) -> bool:
-    return bool(re.fullmatch(r".+#\d{1,18}", text)) and not Path(text).exists()
+    return bool(re.fullmatch(rf".+#\d{{1,18}}|{PREFIX}.*", text)) and not Path(text).exists()
 
 
 def replace_sample(source: Source) -> Source:
-    """The image of a sample by its name, "digits#3"; any other source unchanged."""
+    """The image of a sample by its name, "digits#3" or "sample:cat"; any other source unchanged."""
     if not isinstance(source, str | PathLike) or not is_sample(fspath(source)):
         return source
     name = fspath(source)
+    if name.startswith(PREFIX):
+        return find_photo(name).path
     split, index = _place(name)
     if split.stored is not None:
         return split.read(index)  # no image of Pillow's can hold it
@@ -52,6 +56,9 @@ def replace_sample(source: Source) -> Source:
 
 
 def open_sample(text: str) -> Sample:
+    if text.startswith(PREFIX):
+        photo = find_photo(text)
+        return Sample(read_image(photo.path), photo.label, text)
     split, number = _place(text)
     pixels = split.read(number)  # (H, W, C)
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.tables import Table, Tabular, by
 
 if TYPE_CHECKING:
     from vitlab.layers.edited import LayerEdit
@@ -52,7 +53,7 @@ class TokenLayout:
         return f"{len(self.prefix) + self.grid[0] * self.grid[1]} = {' + '.join(parts)}"
 
 
-class Trace:
+class Trace(Tabular):
     """Names what to keep of one forward pass; read it afterwards as `trace[kind, layer]` or `trace[kind]`.
 
     kinds      any step the model marks ("tokens", "norm1", "patch_embed", ...) or "attention", "keys", ...
@@ -82,6 +83,9 @@ class Trace:
         self._kept: dict[tuple[str, int | None], Tensor] = {}
         self._on_path: dict[tuple[str, int | None], tuple[Tensor, Pick | None]] = {}
         self._depth = 0
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(map(repr, self.kinds))}, layers={self.requested_layers!r})"
 
     def begin(self, *, depth: int, offers: Iterable[str], layout: TokenLayout, places: tuple[Any, ...] = ()) -> None:
         """A model calls this first: check the request against what it can give, and forget the last pass."""
@@ -171,6 +175,17 @@ class Trace:
         """((kind, layer), value) in the order of the pass; layer is None outside the blocks."""
         return iter(self._kept.items())
 
+    def table(self) -> Table:
+        """What the last pass left here: a row for each value, by the expression that reads it."""
+        rows: list[list[str]] = []
+        for (kind, layer), value in self._kept.items():
+            name = f'trace["{kind}"]' if layer is None else f'trace["{kind}", {layer}]'
+            rows.append([name, by(value.shape), *_range(value)])
+        heading = [f"Trace of {', '.join(self.kinds)}"]
+        heading += [] if self.layout is None else [f"tokens: {self.layout}"]
+        notes = [] if rows else ["empty: run model(images, trace=trace) first."]
+        return Table(["value", "shape", "lowest", "highest"], rows, ("lowest", "highest"), heading, notes=notes)
+
     def stack(self, kind: str) -> Tensor:
         """All traced layers of one kind on a new first axis: (L, B, ...)."""
         return torch.stack([self[kind, layer] for layer in self.layers])
@@ -189,6 +204,13 @@ def check_offered(kinds: Iterable[str], offers: Iterable[str], verb: str = "give
 def _compact(value: Tensor) -> Tensor:
     """A small part of a large tensor would keep all of it in memory."""
     return value.clone() if value.nbytes < value.untyped_storage().nbytes() else value
+
+
+def _range(value: Tensor) -> list[str]:
+    if not value.numel() or value.is_complex():
+        return ["", ""]
+    low, high = value.aminmax()
+    return [f"{number:.4g}" for number in (low.item(), high.item())]
 
 
 def _numbers(what: str, given: str | Sequence[int]) -> str | tuple[int, ...]:

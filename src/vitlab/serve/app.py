@@ -16,6 +16,7 @@ from vitlab.serve.errors import handle_errors
 from vitlab.serve.guard import Guard, SecurityHeaders
 from vitlab.serve.metrics import Metrics
 from vitlab.serve.model_pool import ModelPool, ServedModel
+from vitlab.serve.page_photo import PagePhoto
 from vitlab.serve.request import ServerContext
 from vitlab.serve.search_index import SearchIndex
 from vitlab.serve.settings import Settings
@@ -30,9 +31,12 @@ class _App(FastAPI):
 
 
 def create_app(
-    models: Iterable[ServedModel], settings: Settings | None = None, index: SearchIndex | None = None
+    models: Iterable[ServedModel],
+    settings: Settings | None = None,
+    index: SearchIndex | None = None,
+    photo: PagePhoto | None = None,
 ) -> FastAPI:
-    """`index`: what POST /search searches, from `open_index`."""
+    """`index`: what POST /search searches, from `open_index`. `photo`: the first image that the page offers."""
     settings = settings or Settings()
     pool = ModelPool(models, settings)
     metrics = Metrics(pool)
@@ -43,7 +47,7 @@ def create_app(
         for served in pool.models.values():
             served.worker.on_batch = metrics.batch_observer(served.name)
         with ThreadPoolExecutor(settings.decoders, thread_name_prefix="vitlab-decode") as decoders:
-            app.state.context = ServerContext(pool, decoders, index)
+            app.state.context = ServerContext(pool, decoders, index, photo)
             warm_up = asyncio.create_task(pool.warm_up())
             yield
             warm_up.cancel()

@@ -44,6 +44,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+STORIES = ("stories", "story_")  # modules that are loaded when a story is asked for
 MAX_LOG_BYTES = 2_000_000  # in one response
 MAX_OFFSET = 2**62  # beyond any log
 
@@ -51,6 +52,7 @@ MAX_OFFSET = 2**62  # beyond any log
 @router.get("/")
 async def index() -> Response:
     names = sorted(entry.name for entry in FILES.iterdir() if entry.name.endswith(".js"))
+    names = [name for name in names if not name.startswith(STORIES)]
     links = "\n".join(f'<link rel="modulepreload" href="page/files/{name}">' for name in names)
     return _response(PRELOAD.sub(links.encode(), (FILES / "index.html").read_bytes()), "text/html")
 
@@ -81,14 +83,18 @@ async def search_index(request: Request) -> Response:
 
 
 @router.get("/page/samples")
-async def samples() -> Response:
-    """Name, address and licence of each."""
-    found = page_samples().items()
-    return JSONResponse([{"name": n, "url": f"page/samples/{quote(n)}", "licence": s.licence} for n, s in found])
+async def samples(request: Request) -> Response:
+    """Name, address and licence of each; the photo that the server was started with comes first."""
+    photo, known = context_of(request).photo, {name: sample.licence for name, sample in page_samples().items()}
+    listed = known if photo is None else {photo.name: None} | known
+    return JSONResponse([{"name": n, "url": f"page/samples/{quote(n)}", "licence": c} for n, c in listed.items()])
 
 
 @router.get("/page/samples/{name}")
-async def sample(name: str) -> Response:
+async def sample(request: Request, name: str) -> Response:
+    photo = context_of(request).photo
+    if photo is not None and photo.name == name:
+        return Response(photo.content, media_type=photo.media_type)
     if name not in page_samples():
         raise RequestError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
     found = page_samples()[name]

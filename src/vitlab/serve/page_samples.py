@@ -1,14 +1,14 @@
-"""Images that the page offers: a cat first, then photos and digits of scikit-learn, which are on every machine."""
+"""Images that the page offers: photos of the package, a cat first, then digits of scikit-learn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from PIL import Image
 
+from vitlab.images.photos import PHOTOS
 from vitlab.images.samples import open_sample
 from vitlab.serve.image_io import encode_png
 
@@ -25,11 +25,7 @@ class PageSample:
 @cache
 def page_samples() -> dict[str, PageSample]:
     """By name, in the order in which they are shown."""
-    cat = files("vitlab.serve") / "samples" / "cat.jpg"
-    samples = {"cat": PageSample("CC0 1.0, Stéfan van der Walt", "image/jpeg", cat.read_bytes)}
-    for name, author in (("china", "danielbuechele"), ("flower", "vultilion")):
-        photo = files("sklearn.datasets.images") / f"{name}.jpg"
-        samples[name] = PageSample(f"CC BY 2.0, {author}", "image/jpeg", photo.read_bytes)
+    samples = {p.name: PageSample(p.credit, "image/jpeg", p.path.read_bytes) for p in PHOTOS.values()}
     for number in DIGITS:
         digit = open_sample(f"digits#{number}")
         read = cache(lambda image=digit.image: encode_png(image.resize((64, 64), Image.Resampling.NEAREST)))

@@ -18,6 +18,7 @@ from vitlab.serve.batching import Item, Result
 from vitlab.serve.errors import RequestError, busy_error
 from vitlab.serve.image_io import PreparedImage, Upload, prepare, read_upload
 from vitlab.serve.model_pool import LRUCache, ModelPool, ServedModel
+from vitlab.serve.page_photo import PagePhoto
 from vitlab.serve.page_queries import PageImage
 from vitlab.serve.search_index import SearchIndex
 
@@ -33,6 +34,7 @@ class ServerContext:
     pool: ModelPool
     decoders: Executor
     index: SearchIndex | None = None
+    photo: PagePhoto | None = None  # the first of the page's samples
     page_images: LRUCache[PageImage] = field(default_factory=lambda: LRUCache(MAX_PAGE_IMAGES))  # by ID
     receiving: int = 0  # requests
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from urllib.parse import quote
 
 import torch
 import uvicorn
@@ -29,6 +30,7 @@ from vitlab.serve.app import create_app
 from vitlab.serve.connections import ACCEPTS, Connection, ConnectionPool, connection_limit
 from vitlab.serve.executor import compute
 from vitlab.serve.model_pool import ModelPool, ServedModel, open_models
+from vitlab.serve.page_photo import PagePhoto
 from vitlab.serve.search_index import SearchIndex, open_index
 from vitlab.serve.settings import Settings
 
@@ -38,15 +40,27 @@ BACKLOG = 2048  # connections that the system queues until they are accepted
 class Server:
     """Opened models behind a listening socket. `run` answers until SIGTERM or Ctrl-C; `close` frees the port."""
 
-    def __init__(self, models: list[ServedModel], index: SearchIndex | None, settings: Settings, port: int):
-        self.models, self.index, self.settings = models, index, settings
+    def __init__(
+        self,
+        models: list[ServedModel],
+        index: SearchIndex | None,
+        settings: Settings,
+        port: int,
+        photo: PagePhoto | None = None,
+    ):
+        self.models, self.index, self.settings, self.photo = models, index, settings, photo
         self.socket = listen(settings.host, port)
         host, port = self.socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def url(self) -> str:
+        """The page; where there is a photo, open on it."""
+        return f"http://{self.address}/" + ("" if self.photo is None else f"#sample={quote(self.photo.name)}")
+
     def run(self, *, access_log: bool = False) -> None:
         """Returns after an orderly shutdown."""
-        serve(create_app(self.models, self.settings, self.index), self.socket, access_log=access_log)
+        serve(create_app(self.models, self.settings, self.index, self.photo), self.socket, access_log=access_log)
 
     def close(self) -> None:
         self.socket.close()
@@ -66,17 +80,18 @@ def open_server(
     settings: Settings | None = None,
     threads: int | None = None,
     image_size: tuple[int, int] | None = None,
+    photo: PagePhoto | None = None,
 ) -> Server:
     """Open models, an index to search, and the port; 0: any free one.
 
     `models` and `image_size` as in `open_models`; an index keeps the size that it was made with. `threads`: how many a
-    model runs with; None leaves torch's number.
+    model runs with; None leaves torch's number. `photo`: what the page opens with.
     """
     if threads is not None:
         compute(torch.set_num_threads, threads)
     served = compute(open_models, models, image_size)
     search_index = None if index is None else compute(open_index, index, served)
-    return Server(served, search_index, settings or Settings(), port)
+    return Server(served, search_index, settings or Settings(), port, photo)
 
 
 def listen(host: str, port: int) -> socket.socket:

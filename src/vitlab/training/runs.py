@@ -20,6 +20,7 @@ from vitlab.errors import TrainingError, UsageError, VitlabError
 from vitlab.models.config import nearest
 from vitlab.parsing import flat, parse_toml
 from vitlab.printable import csv_cell
+from vitlab.tables import Table, Tabular
 from vitlab.training.run_lock import Holder, lock_holder
 from vitlab.training.runlog import from_json, read_log
 
@@ -32,12 +33,13 @@ SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed"}
 ALWAYS_DIFFER = {"run.dir", "run.name"}
 TARGETS = ("map", "val_map", "r2", "val_r2")  # scores of runs that learn several labels, or a number
 MAIN = ("name", "data", "model", "rung", "top1", "val_top1", *TARGETS, "seconds", "status")  # what a terminal shows
+TITLES = {"val_top1": "best val", "images_per_second": "images/s"}  # of columns, where not the key itself
 MORE_IS_BETTER = {"top1", "val_top1", *TARGETS, "images_per_second", "started"}
 SHARES = {"top1", "val_top1", "map", "val_map"}  # shown in percent
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Tabular):
     """One run folder, read."""
 
     folder: Path
@@ -101,6 +103,9 @@ class Run:
         }
         return {key: values[key] for key in COLUMNS}
 
+    def table(self) -> Table:
+        return runs_table([self])
+
     def main_row(self) -> dict[str, Any]:
         """The few columns that fit a terminal; with the weights that the run started from, where there are some."""
         weights = self.recipe.get("model.init_from")
@@ -118,9 +123,12 @@ def _last_part(name: str | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class RunList:
+class RunList(Tabular):
     runs: list[Run]
     skipped: list[str]  # folders that are no runs, and why
+
+    def table(self) -> Table:
+        return runs_table(self.runs, self.skipped)
 
 
 def list_runs(folder: Path) -> RunList:
@@ -193,6 +201,21 @@ def main_table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]
     return [{key: value for key, value in row.items() if key not in empty} for row in rows]
 
 
+def runs_table(runs: list[Run], skipped: Sequence[str] = ()) -> Table:
+    """`main_table` as people read it."""
+    rows = main_table(runs)
+    titles = [TITLES.get(key, key) for key in (rows[0] if rows else MAIN)]
+    right = [TITLES.get(key, key) for key in keys_of_numbers(rows)]
+    cells = [[shown(key, value) for key, value in row.items()] for row in rows]
+    notes = [] if rows else ["no runs. `vitlab train` makes one."]
+    return Table(titles, cells, right, notes=[*notes, *(f"skipped: {reason}" for reason in skipped)])
+
+
+def keys_of_numbers(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys whose values are all numbers."""
+    return [key for key in (rows[0] if rows else ()) if all(isinstance(row[key], int | float | None) for row in rows)]
+
+
 def variations(runs: list[Run]) -> dict[str, dict[str, list[str]]]:
     """Recipe key that varies -> value, as text -> the runs that have it."""
     table: dict[str, dict[str, list[str]]] = {}
@@ -244,7 +267,7 @@ def to_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     if not rows:
         return ""
     keys = list(rows[0])
-    right = {key for key in keys if all(isinstance(row[key], int | float | None) for row in rows)}
+    right = keys_of_numbers(rows)
     lines = [keys, ["---:" if key in right else "---" for key in keys]]
     lines += [[_in_markdown(shown(key, row[key])) for key in keys] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

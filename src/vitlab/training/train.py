@@ -24,6 +24,7 @@ from vitlab.images.sources import SOURCES, sources_of
 from vitlab.images.sources.table import read_bytes
 from vitlab.models import registry
 from vitlab.models.config import option_paths
+from vitlab.tables import Table, Tabular
 from vitlab.training import processes, run_lock
 from vitlab.training.autopick import check, pick
 from vitlab.training.job import suited_recipe
@@ -32,13 +33,14 @@ from vitlab.training.loop import Show, Silent, check_is_run, fit
 from vitlab.training.objectives import DEFAULT
 from vitlab.training.presets import find_recipe, join_sources, own_values, recipes
 from vitlab.training.recipe import AUTO, Recipe, read_recipe, setting, with_settings, with_value
+from vitlab.training.runs import read_run
 from vitlab.training.state import check_place
 
 CORRECTIONS = "cleaned.csv"  # in the run's folder
 
 
 @dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(Tabular):
     """A finished run."""
 
     folder: Path
@@ -52,6 +54,11 @@ class TrainedRun:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    def table(self) -> Table:
+        run = read_run(self.folder)
+        notes = [f"model: {self.model}", f"report: {self.report}"]
+        return replace(run.table(), notes=notes)
 
     def to_dict(self) -> dict[str, Any]:
         """As `vitlab train --json` prints it."""

@@ -24,10 +24,12 @@ from vitlab.explain.diff.guesses import options
 from vitlab.explain.diff.remedies import saved_anew
 from vitlab.explain.diff.sides import Side, open_side
 from vitlab.explain.diff.steps import Key, StepDifference, Tally, first_difference, json_values, run_steps, step_name
+from vitlab.explain.diff.table import difference_table
 from vitlab.explain.inputs import as_list
 from vitlab.images.read import Source, read_image
 from vitlab.images.samples import replace_sample
 from vitlab.layers.patches import check_images
+from vitlab.tables import Table, Tabular
 
 SAME = (  # options that two copies of a network share
     *("patch_size", "channels", "width", "depth", "mlp_hidden", "mlp.kind", "stem.kind", "stem.patch_norms"),
@@ -43,7 +45,7 @@ SETTINGS = (  # name, and the fields that belong together
 
 
 @dataclass
-class Difference:
+class Difference(Tabular):
     """The result of `diff`; `rows` in the order of the pass, preprocess first."""
 
     a: str
@@ -57,6 +59,9 @@ class Difference:
     own: StepDifference | None = None  # the output with each side's own preprocess
     same_class: int | None = None  # how many images then get the same class
     notes: list[str] = field(default_factory=list)
+
+    def table(self, all_blocks: bool = False) -> Table:
+        return difference_table(self, all_blocks)
 
     @property
     def equal(self) -> bool:

@@ -104,10 +104,7 @@ def maps_page(
 
 def figure_page(figure: Figure, *, title: str) -> str:
     """A figure as an image on a page."""
-    buffer = io.BytesIO()
-    write_figure(figure, buffer, "png")
-    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    name = html.escape(title)
+    url, name = figure_url(figure), html.escape(title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -117,6 +114,13 @@ def figure_page(figure: Figure, *, title: str) -> str:
         "img { display: block; max-width: 100%; margin: 0 auto; }</style>\n</head>\n"
         f'<body><img alt="{name}" src="{url}"></body>\n</html>\n'
     )
+
+
+def figure_url(figure: Figure) -> str:
+    """A figure as a PNG, as a data URL."""
+    buffer = io.BytesIO()
+    write_figure(figure, buffer, "png")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _side_by_side(view: View, maps: Sequence[tuple[View, np.ndarray]]) -> tuple[np.ndarray, dict[str, Any]]:
@@ -298,8 +302,10 @@ def head_names(numbers: Sequence[int], single: bool) -> list[str]:
 def layer_names(layers: Sequence[int], heads: Sequence[str]) -> dict[str, Any]:
     return {
         "signed": [False] * len(layers),
+        "layer_numbers": list(layers),
         "layers": [f"layer {layer}" for layer in layers],
         "short_layers": [str(layer) for layer in layers],
+        "head_numbers": [None if name[0] == "m" else int(name.split()[1]) for name in heads],  # None: their mean
         "heads": list(heads),
         "short_heads": ["M" if name[0] == "m" else name.split()[1] for name in heads],
     }

@@ -18,7 +18,7 @@ export const WORDS = {
   footer_static: ["Every number on this page is computed in your browser; your photo does not leave it. Larger models, search, fewer tokens and training need the program itself: pip install vitlab, then vitlab serve.", "本页所有数字都在你的浏览器里计算，照片不会离开你的设备。更大的模型、搜索、减少 token 和训练需要安装程序：先 pip install vitlab，再运行 vitlab serve。"],
   api: ["API", "接口说明"],
   sample: ["Sample: {name} ({licence})", "示例：{name}（{licence}）"],
-  name_cat: ["cat", "猫"], name_china: ["temple", "寺庙"], name_flower: ["flower", "花"],
+  name_cat: ["cat", "猫"], "name_grey-cat": ["grey cat", "灰猫"], name_moose: ["moose", "驼鹿"],
   working: ["Computing…", "正在计算…"],
   ready: ["Done.", "完成。"],
   gone: ["The server does not answer. Is it still running? Start it again: vitlab serve", "服务器没有响应。它还在运行吗？请重新启动：vitlab serve"],

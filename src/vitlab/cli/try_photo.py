@@ -1,0 +1,86 @@
+"""vitlab try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitlab.cli import complete
+from vitlab.cli.console import console, load_options, parse_size, print_json, print_table, say, say_notes
+from vitlab.cli.options import IMAGE, Size, option
+from vitlab.errors import UsageError
+from vitlab.images.photos import FIRST
+from vitlab.printable import one_line
+
+
+@dataclass(frozen=True)
+class TryOutput:
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="Heat map to draw; a page goes beside it, as .html.")
+    ] = Path("try.png")
+    serve: Annotated[bool, typer.Option("--serve/--no-serve", help="Serve the page, or write the files and end.")] = (
+        True
+    )
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 0
+    json: Annotated[bool, typer.Option("--json", help="Print the answer and the files as JSON, and end.")] = False
+
+
+def try_photo(
+    photo: Annotated[str, typer.Argument(metavar="PHOTO", help=IMAGE)] = FIRST,
+    model: Annotated[
+        str | None,
+        option(
+            "--model",
+            "CHECKPOINT",
+            "A checkpoint: folder, file, bundled:NAME, or hf-hub:owner/name. Default: a bundled model.",
+            complete.checkpoints,
+        ),
+    ] = None,
+    image_size: Size = None,
+    *,
+    output: TryOutput,
+) -> None:
+    """Ask a model about a photo, and look inside.
+
+    Prints the answer, draws what speaks for it, and opens a page on this photo. Ctrl-C ends it.
+    """
+    from vitlab.checkpoints.bundled import DEFAULT
+    from vitlab.first_look import first_look
+
+    model = model or DEFAULT
+    look = first_look(model, photo, **load_options(image_size))
+    files = look.save(output.out)
+    if output.json:
+        answer = {"image": photo, "scores": []} if look.prediction is None else look.prediction.to_dict()
+        print_json({"checkpoint": model, **answer, "files": [str(file) for file in files]})
+        return
+    say_notes(map(one_line, [*look.heat.notes, *look.attention.notes]))
+    if look.prediction is not None:
+        print_table(look.prediction.table())
+    for file in files:
+        console().print(one_line(f"written: {file}"), soft_wrap=True)
+    if output.serve:
+        _serve(photo, model, parse_size(image_size), output)
+
+
+def _serve(photo: str, model: str, image_size: tuple[int, int] | None, output: TryOutput) -> None:
+    try:
+        from vitlab.serve.browser import open_browser
+        from vitlab.serve.page_photo import open_photo
+        from vitlab.serve.run import open_server
+    except ImportError as error:
+        raise UsageError(
+            f"the page needs {error.name}, which is not installed: pip install 'vitlab[serve]', or add --no-serve."
+        ) from None
+    with open_server([model], port=output.port, image_size=image_size, photo=open_photo(photo)) as server:
+        opened = output.browser and open_browser(server.url)
+        say(f"vitlab: {'opened' if opened else 'open'} {server.url} in a browser. Ctrl-C stops.")
+        if not opened:
+            port = server.address.rpartition(":")[2]
+            say(f"vitlab: from another machine, run there first: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE")
+        server.run()
+    say("vitlab: stopped.")
