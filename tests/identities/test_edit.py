@@ -456,7 +456,7 @@ def test_what_a_model_cannot_change_is_refused(edit, words):
         ("swin_cifar", Edit().zero("merge", layer=1), "layer 1 has no 'merge'"),
         ("swinv2_cifar", Edit().without_sqrt_d(), "by cosines"),
         ("twins_pcpvt_cifar", Edit().shuffle_positions(), "can be removed only"),
-        ("pvt_v2_cifar", Edit().remove_positions(), "no positions of its own"),
+        ("pvt_v2_cifar", Edit().remove_positions(), "adds no positions of its own"),
         ("resnet_cifar", Edit().temperature(2), "has no attention"),
         ("resnet_cifar", Edit().zero("block", tokens=[1]), "holds no tokens"),
     ],

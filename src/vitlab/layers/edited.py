@@ -80,7 +80,7 @@ class EditedTrace(Trace):
                 continue
             if change.action in OF_POSITIONS:
                 raise UsageError(
-                    "this model has no positions of its own to change: convolutions tell its tokens where they stand."
+                    f"{change.action}: this model adds no positions of its own. (PVT v2 learns them by convolutions.)"
                 )
             if change.action in OF_SCORES:
                 raise UsageError(f"{change.action}: this model has no attention.")
