@@ -256,7 +256,7 @@ def pruned(
 
 
 @app.add
-def lens(inputs: Inputs, target: Target = None, text: Text = None, *, output: Output) -> None:
+def lens(inputs: Inputs, target: Target = None, text: Text = None, *, output: FileOutput) -> None:
     """Logit lens: which class each patch would be, by layer.
 
     The tokens after every layer are read by the model's own last norm and head.
@@ -280,7 +280,7 @@ def ablate(
     target: Target = None,
     text: Text = None,
     *,
-    output: Output,
+    output: FileOutput,
 ) -> None:
     """How much each head and MLP matters, by leaving it out.
 

@@ -78,14 +78,14 @@ def attribution(subject: Subject, target: Target = None) -> Explanation:
             "A share is direct: what later layers made of it counts as theirs. The last norm's statistics are fixed.",
         ]
         heads, image_map = result.heads[0].numpy(), patches[0].numpy()
-        figure = lambda: draw.attribution(
-            views[0], heads, shares[0], image_map, layers=result.layers, title=title, lines=lines
-        )
+        options: dict[str, Any] = dict(layers=result.layers, title=title, lines=lines, scale=subject.scale)
+        figure = lambda: draw.attribution(views[0], heads, shares[0], image_map, **options)
     else:
         columns = {"by patch": patches.numpy()}
         captions = [[f"logit {value:.2f}"] for value in result.logit.tolist()]
         note = "What the heads of all layers took from each patch."
-        figure = lambda: draw.heat(views, columns, title=title, note=note, captions=captions, signed=list(columns))
+        options = dict(title=title, note=note, captions=captions, signed=list(columns), scale=subject.scale)
+        figure = lambda: draw.heat(views, columns, **options)
     names = ("logit", "total", "heads", "attention_bias", "mlps", "embedding", "positions", "constant", "sources")
     numbers = {name: getattr(result, name).numpy() for name in names} | {
         "layers": result.layers,
@@ -142,7 +142,8 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
         notes.append(
             f"Both logits of {label} are nearly the same, so how far one moves says little: choose another target."
         )
-    figure = lambda: draw.patching(subject.views, groups, heads, patches, title=title, lines=lines)
+    options: dict[str, Any] = dict(title=title, lines=lines, scale=subject.scale)
+    figure = lambda: draw.patching(subject.views, groups, heads, patches, **options)
     numbers: dict[str, Any] = {"class": result.target, "logits": [result.logit, result.other_logit], "heads": heads}
     numbers |= {f"group_{name}": result.moved(values) for name, values in result.groups.items()}
     numbers |= {} if patches is None else {"patches": patches}

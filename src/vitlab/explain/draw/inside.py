@@ -14,6 +14,7 @@ import numpy as np
 from vitlab.explain.draw.heatmap import drawn, overlay, painted
 from vitlab.explain.draw.maps import ROWS, WRAP, row_of, short_name
 from vitlab.explain.draw.sheet import INK, LINE, MARGIN, SOFT, Heading, ImageCell, ImageRow, Sheet, cut, image_grid
+from vitlab.explain.scale import DEFAULT, SCALES
 from vitlab.explain.views import View
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def attribution(
     layers: Sequence[int],
     title: str = "Shares in a logit",
     lines: Sequence[str] = (),
+    scale: str = DEFAULT,
 ) -> Figure:
     """One image: shares of the parts as bars, of heads (layers, h) as a table, and what heads took from each patch."""
     bars = max(TALL, 26 * len(shares) + 20)
@@ -101,13 +103,14 @@ def attribution(
     _table(sheet, x, y, WIDE, TALL, heads, [str(n) for n in layers], [str(n) for n in range(heads.shape[1])])
     x += WIDE + APART
     sheet.text(x, y - 20, "By the patch that heads looked at", 9.5, INK)
-    pixels = overlay(patches, view, signed=True)
+    pixels = overlay(patches, view, signed=True, scale=scale)
     tall, wide = pixels.shape[:2]
     factor = min(WIDE / wide, TALL / tall)
     sheet.image(x, y, wide * factor, tall * factor, pixels)
     largest = float(np.abs(patches).max())
     text = f"red speaks for the class, blue against it; strongest: {largest:.3g}"
     sheet.text(x, y + tall * factor + 24, text, 7, SOFT)
+    sheet.text(x, y + tall * factor + 44, SCALES[scale].signed, 7, SOFT)
     return sheet.figure
 
 
@@ -135,6 +138,7 @@ def patching(
     *,
     title: str = "Activation patching",
     lines: Sequence[str] = (),
+    scale: str = DEFAULT,
 ) -> Figure:
     """How far the logit moved, 0 to 1: curves over layers (L,), a table of heads (L, h), and maps of single patches."""
     layers = len(heads)
@@ -170,13 +174,13 @@ def patching(
     _table(sheet, x, y, WIDE, TALL, heads, [str(n) for n in range(layers)], [str(n) for n in range(heads.shape[1])])
     y += TALL + 90 + 26 * len(groups)
     if patches is not None:
-        sheet.text(MARGIN, y + 10, "One patch's token", 9.5, INK)
+        sheet.text(MARGIN, y + 10, f"One patch's token. {SCALES[scale].signed}".rstrip(), 9.5, INK)
         y += 40
     for layer in range(layers if patches is not None else 0):
         assert patches is not None
         row, column = divmod(layer, per_row)
         moved = np.where(np.abs(patches[layer]) < NOTHING, 0.0, patches[layer])  # or rounding would fill the colours
-        pixels = overlay(moved, views[0], signed=True, side=240)
+        pixels = overlay(moved, views[0], signed=True, side=240, scale=scale)
         tall, wide = pixels.shape[:2]
         factor = min(cell / wide, cell / tall)
         left, top = MARGIN + column * (cell + 8), y + row * (cell + 34)
