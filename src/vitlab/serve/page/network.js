@@ -217,7 +217,14 @@ export function reveal(behavior) {
   if (!parts) return;
   const main = document.getElementById("main"), inside = isInside(data.model, state.step), column = parts.blocks[state.layer];
   const part = inside ? box.querySelector(`.stage[data-step="${state.step}"]`) ?? column.node : state.step === "block" ? column.node : parts.buttons[state.step];
-  if (main.scrollHeight <= main.clientHeight && main.scrollWidth <= main.clientWidth) { if (innerWidth < 736) part?.scrollIntoView({ block: "nearest", inline: "nearest", behavior }); return; }
+  if (main.scrollHeight <= main.clientHeight && main.scrollWidth <= main.clientWidth) {
+    if (innerWidth < 736 && part) { // on a phone the page scrolls up and down, the picture from side to side
+      const across = (inside ? column.inside : part).getBoundingClientRect();
+      box.scrollBy({ left: across.left - box.getBoundingClientRect().left - (inside ? 12 : (box.clientWidth - across.width) / 2), behavior: "auto" });
+      if (inside) part.scrollIntoView({ block: "nearest", inline: "nearest", behavior });
+    }
+    return;
+  }
   if (!part) { main.scrollTo({ left: 0, top: 0, behavior }); return; }
   const frame = main.getBoundingClientRect(), area = part.getBoundingClientRect(), across = (inside ? column.inside : part).getBoundingClientRect();
   const left = frame.left + 298, right = frame.right - 256, wide = across.width > right - left || inside; // between photo and answer

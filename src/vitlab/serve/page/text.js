@@ -126,7 +126,7 @@ export const WORDS = {
   lookinto: ["Look into {model}", "查看 {model} 的内部"],
   took: ["{ms} ms on this machine", "在这台机器上用时 {ms} 毫秒"],
   likeposition: ["How alike the position of one patch is to all others: point at a patch, or use the arrow keys.", "某个图块的位置向量与其他位置的相似度：指向一个图块，或用方向键移动。"],
-  allheads: ["Where the chosen token looks, in every block (rows, the first on top) and head (columns). Click one to follow it.", "所选 token 在每个 block（行，第一个在上）和每个头（列）里看向哪里。点击可跟踪。"], axis_layer: ["block", "block"],
+  allheads: ["Where the chosen token ({token}) looks, in every block (rows, the first on top) and head (columns). Click one to follow it.", "所选 token（{token}）在每个 block（行，第一个在上）和每个头（列）里看向哪里。点击可跟踪。"], axis_layer: ["block", "block"],
   distance: ["How far each head looks on average, in pixels (Figure 7 of the ViT paper)", "每个头平均看多远，单位像素（ViT 论文图 7）"],
   method: ["Method", "方法"], f_tome: ["merge alike tokens (ToMe)", "合并相似 token（ToMe）"], f_evit: ["drop what the class token ignores (EViT)", "丢弃类别 token 不看的（EViT）"], f_random: ["drop at random (the baseline)", "随机丢弃（基线）"],
   removes: ["Removed in each block: {n}", "每个 block 移除：{n}"], keeps: ["Kept at each of three blocks: {n} %", "在三个 block 各保留：{n} %"],
