@@ -438,6 +438,25 @@ def test_everyone_can_use_it(page, width, locale, theme):
         assert not serious, (place, serious)
 
 
+def test_an_image_that_the_server_forgot_is_sent_again(page):
+    tab = page()
+    before = tab.evaluate("vitlab.data.look.id")
+    tab.evaluate("vitlab.data.look.id = 'forgotten'")
+    set_state(tab, token=3)
+    tab.wait_for_function("(b) => vitlab.data.look && vitlab.data.look.id.length > 9 && vitlab.data.rows", arg=before)
+    assert tab.evaluate("vitlab.data.look.id") not in (before, "forgotten")
+    assert tab.is_hidden("#alert")
+
+
+def test_a_change_that_the_model_cannot_follow_is_told_and_undone(page):
+    tab = page()
+    set_state(tab, edit={"drop_heads": [[99, 0]]})
+    tab.wait_for_selector("#alert:not([hidden])")
+    assert "layer 99" in tab.inner_text("#alert")
+    tab.click("#reset")
+    tab.wait_for_selector("#alert", state="hidden")
+
+
 def test_the_language_and_the_theme_are_switched(page):
     tab = page()
     tab.click("#language")
@@ -461,22 +480,3 @@ def test_a_server_that_is_gone_is_told(page):
     tab.click("#samples button:nth-child(2)")
     tab.wait_for_selector("#alert:not([hidden])")
     assert "vitlab serve" in tab.inner_text("#alert")
-
-
-def test_an_image_that_the_server_forgot_is_sent_again(page):
-    tab = page()
-    before = tab.evaluate("vitlab.data.look.id")
-    tab.evaluate("vitlab.data.look.id = 'forgotten'")
-    set_state(tab, token=3)
-    tab.wait_for_function("(b) => vitlab.data.look && vitlab.data.look.id.length > 9 && vitlab.data.rows", arg=before)
-    assert tab.evaluate("vitlab.data.look.id") not in (before, "forgotten")
-    assert tab.is_hidden("#alert")
-
-
-def test_a_change_that_the_model_cannot_follow_is_told_and_undone(page):
-    tab = page()
-    set_state(tab, edit={"drop_heads": [[99, 0]]})
-    tab.wait_for_selector("#alert:not([hidden])")
-    assert "layer 99" in tab.inner_text("#alert")
-    tab.click("#reset")
-    tab.wait_for_selector("#alert", state="hidden")

@@ -15,7 +15,7 @@ import * as training from "./training.js";
 
 const keys = { offered: () => true, show: (box) => box.append(el("p", { text: t("keys_help") })) };
 const PANELS = { compare, heads, fewer, mae, alike, sentences, search, training, keys };
-const dialog = document.getElementById("panel"), body = document.getElementById("panel-body"), title = document.getElementById("panel-title"), busy = document.getElementById("panel-busy");
+const dialog = document.getElementById("panel"), body = document.getElementById("panel-body"), title = document.getElementById("panel-title");
 const looks = new Map(); // model -> the image at hand in it; forgotten with the image
 let turn = 0, complain = () => {};
 
@@ -43,11 +43,8 @@ export async function drawPanel() {
     },
   };
   body.setAttribute("aria-busy", "true");
-  busy.textContent = t("working");
   await panel.guard(() => PANELS[name].show(body, panel));
-  if (mine !== turn) return;
-  body.removeAttribute("aria-busy");
-  busy.textContent = "";
+  if (mine === turn) body.removeAttribute("aria-busy");
 }
 
 export function onPanelError(handler) { complain = handler; }
