@@ -42,6 +42,7 @@ export const WORDS = {
   unedited: ["Unchanged, the model says {label}: {share}.", "不作改动时，模型的回答是 {label}：{share}。"],
   was: ["without the change", "不作改动时"],
   noclasses: ["{model} knows no classes: it learned without labels, or from captions.", "{model} 没有类别：它是无标签训练的，或是用图片说明训练的。"],
+  value: ["Value: {n}", "数值：{n}"], value_unedited: ["Unchanged, the model says {n}.", "不作改动时，模型的回答是 {n}。"],
   knobs: ["Change the computation", "改动计算过程"],
   temperature: ["Temperature of the softmax: {n}", "softmax 的温度：{n}"],
   no_sqrt: ["without dividing by √d", "不除以 √d"],
@@ -71,7 +72,7 @@ export const WORDS = {
   fan: ["What the head reads", "分类头读取的内容"],
   reads_mean: ["The head reads all patches", "分类头读取所有图块"], reads_token: ["The head reads the {token}", "分类头读取{token}"],
   short_block: ["Block {n}", "block {n}"], close_block: ["Block {n}: close", "关闭 block {n}"],
-  short_patches: ["Patches", "图块"], short_embed: ["Embed", "嵌入"], short_prefix: ["+ class", "加类别"], short_positions: ["+ position", "加位置"], short_norm_pre: ["Norm", "归一化"], short_norm: ["Norm", "归一化"], short_pool: ["One vector", "汇成向量"], short_pre_logits: ["tanh", "tanh"], short_head: ["Classifier", "分类头"], short_answer: ["Softmax", "Softmax"],
+  short_patches: ["Patches", "图块"], short_embed: ["Embed", "嵌入"], short_prefix: ["+ class", "加类别"], short_prefixes: ["+ tokens", "加 token"], short_positions: ["+ position", "加位置"], short_norm_pre: ["Norm", "归一化"], short_norm: ["Norm", "归一化"], short_pool: ["One vector", "汇成向量"], short_pre_logits: ["tanh", "tanh"], short_head: ["Classifier", "分类头"], short_answer: ["Softmax", "Softmax"],
 
   step_image: ["The image", "图片"], step_patches: ["Cut into patches", "切成图块"],
   step_embed: ["From pixels to tokens", "从像素到 token"], step_prefix: ["Tokens that stand for no patch", "不代表图块的 token"], step_positions: ["Add positions", "加上位置"], step_norm_pre: ["Normalise first", "先归一化"],
