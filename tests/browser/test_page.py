@@ -23,6 +23,7 @@ from vitlab.explain import block_view, forward_view, query_attention, relevance
 from vitlab.inference import fingerprint
 from vitlab.layers.edit import Edit
 from vitlab.learn import page_links
+from vitlab.models.task import NumberTask
 from vitlab.search import Index, update
 from vitlab.serve.app import create_app
 from vitlab.serve.model_pool import ServedModel
@@ -43,7 +44,10 @@ def models() -> dict:
     clip.tokenizer = tokenizer
     kind = dict(stem="conv", class_token=False, pooling="mean", layer_scale=0.1)
     conv = vitlab.create("vit_digits", **shape, **kind)
-    return {"small": vit, "mae": vitlab.create("mae_digits"), "clip": clip, "conv": conv}
+    number = vitlab.create("vit_digits", **{**shape, "classes": 1}, registers=2, positions="rotary", mlp="swiglu")
+    number.task = NumberTask(mean=3.0, std=2.0)
+    known = {"small": vit, "mae": vitlab.create("mae_digits"), "clip": clip, "conv": conv, "number": number}
+    return known | {"swin": vitlab.create("swin_cifar")}
 
 
 def index_of(clip, folder: Path) -> Path:
@@ -437,6 +441,38 @@ def test_everyone_can_use_it(page, width, locale, theme):
         found = Axe().run(tab).response["violations"]
         serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
         assert not serious, (place, serious)
+
+
+def test_an_image_that_the_server_forgot_is_sent_again(page):
+    tab = page()
+    before = tab.evaluate("vitlab.data.look.id")
+    tab.evaluate("vitlab.data.look.id = 'forgotten'")
+    set_state(tab, token=3)
+    tab.wait_for_function("(b) => vitlab.data.look && vitlab.data.look.id.length > 9 && vitlab.data.rows", arg=before)
+    assert tab.evaluate("vitlab.data.look.id") not in (before, "forgotten")
+    assert tab.is_hidden("#alert")
+
+
+def test_a_change_that_the_model_cannot_follow_is_told_and_undone(page):
+    tab = page()
+    set_state(tab, edit={"drop_heads": [[99, 0]]})
+    tab.wait_for_selector("#alert:not([hidden])")
+    assert "layer 99" in tab.inner_text("#alert")
+    tab.click("#reset")
+    tab.wait_for_selector("#alert", state="hidden")
+
+
+def test_models_of_other_kinds(page, site, picture):
+    tab, model = page(link="#model=number&layer=2&step=scores"), site[1]["number"]
+    upload(tab, picture)
+    value = forward_view(model, model.preprocess(picture)[None]).scores
+    assert tab.inner_text("#verdict") == f"Value: {float(value):.3f}".replace("-", "−")
+    tab.wait_for_selector(".stage[data-step=scores].active")
+    assert "rotated" in tab.inner_text("#step-why") and "Rq" in tab.inner_text("#step-equation")
+    tab = page(link="#model=swin")
+    scores = vitlab.predict(site[1]["swin"], page_samples()["cat"].read(), top=5)[0].scores
+    assert tab.locator("#answer .number").all_inner_texts() == [f"{100 * p:.1f} %" for _, p in scores]
+    assert "not a plain ViT" in tab.inner_text("#network") and tab.is_hidden("#transport")
 
 
 def test_the_language_and_the_theme_are_switched(page):

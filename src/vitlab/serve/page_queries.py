@@ -267,7 +267,8 @@ def supported_queries(served: ServedModel) -> list[str]:
 def model_info(served: ServedModel) -> dict[str, Any]:
     """What the page needs before its first query."""
     encoder, size = served.encoder, served.preprocess.size
-    info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size)}
+    task = served.model.task.kind if served.model.classes else None
+    info: dict[str, Any] = {"offers": supported_queries(served), "size": list(size), "task": task}
     if isinstance(encoder, PlainTransformer):
         info["offers"].append("edit")  # of forward, block, rows and attention
     info["methods"] = [

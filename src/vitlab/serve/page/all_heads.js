@@ -14,7 +14,7 @@ export async function show(box, panel) {
   if (!isPlain() || !look || !data.rows) return;
   const table = el("div", { class: "all-heads", id: "all-heads" }), wide = Math.max(36, Math.min(110, Math.floor(900 / model.heads)));
   table.style.gridTemplateColumns = `repeat(${model.heads}, ${wide}px)`;
-  box.append(el("p", { text: `${tokenName(state.token)}. ${t("allheads")}` }), el("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": t("panel_heads") }, table));
+  box.append(el("p", { text: t("allheads", { token: tokenName(state.token) }) }), el("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": t("panel_heads") }, table));
   for (let layer = 0; layer < model.depth; layer++) for (let head = 0; head < model.heads; head++) {
     const canvas = board(look.sharp, "", wide);
     canvas.setAttribute("aria-hidden", "true");

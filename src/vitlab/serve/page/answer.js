@@ -1,5 +1,5 @@
 // The answer, as the pass is now, and beside it as it is without any change.
-import { clear, el, percent, strongest } from "./draw.js";
+import { clear, el, number, percent, strongest } from "./draw.js";
 import { data, isPlain } from "./data.js";
 import { isEdited, setState } from "./state.js";
 import { t } from "./text.js";
@@ -11,6 +11,7 @@ export function drawAnswer() {
   const { model, base } = data, now = data.now ?? base;
   if (!model || !base) return;
   clear(box);
+  if (model.task === "number" && base.probabilities) { drawValue(now.probabilities[0], base.probabilities[0]); return; }
   if (!model.labels) { noClasses(model); return; }
   if (!isPlain()) { box.append(rows(base.scores.map(({ label, probability }) => [label, probability, probability]), false)); return; }
   const before = base.probabilities, after = now.probabilities, edited = isEdited() && after !== before;
@@ -19,6 +20,12 @@ export function drawAnswer() {
   box.append(el("p", { id: "verdict", class: "verdict", text: t("verdict", { label: model.labels[strongest(after, 1)[0]], share: percent(after[strongest(after, 1)[0]]) }) }));
   box.append(rows(order.map((i) => [model.labels[i], after[i], before[i]]), edited));
   if (edited) box.append(el("p", { class: "quiet", id: "unedited", text: t("unedited", { label: model.labels[strongest(before, 1)[0]], share: percent(before[strongest(before, 1)[0]]) }) }));
+}
+
+// The answer of a model that gives a number.
+function drawValue(now, before) {
+  box.append(el("p", { id: "verdict", class: "verdict", text: t("value", { n: number(now) }) }));
+  if (now !== before) box.append(el("p", { class: "quiet", id: "unedited", text: t("value_unedited", { n: number(before) }) }));
 }
 
 function rows(found, edited) {

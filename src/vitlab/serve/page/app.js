@@ -128,6 +128,7 @@ subscribe((_, changed) => {
 onData((name) => {
   if (name === "look") { buildNetwork(); drawHeatChoice(); drawKnobs(); }
   if (["look", "heat", "rows"].includes(name)) drawPhoto();
+  if (name === "now") $("alert").hidden = true; // a change that was refused is undone, or the server is back
   if (["base", "now"].includes(name)) drawAnswer();
   if (["base", "now", "rows", "block"].includes(name)) drawNetwork();
   if (["look", "walk", "base"].includes(name)) drawCaption();

@@ -17,7 +17,7 @@ const listeners = new Set(), turns = {}, WAIT = 120; // milliseconds that a knob
 export function onData(listener) { listeners.add(listener); return () => listeners.delete(listener); }
 export function told(name) { for (const listener of [...listeners]) listener(name); }
 
-let complain = () => {};
+let complain = () => {}, reopening = false;
 export function onError(handler) { complain = handler; }
 
 // The answer that was asked for last wins.
@@ -30,7 +30,12 @@ async function load(name, ask) {
     told(name);
     return value;
   } catch (error) {
-    if (turns[name] === mine) complain(error);
+    if (turns[name] !== mine) return undefined;
+    if (error.status === 404 && name !== "look" && !reopening) { // the server keeps an image for a while only
+      reopening = true;
+      closeLook();
+      openLook().finally(() => { reopening = false; });
+    } else complain(error);
     return undefined;
   }
 }

@@ -31,7 +31,8 @@ export function buildNetwork() {
   const thumbHigh = (flowWide * look.sharp.height) / look.sharp.width;
   high = phone ? 320 : Math.round(Math.min(Math.max(main.clientHeight - thumbHigh - 140, 320), 620));
   parts = { blocks: [], strips: {}, buttons: {} };
-  const before = stepsBefore(model).slice(2), shortcut = (step) => { parts.buttons[step] = stepButton(step); return parts.buttons[step]; };
+  const before = stepsBefore(model).slice(2), others = model.prefix.some((name) => name !== "class");
+  const shortcut = (step) => { parts.buttons[step] = stepButton(step, t(step === "prefix" && others ? "short_prefixes" : `short_${step}`)); return parts.buttons[step]; };
   parts.ribbons = canvas(RIBBONS, t("ribbons"));
   parts.patches = canvas(PATCHES, t("patch_strip"));
   clickable(parts.patches);
@@ -54,7 +55,7 @@ function canvas(width, name) {
 }
 
 const column = (kind, head, ...rest) => el("div", { class: `column ${kind}` }, el("div", { class: "column-head" }, head), ...rest);
-const stepButton = (step, text = t(`short_${step}`)) => el("button", { type: "button", class: "step", "data-step": step, text, onclick: () => setState({ step }) });
+const stepButton = (step, text) => el("button", { type: "button", class: "step", "data-step": step, text, onclick: () => setState({ step }) });
 
 function strip(step) {
   parts.strips[step] = canvas(STRIP, t("strip"));
@@ -150,7 +151,10 @@ function drawLayer(layer, same) {
   if (same) return; // a new step moves ribbons only
   heat(thumb, data.look.sharp, data.model.grid, row.subarray(data.model.prefix.length));
   const pass = data.now ?? data.base, depth = pass.by_depth?.[layer];
-  if (depth) { const first = strongest(depth, 1)[0]; lens.textContent = `${data.model.labels[first]} ${percent(depth[first])}`; lens.title = t("lens"); }
+  if (!depth) return;
+  const first = strongest(depth, 1)[0];
+  lens.textContent = data.model.labels ? `${data.model.labels[first]} ${percent(depth[first])}` : number(depth[first]);
+  lens.title = t("lens");
 }
 
 function drawFlow(layer, pen, row) {
@@ -217,7 +221,14 @@ export function reveal(behavior) {
   if (!parts) return;
   const main = document.getElementById("main"), inside = isInside(data.model, state.step), column = parts.blocks[state.layer];
   const part = inside ? box.querySelector(`.stage[data-step="${state.step}"]`) ?? column.node : state.step === "block" ? column.node : parts.buttons[state.step];
-  if (main.scrollHeight <= main.clientHeight && main.scrollWidth <= main.clientWidth) { if (innerWidth < 736) part?.scrollIntoView({ block: "nearest", inline: "nearest", behavior }); return; }
+  if (main.scrollHeight <= main.clientHeight && main.scrollWidth <= main.clientWidth) {
+    if (innerWidth < 736 && part) { // on a phone the page scrolls up and down, the picture from side to side
+      const across = (inside ? column.inside : part).getBoundingClientRect();
+      box.scrollBy({ left: across.left - box.getBoundingClientRect().left - (inside ? 12 : (box.clientWidth - across.width) / 2), behavior: "auto" });
+      if (inside) part.scrollIntoView({ block: "nearest", inline: "nearest", behavior });
+    }
+    return;
+  }
   if (!part) { main.scrollTo({ left: 0, top: 0, behavior }); return; }
   const frame = main.getBoundingClientRect(), area = part.getBoundingClientRect(), across = (inside ? column.inside : part).getBoundingClientRect();
   const left = frame.left + 298, right = frame.right - 256, wide = across.width > right - left || inside; // between photo and answer

@@ -30,6 +30,7 @@ export async function drawPanel() {
   if (!(name in PANELS)) { if (dialog.open) dialog.close(); return; }
   title.textContent = t(`panel_${name}`);
   clear(body);
+  document.getElementById("panel-alert").hidden = true;
   if (!dialog.open) dialog.showModal();
   if (source.capabilities[name]) { body.append(el("p", { text: t(source.capabilities[name]) })); return; }
   const panel = {

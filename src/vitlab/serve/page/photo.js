@@ -54,7 +54,7 @@ export function drawPhoto() {
   } else if (shown !== "none" && shown !== "attention" && data.heat) {
     const { method, shape, data: values, number: which } = data.heat, { signed, by_class: byClass, title } = model.methods.find((one) => one.name === method), most = signed ? highest(values.map(Math.abs)) : null;
     heat(canvas, look.sharp, shape, values, signed ? { least: -most, most } : { least: Math.min(...values) });
-    note.textContent = byClass ? t("heat_class", { method: orElse(`m_${method}`, title), label: model.labels[which] }) : t("heat_plain", { method: orElse(`m_${method}`, title) });
+    note.textContent = byClass ? t("heat_class", { method: orElse(`m_${method}`, title), label: model.labels?.[which] ?? t("answer") }) : t("heat_plain", { method: orElse(`m_${method}`, title) });
     if (isEdited()) note.textContent += ` ${t("heat_unedited")}`;
   } else paint(canvas, look.sharp);
   if (!isPlain()) return;

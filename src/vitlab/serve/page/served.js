@@ -2,7 +2,7 @@
 //
 //   models()    [{name, family, size: [H, W], patch, grid: [rows, columns], depth, heads, width, head_dim, hidden, prefix: [names],
 //               reads (number of the token that the head reads; null: mean or attention pooling), pooling, stem, positions, norm,
-//               norm_kind, qk_norm, layer_scale, gated, mlp, steps, equations, labels, offers: [names], methods, parameters}]
+//               norm_kind, qk_norm, layer_scale, gated, mlp, steps, equations, labels, task, offers: [names], methods, parameters}]
 //   samples()   [{name, url, licence}]
 //   exercises() [{exercise, titles: {en, zh}, command, steps: [names], panel, fragment}], as vitlab.learn.page_links returns them
 //   open(model, blob)                          a look: {id, model, size: [H, W], view, sharp}
