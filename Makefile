@@ -1,7 +1,7 @@
 # make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate; what a ViT says of a cat, and why
 # make test   set up and run the tests
 # make check  style, types, import contract
-# make docs   build the documentation site, in build/site; a broken link or reference fails
+# make docs   build the documentation site, in build/site; a broken link or reference fails. npm brings the page into it
 # make bench  measure speed against transformers, and digits (takes minutes; run nothing else meanwhile)
 
 PYTHON ?= python3

@@ -50,7 +50,9 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-PRELOADED = '<link rel="modulepreload" href="page/files/served.js">'
+PRELOAD = re.compile(r'<!-- modulepreload[^>]*-->\n|(<link rel="modulepreload"[^>]*>\n)+')
+SEPARATE = {"worker.js", "served.js"}  # modules of another thread, and of the server
+LATER = ("stories", "story_")  # loaded when a story is asked for
 API_LINK = '<a href="docs" data-t="api"></a>'  # of the server
 FOOTER = 'data-t="footer"'
 
@@ -262,16 +264,13 @@ def _write_page(folder: Path, library: Sequence[Path]) -> None:
 
 def static_html(html: str) -> str:
     """The page's HTML with its policy, which a server sends in a header, and without what needs a server."""
+    names = {entry.name for folder in (PAGE, BROWSER) for entry in folder.iterdir() if entry.name.endswith(".js")}
+    names = sorted(name for name in names - SEPARATE if not name.startswith(LATER))
+    preloaded = "".join(f'<link rel="modulepreload" href="page/files/{name}">\n' for name in names)
+    html, found = PRELOAD.subn(preloaded, html, count=1)
+    assert found, "the page does not say where its modules are named"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    modules = sorted(entry.name for entry in BROWSER.iterdir() if entry.name != "worker.js")  # which has its own thread
-    preloaded = "\n".join(PRELOADED.replace("served.js", name) for name in modules)
-    changes = {
-        "<head>": f"<head>\n{policy}",
-        PRELOADED: preloaded,
-        API_LINK: "",
-        FOOTER: 'data-t="footer_static"',
-    }
-    for before, after in changes.items():
+    for before, after in (("<head>", f"<head>\n{policy}"), (API_LINK, ""), (FOOTER, 'data-t="footer_static"')):
         assert html.count(before) == 1, f"the page has {html.count(before)} times {before}"
         html = html.replace(before, after)
     return html

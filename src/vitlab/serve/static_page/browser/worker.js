@@ -26,14 +26,22 @@ function once(map, key, make) {
   return map.get(key);
 }
 
+// One after another: onnxruntime-web keeps one list of external files for all sessions that are being made.
+let making = Promise.resolve();
+function make(model, weights, external) {
+  const made = making.then(() => ort.InferenceSession.create(model, {
+    executionProviders: ["wasm"], graphOptimizationLevel: "all", logSeverityLevel: 3, externalData: [{ path: weights, data: external }],
+  }));
+  making = made.catch(() => {});
+  return made;
+}
+
 function session(folder, graph, weights) {
   return once(sessions, folder + graph, async () => {
     const data = once(weightsOf, folder + weights, () => bytes(folder + weights));
     const [model, external, binary] = await Promise.all([bytes(folder + graph), data, runtime]);
     ort.env.wasm.wasmBinary ??= binary.buffer;
-    return ort.InferenceSession.create(model, {
-      executionProviders: ["wasm"], graphOptimizationLevel: "all", logSeverityLevel: 3, externalData: [{ path: weights, data: external }],
-    });
+    return make(model, weights, external);
   });
 }
 
