@@ -179,6 +179,11 @@ def page(browser, site):
     assert wrong == []
 
 
+def open_stories(tab) -> None:
+    tab.click("#stories")
+    tab.wait_for_selector(".story-choice")
+
+
 def begin(tab, story: str) -> None:
     tab.click(f".story-choice[data-story='{story}']")
     tab.wait_for_selector("#story:not([aria-busy]) .story-text p")
@@ -221,7 +226,7 @@ def check_texts(texts: list[str], language: str) -> None:
 
 def test_every_story_plays_to_its_end(page):
     tab = page()
-    tab.click("#stories")
+    open_stories(tab)
     assert tab.locator(".story-choice").count() == len(STORIES)
     for story in STORIES:
         begin(tab, story)
@@ -253,7 +258,7 @@ def test_every_story_has_its_texts_in_chinese(page):
     assert tuple(found) == STORIES
     for texts in found.values():
         check_texts(texts, "zh")
-    tab.click("#stories")
+    open_stories(tab)
     begin(tab, "mae")
     assert [text.split() for text in play_through(tab)] == [
         text.replace("\u00a0", " ").split() for text in found["mae"]
@@ -275,7 +280,7 @@ def probabilities(model, x, edit: Edit | None = None) -> np.ndarray:
 def test_what_stories_say_is_what_python_computes(page, cat):
     model, x = cat
     tab = page()
-    tab.click("#stories")
+    open_stories(tab)
     begin(tab, "patch")
     texts = play_through(tab)
     trace = Trace("attention", layers=[-1])
@@ -322,6 +327,7 @@ def test_keys_lead_through_a_story_and_leaving_it_undoes_its_edits(page):
     at = lambda n: tab.wait_for_selector(f".story-dots [aria-current][aria-label^='Scene {n} ']")
     tab.focus("#stories")
     tab.keyboard.press("Enter")
+    tab.wait_for_selector(".story-choice")
     for _ in range(4):  # the close button, then the first three stories
         tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.dataset.story") == "positions"
@@ -349,7 +355,7 @@ def test_keys_lead_through_a_story_and_leaving_it_undoes_its_edits(page):
 def test_a_story_plays_by_itself_and_stops_at_its_end(page):
     tab = page(reduced_motion="reduce")
     tab.clock.install()
-    tab.click("#stories")
+    open_stories(tab)
     begin(tab, "clip")
     tab.keyboard.press("p")
     assert tab.inner_text("[data-do=play]") == "Pause"
@@ -370,7 +376,7 @@ def test_a_story_plays_by_itself_and_stops_at_its_end(page):
 
 def test_the_card_has_no_serious_findings_of_axe(page):
     tab = page(width=375, color_scheme="dark", bypass_csp=True)
-    tab.click("#stories")
+    open_stories(tab)
     found = Axe().run(tab, context="#story").response["violations"]
     begin(tab, "mae")
     found += Axe().run(tab, context="#story").response["violations"]
@@ -379,7 +385,7 @@ def test_the_card_has_no_serious_findings_of_axe(page):
 
 def test_a_story_goes_on_with_another_image(page):
     tab = page()
-    tab.click("#stories")
+    open_stories(tab)
     begin(tab, "patch")
     following_scene(tab)
     before = scene_text(tab)
@@ -403,7 +409,7 @@ def test_stories_without_their_model_say_what_to_start(browser, site):
     )
     tab.goto(site[0])
     tab.wait_for_selector("#verdict")
-    tab.click("#stories")
+    open_stories(tab)
     missing = [one.get_attribute("data-story") for one in tab.locator(".story-choice:disabled").all()]
     assert missing == ["mae", "dino", "clip"]
     notes = tab.locator(".story-list li > p").all_inner_texts()
