@@ -26,6 +26,7 @@ from vitlab.explain.walk import as_numbers, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.export.samples import preprocess_batch, sample_images
 from vitlab.images.bands import PHOTO
+from vitlab.learn import page_links
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.plain import PlainTransformer
 from vitlab.models.two_towers import TwoTowers
@@ -109,7 +110,7 @@ def build_page(
             result.models.append(built)
             described.append(info)
         samples = _write_samples(folder / "page" / "static")
-        contents = {"vitlab": __version__, "models": described, "samples": samples}
+        contents = {"vitlab": __version__, "models": described, "samples": samples, "exercises": page_links()}
         text = json.dumps(contents, ensure_ascii=False, allow_nan=False)
         (folder / "page" / "static" / "page.json").write_text(text, encoding="utf-8")
         _write_page(folder, library)

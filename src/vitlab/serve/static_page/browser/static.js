@@ -307,7 +307,7 @@ export const source = {
   models: async () => (await about()).models,
   samples: async () => (await about()).samples.map(({ file, ...sample }) => ({ ...sample, url: new URL(file, ROOT).href })),
   index: async () => null,
-  exercises: async () => (await about()).exercises ?? [],
+  exercises: async () => (await about()).exercises,
   runs: async () => [],
   file: async (url) => (await file(url)).blob(),
   open, forward, block, rows, attention, heat, positions, similarity, colours, distance, predict, reconstruction, sentences,
