@@ -236,9 +236,12 @@ def test_the_model_reads_the_same_pixels(tab, saved, model, kind):
 
 
 def test_heat_follows_the_knobs(tab, saved):
-    """Against the gradient of the library under the same edit, taken by differences of the logits."""
+    """Against torch's gradient of the pass under the same edit; without a class, of the top one."""
     one, picture, edit = served(saved, "vit"), photo("png"), EDITS[2]
-    _, actual = ask(tab, "vit", picture, ["heat", "gradient_x_input", 1, edit])
+    _, actual, top, best = ask(
+        *(tab, "vit", picture, ["heat", "gradient_x_input", 1, edit]),
+        *(["heat", "relevance", None, {}], ["forward", {}]),
+    )
     model, x = one.model, one.preprocess(picture)[None]
     change = vitlab.layers.edit.Edit.from_json(edit)
     trace = vitlab.Trace("patch_embed", gradients=True)
@@ -246,6 +249,7 @@ def test_heat_follows_the_knobs(tab, saved):
     z = trace["patch_embed"]
     (slope,) = torch.autograd.grad(logits[0, 1], z)
     close(actual["data"], (z * slope).sum(-1)[0].detach())
+    close(top["data"], answer(one, picture, "relevance", **{"class": int(np.argmax(best["logits"]))}))
 
 
 def test_an_mae_paints_the_same(tab, saved):

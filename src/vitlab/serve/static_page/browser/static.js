@@ -201,9 +201,9 @@ async function heat(look, method, number, edit = {}) {
     const { layers, heads, tokens } = await attentionLayers(look, edit);
     return { shape, data: method === "rollout" ? rollout(model, layers, heads, tokens) : lastAttention(model, layers.at(-1), heads, tokens) };
   }
-  if (!model.files.heat || number === null) refuse("static_method", { name: method });
-  const weights = new Float32Array(model.classes);
-  weights[number] = 1;
+  if (!model.files.heat || !model.classes) refuse("static_method", { name: method });
+  const weights = new Float32Array(model.classes), { logits } = await pass(look);
+  weights[number ?? logits.data.indexOf(Math.max(...logits.data))] = 1; // of no class in particular: the first, as in vitlab.explain
   const maps = await gradientMaps(look, weights, edit);
   if (!maps[method]) refuse("static_method", { name: method });
   return { shape, data: maps[method].data };
