@@ -45,6 +45,9 @@ export function suits(story, about) {
     && (!readsClassToken || about.reads !== null);
 }
 
+// What this source cannot do for the story (a key of text.js), or undefined.
+const refusal = ({ needs: { offers } }) => offers.map((name) => source.capabilities[name]).find(Boolean);
+
 const BEGINNING = { layer: 0, head: 0, step: "image", edit: {}, panel: null, heat: null }; // each scene shows what it says, and no more
 const THINKING_SECONDS = 4; // between a question and its answer, while playing
 const PAUSE_SECONDS = 1.5; // after a text
@@ -98,9 +101,10 @@ export function storyCard(box, complain) {
   function list() {
     end();
     const items = STORIES.map((story) => {
-      const model = modelFor(story), text = [el("strong", { text: story.title[spoken()] }), el("span", { text: story.summary[spoken()] })];
+      const refused = refusal(story), model = refused ? undefined : modelFor(story), text = [el("strong", { text: story.title[spoken()] }), el("span", { text: story.summary[spoken()] })];
       const choice = el("button", { type: "button", class: "story-choice", "data-story": story.name, disabled: !model, onclick: () => begin(story, model) }, ...text);
-      return el("li", {}, choice, ...(model ? [] : [el("p", { class: "quiet" }, t("story_needs", { model: story.model[spoken()] }), " ", el("code", { text: START }))]));
+      const why = refused ? [t(refused)] : [t("story_needs", { model: story.model[spoken()] }), " ", el("code", { text: START })];
+      return el("li", {}, choice, ...(model ? [] : [el("p", { class: "quiet" }, ...why)]));
     });
     clear(box).append(header(t("stories")), el("p", { class: "quiet", text: t("stories_how") }), el("ol", { class: "story-list" }, ...items));
     box.focus();
