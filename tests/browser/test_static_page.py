@@ -106,7 +106,7 @@ def serving(folder: Path):
     thread.join(10)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tab(browser, site):
     """The page in Chromium, its policy in force. Messages of the console and requests to elsewhere are failures."""
     wrong: list[str] = []
