@@ -36,14 +36,14 @@ STORIES = ("patch", "class-token", "positions", "heads", "fewer", "mae", "dino",
 def models() -> dict[str, Any]:
     torch.manual_seed(0)
     shape = dict(image_size=(24, 32), patch_size=4, channels=3, width=32, depth=3, heads=2)
-    vit = vitlab.create("vit_digits", **shape, classes=3)
+    vit: Any = vitlab.create("vit_digits", **shape, classes=3)
     for block in vit.blocks:
         block.attention.qkv.weight.data.normal_(std=0.3)
     vit.positions.table.data.normal_(std=0.5)
     vit.head.weight.data.normal_(std=0.5)
     vit.labels = ["cat", "大熊猫", "dog"]
     tokenizer = Tokenizer.train(["a photo of a cat", "two ships"], vocab=530, context=16)
-    clip = vitlab.create("clip_digits", **tokenizer.options)
+    clip: Any = vitlab.create("clip_digits", **tokenizer.options)
     clip.tokenizer = tokenizer
     dino = vitlab.create("vit_digits", **shape, classes=0)
     return {"small": vit, "mae": vitlab.create("mae_digits"), "dino": dino, "clip": clip}
