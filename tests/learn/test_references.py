@@ -35,7 +35,7 @@ def cubic(t, a=-0.75):
     return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
 
 
-@pytest.mark.parametrize("case", cases("positions", learned=0), ids=str)
+@pytest.mark.parametrize("case", cases("positions", learned=0), ids=lambda case: str(case.sizes))
 def test_sincos_positions_are_those_of_a_loop_and_of_transformers(case):
     rows, columns, D = (case.sizes[key] for key in ("rows", "columns", "D"))
     expected = np.zeros((1 + rows * columns, D))
@@ -51,7 +51,7 @@ def test_sincos_positions_are_those_of_a_loop_and_of_transformers(case):
     np.testing.assert_allclose(added(case), np.roll(theirs, D // 2, axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("case", cases("positions", learned=1), ids=str)
+@pytest.mark.parametrize("case", cases("positions", learned=1), ids=lambda case: str(case.sizes))
 def test_resized_positions_are_those_of_a_loop(case):
     rows, columns, old_rows, old_columns = (case.sizes[k] for k in ("rows", "columns", "old rows", "old columns"))
     table = case.weights["positions.table"][0].double().numpy()
@@ -69,7 +69,7 @@ def test_resized_positions_are_those_of_a_loop(case):
     np.testing.assert_allclose(added(case), np.stack(expected), atol=2e-6)
 
 
-@pytest.mark.parametrize("case", cases("mae-masking"), ids=str)
+@pytest.mark.parametrize("case", cases("mae-masking"), ids=lambda case: str(case.sizes))
 def test_masking_and_restoring_are_those_of_transformers(case):
     """Its `random_masking` chooses, its decoder's gather restores; the loss is the mean over its mask."""
     (patches, noise), s = case.inputs, case.sizes
@@ -108,7 +108,7 @@ def block_by_numpy(w, x, heads):
     return x + linear("mlp.fc2", hidden * (1 + erf(hidden / np.sqrt(2))) / 2)
 
 
-@pytest.mark.parametrize("case", cases("mae-masking"), ids=str)
+@pytest.mark.parametrize("case", cases("mae-masking"), ids=lambda case: str(case.sizes))
 def test_the_loss_of_masking_is_that_of_a_loop(case):
     (patches, noise), s = (x.double().numpy() for x in case.inputs), case.sizes
     w = {key: value.double().numpy() for key, value in case.weights.items()}
@@ -128,7 +128,7 @@ def test_the_loss_of_masking_is_that_of_a_loop(case):
     np.testing.assert_allclose(case.ours()[0].item(), np.mean(errors), rtol=1e-5)
 
 
-@pytest.mark.parametrize("case", cases("clip-loss"), ids=str)
+@pytest.mark.parametrize("case", cases("clip-loss"), ids=lambda case: str(case.sizes))
 def test_the_loss_of_clip_is_that_of_a_loop_and_of_transformers(case):
     images, texts = (x.double().numpy() for x in case.inputs)
     w = {key: value.double().numpy() for key, value in case.weights.items()}

@@ -221,7 +221,7 @@ def test_the_page_is_made_of_files_of_its_own(client):
 
 def test_the_page_loads_all_its_modules_at_once(client):
     """Otherwise each would be asked for only when the one that imports it has come."""
-    named = set(re.findall(r'page/files/(\w+\.js)', client.get("/").text))
+    named = set(re.findall(r"page/files/(\w+\.js)", client.get("/").text))
     assert named == {entry.name for entry in page_routes.FILES.iterdir() if entry.name.endswith(".js")}
 
 
