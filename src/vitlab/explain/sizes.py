@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.explain.flops import flop_counter
 from vitlab.explain.resolve import encoder_config
 from vitlab.models import registry
 from vitlab.models.base import Network
@@ -63,7 +62,7 @@ def count_stages(family: str, config: Any) -> tuple[int, int]:
 
 def _run(family: str, config: Any) -> tuple[Network, FlopCounterMode]:
     """One image through the model, and one text for a CLIP or SigLIP."""
-    with torch.device("meta"), torch.no_grad(), flop_counter() as flops:
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as flops:
         model = registry.build(family, config).eval().requires_grad_(False)
         images = torch.empty(1, config.channels, *config.image_size)
         texts = [model.text.blank_ids(1)] if isinstance(model, TwoTowers) else []
