@@ -71,9 +71,9 @@ def without_layer_scale(model: VisionTransformer) -> VisionTransformer:
     return plain.train(model.training)
 
 
-def _scale_into(scale: nn.Module, layer: nn.Linear) -> nn.Module:
+def _scale_into(scale: LayerScale | nn.Identity, layer: nn.Linear) -> nn.Identity:
     """Multiply a LayerScale into the layer before it; what is left of it is the identity."""
-    if not isinstance(scale, LayerScale):
+    if isinstance(scale, nn.Identity):
         return scale
     layer.weight.mul_(scale.gamma[:, None])
     if layer.bias is not None:
