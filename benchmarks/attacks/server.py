@@ -46,7 +46,7 @@ SLOW_CLIENTS: dict[str, tuple[Callable[[int], bytes], float]] = {  # what each s
         lambda n: b"POST /predict HTTP/1.1\r\n" + HOST + FORM + CHUNKED + b"%x\r\n" % len(PART) + PART,
         100,
     ),
-    "clients that do not read": (lambda n: 20 * (b"GET /page/samples/cat HTTP/1.1\r\n" + HOST + b"\r\n"), 50),
+    "clients that do not read": (lambda n: 400 * (b"GET /page/samples/grey-cat HTTP/1.1\r\n" + HOST + b"\r\n"), 50),
 }
 Result = tuple[str, int, int]  # attack, tried, held
 

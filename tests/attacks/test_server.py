@@ -242,7 +242,7 @@ def not_reading(port: int) -> socket.socket:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
-    connection.sendall(40 * (b"GET /page/samples/china HTTP/1.1\r\n" + HEAD + b"\r\n"))
+    connection.sendall(2 * (b"GET /large HTTP/1.1\r\n" + HEAD + b"\r\n"))
     return connection
 
 
@@ -428,7 +428,7 @@ def client(tmp_path_factory):
         ("OPTIONS", "/predict", 200, {"origin": "https://pages.example.org", "access-control-request-method": "POST"}),
         ("OPTIONS", "/predict", 400, {"origin": "http://evil.example", "access-control-request-method": "POST"}),
         ("GET", "/page/files/app.js", 200, {}),
-        ("GET", "/page/samples/flower", 200, {}),
+        ("GET", "/page/samples/cat", 200, {}),
         ("GET", "/docs", 200, {}),
         ("GET", "/openapi.json", 200, {}),
         ("GET", "/metrics", 200, {}),
