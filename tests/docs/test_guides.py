@@ -1,5 +1,6 @@
-"""docs/{en,zh}: the guides named below. Python blocks and ```bash blocks run,
-what is not run is in test_commands.py; both languages hold the same."""
+"""docs/{en,zh}: the guides named below. Python blocks and ```bash blocks run; a ```text block behind one is its output.
+What is not run is in test_commands.py; both languages hold the same.
+"""
 
 import ast
 import re
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = (
     *("tour", "learning_path", "choosing", "finetune", "check", "pretrained", "many_machines", "troubleshooting"),
     "notebooks",
+    *(f"course/{page.stem}" for page in sorted((ROOT / "docs" / "en" / "course").glob("*.md"))),
 )
 QUICK = {  # what the tests add to a training
     "run.dir=runs/tour": ["run.epochs=1", "model.depth=2"],
@@ -47,8 +49,13 @@ def test_what_is_shown_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LANG", "C.UTF-8")
     found: dict = {}
-    ran = 0
+    ran, before = 0, ""
     for fence, block in blocks(page("en", name)):
+        if fence == "text" and before in ("python", "bash"):
+            printed = capsys.readouterr().out
+            assert [line.rstrip() for line in printed.splitlines()] == block.splitlines()
+        before = fence
+        capsys.readouterr()
         if fence == "python":
             exec(compile(block, f"{name}.md", "exec"), found)
             ran += 1
@@ -58,7 +65,7 @@ def test_what_is_shown_runs(name, tmp_path, monkeypatch, capsys):
             for line in block.splitlines():
                 run(shlex.split(line), monkeypatch)
                 ran += 1
-    assert ran
+    assert ran or name == "course/index"  # whose commands train
     for word in re.findall(r"--out (\S+)", page("en", name)):
         made = [part for args in commands(page("en", name), ("bash",)) for part in args]
         assert word not in made or Path(word).stat().st_size > 1000

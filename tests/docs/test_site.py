@@ -40,13 +40,16 @@ def test_links_and_anchors_lead_somewhere(page):
 
 
 def test_every_page_has_its_twin_and_stands_in_the_index():
-    names = [{p.name for p in (DOCS / language).glob("*.md")} for language in ("en", "zh")]
+    names = [{p.relative_to(DOCS / x).as_posix() for p in (DOCS / x).rglob("*.md")} for x in ("en", "zh")]
     assert names[0] == names[1]
     for language, other in (("en", "zh"), ("zh", "en")):
-        index = (DOCS / language / "index.md").read_text(encoding="utf-8")
-        for name in names[0] - {"index.md"}:
-            assert f"({name})" in index, f"docs/{language}/index.md does not list {name}"
-            assert f"(../{other}/{name})" in (DOCS / language / name).read_text(encoding="utf-8")
+        for name in sorted(names[0] - {"index.md"}):
+            page = DOCS / language / name
+            folder = page.parent.parent if page.name == "index.md" else page.parent
+            index = (folder / "index.md").read_text(encoding="utf-8")
+            assert f"({page.relative_to(folder).as_posix()})" in index, f"{folder / 'index.md'} does not list {name}"
+            up = "../" * (name.count("/") + 1)
+            assert f"({up}{other}/{name})" in page.read_text(encoding="utf-8")
     titles = [re.findall(r"^#+ |^- ", (DOCS / x / "index.md").read_text(encoding="utf-8"), re.M) for x in ("en", "zh")]
     assert titles[0] == titles[1]
 

@@ -230,6 +230,22 @@ def test_the_command(notebook, tmp_path, capsys):
         command(notebook, "html", None, None, False)
 
 
+def test_notes_stand_in_every_format_and_the_table_goes_to_a_file(notebook, tmp_path, capsys):
+    make_run(notebook / "f noted", 6000)
+    recipe = with_settings(Recipe(), ['run.note=no positions: I expect < 80 %, "surely" | 预期'])
+    (notebook / "f noted" / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+    note = recipe.run.note
+    command(notebook, "table", None, None, False)
+    assert note in re.sub(r"\s+", " ", capsys.readouterr().out)
+    command(notebook, "table", tmp_path / "out" / "runs.csv", None, False)
+    command(notebook, "table", tmp_path / "runs.MD", None, False)
+    written = (tmp_path / "out" / "runs.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(written)))
+    assert [row["note"] for row in rows] == [note, "", "", "", "", ""]
+    assert (tmp_path / "runs.MD").read_text(encoding="utf-8") == to_markdown(table(list_runs(notebook).runs))
+    assert "run.note" not in differences(list_runs(notebook).runs)
+
+
 def test_an_empty_folder_is_no_error(tmp_path, capsys):
     command(tmp_path, "table", tmp_path / "x.png", None, True)
     out, err = capsys.readouterr()

@@ -20,9 +20,15 @@ MARKS = {True: "ok ", False: "BAD", None: "   "}
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of runs; or one run.")] = Path("runs"),
     format: Format = "table",
-    plot: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option("--plot", "-o", metavar="FILE", help="Draw the validation curves: .png, .svg or .pdf."),
+        typer.Option(
+            "--out",
+            "-o",
+            "--plot",
+            metavar="FILE",
+            help="The table as .md or .csv; or the curves: .png, .svg, .pdf.",
+        ),
     ] = None,
     sort: Annotated[
         str | None,
@@ -42,6 +48,7 @@ def runs(
     from vitlab.training.runs import list_runs, main_table, table, to_csv, to_markdown, variations
 
     check_format(format)
+    writers = {".md": to_markdown, ".csv": to_csv}
     listed = list_runs(folder)
     rows = table(listed.runs, sort)
     for line in listed.skipped:
@@ -59,9 +66,13 @@ def runs(
         _show_variations(variations(listed.runs))
     if not rows:
         say(f"no runs in {folder}. `vitlab train` makes one.")
-    elif plot is not None:
-        without = draw_curves(listed.runs, plot)
-        say(f"plot: {plot}" + (f" (without a curve: {', '.join(without)})" if without else ""))
+    elif out is not None and out.suffix.lower() in writers:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(writers[out.suffix.lower()](rows), encoding="utf-8")
+        say(f"table: {out}")
+    elif out is not None:
+        without = draw_curves(listed.runs, out)
+        say(f"plot: {out}" + (f" (without a curve: {', '.join(without)})" if without else ""))
 
 
 def check_format(format: str) -> None:

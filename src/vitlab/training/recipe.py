@@ -144,6 +144,7 @@ class RunRecipe(Config):
     epochs: int = 30
     seed: int = 0
     dir: str = ""  # runs/<recipe's name> unless given
+    note: str = ""  # why the run is made and what you expect of it: listed by `vitlab runs`
     save_every: int = 0  # steps between saves; 0: at the end of each epoch
     keep: int = 1  # saves kept before the last, 0 to 9, in case it is damaged; each needs as much disk again
     eval_every: int = 1  # epochs between evaluations

@@ -29,10 +29,21 @@ COLUMNS = (
     "name", "data", "model", "params", "epochs", "top1", "val_top1", "loss", "seconds", "images_per_second", "seed",
     "status",
 )  # fmt: skip
-SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed"}
+SHOWN_AS_COLUMN = {"data.source", "model.name", "run.epochs", "run.seed", "run.note"}
 ALWAYS_DIFFER = {"run.dir", "run.name"}
 TARGETS = ("map", "val_map", "r2", "val_r2")  # scores of runs that learn several labels, or a number
-MAIN = ("name", "data", "model", "rung", "top1", "val_top1", *TARGETS, "seconds", "status")  # what a terminal shows
+MAIN = (
+    "name",
+    "data",
+    "model",
+    "rung",
+    "top1",
+    "val_top1",
+    *TARGETS,
+    "seconds",
+    "status",
+    "note",
+)  # what a terminal shows
 TITLES = {"val_top1": "best val", "images_per_second": "images/s"}  # of columns, where not the key itself
 MORE_IS_BETTER = {"top1", "val_top1", *TARGETS, "images_per_second", "started"}
 SHARES = {"top1", "val_top1", "map", "val_map"}  # shown in percent
@@ -86,6 +97,11 @@ class Run(Tabular):
         return f"stopped at {where}" if self.saved else f"never saved, at {where}"
 
     @property
+    def note(self) -> str | None:
+        """run.note of its recipe."""
+        return self.recipe.get("run.note") or None
+
+    @property
     def targets(self) -> dict[str, Any]:
         """Scores of a run that learns several labels, or a number; empty for others."""
         return {key: self.result[key] for key in TARGETS if key in self.result}
@@ -109,7 +125,7 @@ class Run(Tabular):
     def main_row(self) -> dict[str, Any]:
         """The few columns that fit a terminal; with the weights that the run started from, where there are some."""
         weights = self.recipe.get("model.init_from")
-        values = {**self.row(), **{key: self.targets.get(key) for key in TARGETS}, "rung": self.rung}
+        values = {**self.row(), **{key: self.targets.get(key) for key in TARGETS}, "rung": self.rung, "note": self.note}
         values |= {"data": _last_part(values["data"]), "model": _last_part(weights or values["model"])}
         return {key: values[key] for key in MAIN}
 
@@ -184,12 +200,18 @@ def table(runs: list[Run], sort: str | None = None) -> list[dict[str, Any]]:
     """A row for each run, with a column for every recipe key that varies. Newest first, or the best by `sort` first.
 
     `sort` is a column or any recipe key; with - before it, the other way round. Runs without the value come last.
-    Scores of several labels or of a number have columns where a run has them.
+    Scores of several labels or of a number, and notes, have columns where a run has them.
     """
     varying, runs = differences(runs), sorted_runs(runs, sort)
     scores = [key for key in TARGETS if any(key in run.targets for run in runs)]
+    noted = any(run.note for run in runs)
     return [
-        {**run.row(), **{key: run.targets.get(key) for key in scores}, **{key: run.recipe.get(key) for key in varying}}
+        {
+            **run.row(),
+            **{key: run.targets.get(key) for key in scores},
+            **{key: run.recipe.get(key) for key in varying},
+            **({"note": run.note} if noted else {}),
+        }
         for run in runs
     ]
 

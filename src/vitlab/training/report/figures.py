@@ -54,8 +54,8 @@ def plot(runs: list[Run], path: Path) -> list[str]:
     """Draw the validation accuracy of all runs into one image; returns the names of runs that have none."""
     drawn = [run for run in runs if run.val_curve]
     if not drawn:
-        raise UsageError(f"--plot {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
-    kind = figure_format(path, "--plot")
+        raise UsageError(f"--out {path}: none of the {len(runs)} runs has been evaluated yet, so there is no curve.")
+    kind = figure_format(path, "--out")
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
