@@ -55,7 +55,10 @@ def _mathml(node: nodes.Element, as_block: bool = False) -> str:
 
 
 class Words(SearchEnglish):
-    """English by words, Chinese by pairs of characters: most words have two, and nothing stands between them."""
+    """English by words, Chinese by pairs of characters: most words have two, and nothing stands between them.
+
+    Sphinx drops numbers from a query, so 384 is indexed and searched as n384.
+    """
 
     lang = "en+zh"
     language_name = "English and Chinese"
@@ -63,7 +66,7 @@ class Words(SearchEnglish):
 function splitQuery(query) {{
   const found = [];
   for (const run of query.match(/[{CHINESE}]+|[\\p{{L}}\\p{{N}}_]+/gu) || []) {{
-    if (!/[{CHINESE}]/.test(run) || run.length < 3) {{ found.push(run); continue; }}
+    if (!/[{CHINESE}]/.test(run) || run.length < 3) {{ found.push(run.replace(/^(?=\\d+$)/, "n")); continue; }}
     for (let i = 0; i + 1 < run.length; i++) found.push(run.slice(i, i + 2));
   }}
   return found;
@@ -74,7 +77,7 @@ function splitQuery(query) {{
         found = []
         for run in re.findall(rf"[{CHINESE}]+|[^\W{CHINESE}]+", input):
             pairs = [run[i : i + 2] for i in range(len(run) - 1)] if re.match(f"[{CHINESE}]", run) else []
-            found += pairs or [run]
+            found += pairs or [f"n{run}" if run.isdigit() else run]
         return found
 
     def stem(self, word: str) -> str:
