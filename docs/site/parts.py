@@ -61,7 +61,7 @@ class Words(SearchEnglish):
     """
 
     lang = "en+zh"
-    language_name = "English and Chinese"
+    language_name = "English"  # also names the stemmer in the script of the search page
     js_splitter_code = f"""
 function splitQuery(query) {{
   const found = [];

@@ -3,13 +3,11 @@
 `make docs` builds all of it; here two pages with formulas are built, by the same settings and as strictly.
 """
 
-import importlib.util
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -77,15 +75,6 @@ class Read(HTMLParser):
             self.fetched.append(found["href"] or "")
 
 
-def site_words() -> Any:
-    """The splitter of docs/site/parts.py, which Sphinx loads from there."""
-    spec = importlib.util.spec_from_file_location("site_parts", DOCS / "site" / "parts.py")
-    assert spec is not None and spec.loader is not None
-    parts = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(parts)
-    return parts.Words({})
-
-
 def build(source: Path, target: Path) -> int:
     from sphinx.cmd.build import main
 
@@ -112,43 +101,6 @@ def test_the_site(tmp_path, capsys):
     assert "splitQuery" in (site / "_static" / "language_data.js").read_text(encoding="utf-8")
     (source / "index.md").write_text(f"# pages\n\n[gone](nowhere.md)\n\n{toctree}", encoding="utf-8")
     assert build(source, site) != 0 and "nowhere.md" in capsys.readouterr().err
-
-
-TERMS = {  # what notes on ViTs ask: the search of the site finds it, in pages of each language
-    "en": "patch|patch equivalence|unfold|sqrt d|class token|[CLS]|position embedding|GELU|ReLU|pre-norm|post-norm|"
-    "LayerNorm|attention head|residual|parameter count|224 -> 384|384|inductive bias|needs data|quadratic cost|"
-    "flash attention|mixed precision|warm-up|token pruning|token merging|Swin|PVT|Twins|CLIP|SigLIP|zero-shot|"
-    "temperature|MAE|DINO|DeiT|distillation|logit lens|k-NN|int8",
-    "zh": "图块|图块等价|展开|根号 d|类别 token|[CLS]|位置编码|GELU|ReLU|前置归一化|后置归一化|LayerNorm|注意力头|"
-    "残差|参数量|224 -> 384|384|归纳偏置|数据|平方复杂度|flash attention|混合精度|预热|token 剪枝|token 合并|Swin|PVT|"
-    "Twins|CLIP|SigLIP|零样本|温度|MAE|DINO|DeiT|蒸馏|logit lens|k 近邻|int8",
-}
-
-
-def test_the_search_finds_what_notes_on_vits_ask(tmp_path, capsys):
-    """As Sphinx's searchtools.js looks up the index: every word of a query, split and stemmed, in one page."""
-    source = tmp_path / "docs"
-    for language in TERMS:
-        shutil.copytree(DOCS / language / "course", source / language / "course")
-        for page in (source / language).rglob("*.md"):  # links to pages that are not built here become their words
-            text = page.read_text(encoding="utf-8")
-            page.write_text(re.sub(r"(?<!!)\[([^\]]+)\]\(\.\./[^)]+\)", r"\1", text), encoding="utf-8")
-    below = "".join(f"{language}/course/index\n" for language in TERMS)
-    (source / "index.md").write_text(f"# pages\n\n```{{toctree}}\n{below}```\n", encoding="utf-8")
-    assert build(source, tmp_path / "site") == 0, capsys.readouterr().err
-    text = (tmp_path / "site" / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-    words, missing = site_words(), []
-    for language, terms in TERMS.items():
-        assert len(terms.split("|")) >= 30
-        for query in terms.split("|"):
-            pages = set(range(len(index["docnames"])))
-            for word in set(map(str.lower, words.split(query))) - set(words.stopwords):
-                found = [index[part].get(words.stem(word), []) for part in ("terms", "titleterms")]
-                pages &= {page for pages in found for page in (pages if isinstance(pages, list) else [pages])}
-            if not any(index["docnames"][page].startswith(f"{language}/") for page in pages):
-                missing.append(f"{language}: {query}")
-    assert not missing
 
 
 def test_without_npm_the_site_says_that_the_page_is_missing(tmp_path, capsys, monkeypatch):
