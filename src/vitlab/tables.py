@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from vitlab.language import language, translate
 from vitlab.printable import one_line, printable
 
 BAR_WIDTH = 20  # characters of a full bar
@@ -47,6 +48,26 @@ class Table:
     heading: Sequence[str] = ()  # lines above; the first is bold
     total: Sequence[Cell] | None = None  # a last, bold row
     notes: Sequence[str] = ()  # lines below
+    prose: Container[str] = ()  # titles of columns that hold our own words, which are translated
+
+    def in_language(self) -> Table:
+        """The table in the reader's language: all but names and numbers."""
+        if language() == "en":
+            return self
+        return Table(
+            [translate(title) for title in self.titles],
+            [
+                [self._translated(title, cell) for title, cell in zip(self.titles, row, strict=True)]
+                for row in self.rows
+            ],
+            [translate(title) for title in self.titles if title in self.right],
+            [translate(line) for line in self.heading],
+            None if self.total is None else [translate(c) if isinstance(c, str) else c for c in self.total],
+            [translate(line) for line in self.notes],
+        )
+
+    def _translated(self, title: str, cell: Cell) -> Cell:
+        return translate(cell) if isinstance(cell, str) and title in self.prose else cell
 
     def texts(self) -> list[list[str]]:
         """Titles, rows and total as text, without columns that are empty as text; [] without rows."""
@@ -56,6 +77,9 @@ class Table:
         return [[text for text, keep in zip(row, kept, strict=True) if keep] for row in texts]
 
     def __str__(self) -> str:
+        return self.in_language()._text()
+
+    def _text(self) -> str:
         texts = self.texts()
         widths = [max(map(display_width, column)) for column in zip(*texts, strict=True)]
         lines = []
@@ -68,6 +92,9 @@ class Table:
         return "\n".join([*map(printable, self.heading), *filter(None, lines), *map(printable, self.notes)])
 
     def _repr_html_(self) -> str:
+        return self.in_language()._html()
+
+    def _html(self) -> str:
         first = [f"<div><b>{escaped(line)}</b></div>" for line in self.heading[:1]]
         above = [f'<div style="{FAINT}">{escaped(line)}</div>' for line in self.heading[1:]]
         below = [f'<div style="{FAINT}">{escaped(line)}</div>' for line in self.notes]

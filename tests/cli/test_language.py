@@ -7,7 +7,7 @@ import typer.main
 
 import vitlab.cli.main
 from vitlab.cli.help import fold, paragraphs
-from vitlab.cli.language import to_chinese, translate, translations
+from vitlab.language import read_translations, to_chinese, translate
 
 FRAME = {"Usage", "Arguments", "Options", "Commands", "required", "Show this message and exit."}
 
@@ -27,10 +27,10 @@ def commands(command=None, path="vitlab"):
 def test_every_command_and_option_has_both_languages():
     texts = {text for _, command in commands() for text in paragraphs(command.help)}
     texts |= {param.help for _, command in commands() for param in command.params}
-    missing = sorted((texts | FRAME) - translations()[0].keys())
-    assert not missing, f"without a line in cli/chinese.toml: {missing}"
-    stale = sorted(translations()[0].keys() - texts - FRAME)
-    assert not stale, f"in cli/chinese.toml, but said by no command: {stale}"
+    missing = sorted((texts | FRAME) - read_translations()["help"].keys())
+    assert not missing, f"without a line in chinese.toml: {missing}"
+    stale = sorted(read_translations()["help"].keys() - texts - FRAME)
+    assert not stale, f"in chinese.toml, but said by no command: {stale}"
 
 
 @pytest.mark.parametrize("spoken_here", ["en", "zh"])

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitlab.cli.help import ClickUsageError, usage_error
-from vitlab.cli.language import translate
 from vitlab.errors import UsageError, VitlabError
+from vitlab.language import translate
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import one_line, printable, printable_json
 from vitlab.tables import Table
@@ -41,6 +41,9 @@ def console(markup: bool = False) -> Console:
     from rich.segment import Segment
 
     class PrintableConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(translate(x) if isinstance(x, str) else x for x in objects), **options)
+
         def render(self, renderable: Any, options: Any = None) -> Any:
             for segment in super().render(renderable, options):
                 safe = segment.text if segment.control else printable(segment.text)
@@ -57,7 +60,9 @@ def table(*titles: str, right: Container[str] = (), no_wrap: Container[str] = ()
     made = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         number = title in right
-        made.add_column(Text(title), justify="right" if number else "left", no_wrap=number or title in no_wrap)
+        made.add_column(
+            Text(translate(title)), justify="right" if number else "left", no_wrap=number or title in no_wrap
+        )
     return made
 
 
@@ -65,7 +70,8 @@ def print_table(contents: Table, no_wrap: Container[str] = ()) -> None:
     """A result's table, with its heading, total and notes."""
     from rich.text import Text
 
-    out = console()
+    out, no_wrap = console(), [translate(title) for title in contents.titles if title in no_wrap]
+    contents = contents.in_language()
     for number, line in enumerate(contents.heading):
         out.print(Text(line, style="" if number else "bold"))
     titles, *rows = contents.texts() or [[]]

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vitlab.cli.language import translate
+from vitlab.language import translate
 
 ClickUsageError: Any = typer.BadParameter.__base__  # Typer exports this class under no name of its own
 Context: Any = TyperGroup.context_class

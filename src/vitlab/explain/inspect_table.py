@@ -33,7 +33,7 @@ def inspection_table(inspection: Inspection, depth: int = 4, all_blocks: bool = 
         for step in (steps if all_blocks else folded(steps))
     ]
     total = ["total", "", *_costs(inspection.parameters, inspection.macs, inspection.memory), ""]
-    return Table(["step", "shape", *COSTS, "meaning"], rows, COSTS, heading, total, notes)
+    return Table(["step", "shape", *COSTS, "meaning"], rows, COSTS, heading, total, notes, prose=["meaning"])
 
 
 def _costs(parameters: int, macs: int, memory: int) -> list[str]:
