@@ -72,7 +72,7 @@ class CLIP(nn.Module):
 
     def __init__(self, image: ViTConfig, text: TextConfig, embed_dim: int = 512):
         super().__init__()
-        self.image = VisionTransformer(image)  # with classes=0
+        self.image = VisionTransformer(image)  # image.classes is 0: no classifier
         self.text = TextTransformer(text)
         self.image_projection = nn.Linear(image.width, embed_dim, bias=False)  # W_i of figure 3
         self.text_projection = nn.Linear(text.width, embed_dim, bias=False)  # W_t
@@ -134,7 +134,8 @@ def caption(colour: str, digit: str, ground: str) -> str:
 def zero_shot(model: CLIP, images: Tensor, choices: list[list[str]], correct: list[int]) -> float:
     """Share of images that are nearest to the right one of their captions."""
     I_e = model.encode_image(images)  # (B, E)
-    T_e = torch.stack([model.encode_text(*tokenize(captions)) for captions in choices])  # (B, choices, E)
+    T_e = model.encode_text(*tokenize([caption for captions in choices for caption in captions]))  # (B * choices, E)
+    T_e = T_e.unflatten(0, (len(images), -1))  # (B, choices, E)
     answers = (T_e @ I_e[..., None]).squeeze(-1).argmax(dim=1)  # (B,)
     return (answers == torch.tensor(correct)).float().mean().item()
 
@@ -142,6 +143,7 @@ def zero_shot(model: CLIP, images: Tensor, choices: list[list[str]], correct: li
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--batch-size", type=int, default=128)
     args = parser.parse_args(arguments)
     from sklearn.datasets import load_digits
 
@@ -156,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=args.steps)
     for step in range(args.steps):
-        batch = torch.randint(train, (128,), generator=draw)
+        batch = torch.randint(train, (args.batch_size,), generator=draw)
         images, facts = coloured(grey[batch], labels[batch], draw)
         loss = model(images, *tokenize([caption(*fact) for fact in facts]))
         optimizer.zero_grad()

@@ -121,6 +121,7 @@ def nearest_neighbours(encoder: VisionTransformer, images: Tensor, labels: Tenso
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--no-centre", action="store_true", help="see how it collapses")
     args = parser.parse_args(arguments)
 
@@ -133,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.student.parameters(), lr=1e-3, weight_decay=0.04)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=args.steps)
     for step in range(args.steps):
-        views = multi_crop(images[torch.randint(train, (128,))], small=4, locals_=4)
+        views = multi_crop(images[torch.randint(train, (args.batch_size,))], small=4, locals_=4)
         loss, outputs = model(views, tau_t=0.04)
         optimizer.zero_grad()
         loss.backward()

@@ -64,7 +64,7 @@ class MAE(nn.Module):
     ):
         super().__init__()
         self.mask_ratio, self.norm_pix, self.patch_size = mask_ratio, norm_pix, config.patch_size
-        self.encoder = VisionTransformer(config)  # with classes=0: its head is nobody's
+        self.encoder = VisionTransformer(config)  # config.classes is 0: no classifier
         grid, width = self.encoder.grid, decoder_width
         self.encoder.pos_embed = nn.Parameter(sincos_positions(grid, config.width), requires_grad=False)
         self.embed = nn.Linear(config.width, width)
@@ -144,6 +144,7 @@ def draw(model: MAE, images: Tensor, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--mask-ratio", type=float, default=0.75)
     parser.add_argument("--out", type=Path, default=Path("mae.png"))
     args = parser.parse_args(arguments)
@@ -157,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=args.steps)
     for step in range(args.steps):
-        loss, _, _ = model(train[torch.randint(len(train), (128,))])
+        loss, _, _ = model(train[torch.randint(len(train), (args.batch_size,))])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

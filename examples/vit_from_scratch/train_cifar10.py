@@ -116,7 +116,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     add("--data", type=Path, required=True, help="cifar-10-binary.tar.gz, cifar-10-python.tar.gz, or a folder")
     add("--out", type=Path, default=Path("runs/vit_from_scratch"), help="folder for last.pt and log.json")
     add("--resume", action="store_true", help="continue from last.pt in --out")
-    add("--epochs", type=int, default=16)
+    add("--epochs", type=int, default=14)
     add("--batch-size", type=int, default=128)
     add("--lr", type=float, default=1e-3)
     add("--weight-decay", type=float, default=0.05)
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = options(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     (images, labels), (test_images, test_labels) = read_cifar10(args.data)
-    val = len(images) // 50  # 2 % are kept to look at during training; the test images are used once, at the end
+    val = max(len(images) // 50, 1)  # 2 % to look at during training; test images are used once, at the end
     images, labels, val_images, val_labels = images[val:], labels[val:], images[:val], labels[:val]
 
     seed_all(args.seed, "weights")
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.wandb != "off":
         import wandb
 
-        wandb.init(project="vit_from_scratch", dir=args.out, mode=args.wandb, config=vars(args))
+        wandb.init(project="vit_from_scratch", dir=args.out, mode=args.wandb, config=fixed)
 
     for epoch in range(start, args.epochs):
         seed_all(args.seed, "order", epoch)

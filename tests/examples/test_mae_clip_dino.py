@@ -115,20 +115,21 @@ def numbers(text, pattern):
     return [float(value) for value in re.search(pattern, text).groups()]
 
 
-def test_mae_learns_to_paint(tmp_path, capsys):
-    mae.main(["--steps", "120", "--out", str(tmp_path / "mae.png")])
-    loss, blind = numbers(capsys.readouterr().out, r"test loss ([\d.]+); .*: ([\d.]+)")
-    assert loss < 0.85 * blind and (tmp_path / "mae.png").stat().st_size > 1000
+def test_mae_learns(tmp_path, capsys):
+    mae.main(["--steps", "150", "--batch-size", "64", "--out", str(tmp_path / "mae.png")])
+    first, loss, blind = numbers(
+        capsys.readouterr().out, r"(?s)step 15: loss ([\d.]+).*test loss ([\d.]+); .*: ([\d.]+)"
+    )
+    assert loss < 0.7 * first and 0.2 < blind < 0.4 and (tmp_path / "mae.png").stat().st_size > 1000
 
 
 def test_clip_learns_colours_first(capsys):
-    clip.main(["--steps", "100"])
+    clip.main(["--steps", "100", "--batch-size", "64"])
     digit, colour = numbers(capsys.readouterr().out, r"10 digits ([\d.]+)%, which of 8 colours ([\d.]+)%")
     assert colour > 50 and digit > 5  # by chance 12.5 and 10
 
 
-def test_dino_learns_without_labels_and_its_centre_is_needed(capsys):
-    dino.main(["--steps", "60"])
-    printed = capsys.readouterr().out
-    entropy, full, used = numbers(printed, r"step 60: .*entropy ([\d.]+) of ([\d.]+), (\d+) used")
+def test_dino_runs_and_does_not_collapse(capsys):
+    dino.main(["--steps", "20", "--batch-size", "32"])
+    entropy, full, used = numbers(capsys.readouterr().out, r"step 20: .*entropy ([\d.]+) of ([\d.]+), (\d+) used")
     assert used > 10 and entropy < full

@@ -173,12 +173,11 @@ def test_drawings_show_the_numbers():
     np.testing.assert_allclose(np.stack([line.get_ydata() for line in right.lines], axis=1), distance)
 
 
-def test_it_draws_random_weights_and_a_checkpoint(tmp_path, capsys):
-    visualize.main(["--out", str(tmp_path / "random")])
+def test_it_draws_a_checkpoint_and_can_do_without(tmp_path):
     model = VisionTransformer(ViTConfig(image_size=16, patch_size=4, classes=3, width=32, depth=2, heads=2))
     torch.save({"model": model.state_dict(), "config": asdict(model.config)}, tmp_path / "last.pt")
-    visualize.main([str(visualize.CAT), "--checkpoint", str(tmp_path / "last.pt"), "--out", str(tmp_path / "trained")])
-    for folder in ("random", "trained"):
-        for name in ("attention", "rollout", "figure7"):
-            with Image.open(tmp_path / folder / f"{name}.png") as image:
-                assert min(image.size) > 200 and len(image.convert("RGB").getcolors(1 << 20)) > 50
+    visualize.main([str(visualize.CAT), "--checkpoint", str(tmp_path / "last.pt"), "--out", str(tmp_path / "drawn")])
+    for name in ("attention", "rollout", "figure7"):
+        with Image.open(tmp_path / "drawn" / f"{name}.png") as image:
+            assert min(image.size) > 200 and len(image.convert("RGB").getcolors(1 << 20)) > 50
+    assert visualize.load(None).config.image_size == 32
