@@ -6,11 +6,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-READY := .venv/.ready
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY := .venv/.ready-run
+READY_DEV := .venv/.ready-dev
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test check docs bench setup browser clean
+.PHONY: run test check docs bench setup setup-dev browser clean
 
 run: setup
 	@$(BIN)/vitlab inspect vit_base
@@ -29,37 +29,35 @@ run: setup
 	@echo "Now a photo of yours, on a page to explore: $(BIN)/vitlab try PHOTO"
 
 # Some tests start processes: the empty variable lets them share compiled files, where a machine forbids to write those.
-test: setup browser
+test: setup-dev browser
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-check: setup
+check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: setup
+docs: setup-dev
 	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site docs build/site
 	@echo "site: build/site/index.html"
 
-bench: setup
+bench: setup-dev
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/recipes.py digits
 
 setup: $(READY)
+setup-dev: $(READY_DEV)
 
-# Each of the two processes installs half of the list, which names all that is needed, with its dependencies. Should one
-# fail, as where a package does not exist for this platform, the last line installs what is missing, or says why not.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing the packages of constraints.txt, in two processes"
-	@odd() { awk '/==/ && NR % 2' constraints.txt; }; even() { awk '/==/ && NR % 2 == 0' constraints.txt; }; \
-	odd | $(INSTALL) --no-deps -r /dev/stdin & even | $(INSTALL) --no-deps -r /dev/stdin; wait
-	$(INSTALL) -c constraints.txt -e '.[dev]'
+	$(PYTHON) tools/setup_venv.py
 	@touch $(READY)
+
+$(READY_DEV): pyproject.toml constraints.txt constraints-dev.txt
+	$(PYTHON) tools/setup_venv.py --dev
+	@touch $(READY) $(READY_DEV)
 
 # The pages are tested in Chromium, and drawings with a Chinese font. Without them, and without the right to install
 # them, those tests are skipped and say so.
