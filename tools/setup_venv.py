@@ -15,6 +15,7 @@ import time
 import venv
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -52,9 +53,10 @@ def install_list(path: Path) -> None:
 
 
 def run_pip(calls: list[list[str]], wanted: set[str] | None = None) -> None:
-    """All calls at the same time. One that fails shows what pip says; the last step of main tries its packages again."""
-    processes = [subprocess.Popen([*PIP, *c], stdout=subprocess.PIPE, text=True, encoding="utf-8") for c in calls]
-    readers = [Thread(target=show_downloads, args=(process,)) for process in processes]
+    """All calls at the same time. Where packages are wanted, a failure is no end: main tries them again."""
+    pipes: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace")
+    processes = [subprocess.Popen([*PIP, *call], **pipes) for call in calls]
+    readers = [Thread(target=show_output, args=(process,)) for process in processes]
     for reader in readers:
         reader.start()
     if wanted:
@@ -65,18 +67,22 @@ def run_pip(calls: list[list[str]], wanted: set[str] | None = None) -> None:
         raise SystemExit("pip failed: see above")
 
 
-def show_downloads(process: subprocess.Popen[str]) -> None:
+def show_output(process: subprocess.Popen[str]) -> None:
+    """Errors, and the packages that take long to fetch. Everything else pip says is left out."""
     assert process.stdout is not None
+    failing = False
     for line in process.stdout:
+        failing = failing or "error" in line.lower().split(":")[0]
         file = re.match(r" *(Downloading|Using cached|Processing) (\S+?)( \((.+)\))?$", line.rstrip())
-        if file is None:
-            continue
-        verb, name, _, size = file.groups()
-        local = Path(name)
-        size = size or (f"{local.stat().st_size / 1e6:.1f} MB" if local.is_file() else "")
-        number, _, unit = size.partition(" ")
-        if unit == "GB" or (unit == "MB" and float(number) >= LARGE):
-            print(f"  {'unpacking' if verb == 'Processing' else verb.lower()} {local.name} ({size})", flush=True)
+        if failing:
+            print(f"  {line.rstrip()}", flush=True)
+        elif file is not None:
+            verb, name, _, size = file.groups()
+            local = Path(name)
+            size = size or (f"{local.stat().st_size / 1e6:.1f} MB" if local.is_file() else "")
+            number, _, unit = size.partition(" ")
+            if unit == "GB" or (unit == "MB" and float(number) >= LARGE):
+                print(f"  {'unpacking' if verb == 'Processing' else verb.lower()} {local.name} ({size})", flush=True)
 
 
 def show_progress(processes: list[subprocess.Popen[str]], wanted: set[str]) -> None:
