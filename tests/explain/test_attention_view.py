@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import html
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -48,13 +48,6 @@ def test_the_widget_opens_with_the_last_layer_and_shows_the_same_page(monkeypatc
 
 
 def test_without_anywidget_it_names_the_extra_and_the_other_way(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name == "vitlab.explain.widget":
-            raise ModuleNotFoundError("No module named 'anywidget'", name="anywidget")
-        return original(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(UsageError, match=r"anywidget.*pip install 'vitlab\[notebook\]'.*live=False"):
         explain.show("bundled:digits", "digits#0")

@@ -695,7 +695,9 @@ def test_what_transformers_cannot_run_is_told(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a 'vit_mae' model is not run by transformers here"):
         diff(f"transformers:{tmp_path}", tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
-    with pytest.raises(ValueError, match=r"transformers is not installed: pip install 'vitlab\[compare\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs transformers, which is not installed: pip install 'vitlab\[compare\]'"
+    ):
         diff(f"transformers:{tmp_path}", tmp_path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitlab.errors import UsageError
 from vitlab.search import Index, SearchError, graph
 from vitlab.search.database import ImageDatabase, ImageRecord
 
@@ -162,6 +163,6 @@ def test_a_format_of_another_version_is_named(tmp_path):
 
 def test_usearch_is_missing(tmp_path, monkeypatch):
     write(tmp_path / "ix", grouped(1)[:2])
-    monkeypatch.setitem(__import__("sys").modules, "usearch.index", None)
-    with pytest.raises(SearchError, match=r"pip install 'vitlab\[search\]'"):
+    monkeypatch.setitem(__import__("sys").modules, "usearch", None)
+    with pytest.raises(UsageError, match=r"pip install 'vitlab\[search\]'"):
         update_graph(tmp_path / "ix")

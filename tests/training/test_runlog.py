@@ -183,8 +183,8 @@ def test_an_unknown_way_of_tracking(tmp_path):
 @pytest.mark.parametrize(
     ("module", "options", "remedy"),
     [
-        ("wandb", {"wandb": "offline"}, "pip install wandb"),
-        ("torch.utils.tensorboard", {"tensorboard": True}, "pip install tensorboard"),
+        ("wandb", {"wandb": "offline"}, r"pip install 'vitlab\[track\]'. Or set track.wandb=off"),
+        ("tensorboard", {"tensorboard": True}, r"pip install 'vitlab\[track\]'. Or set track.tensorboard=false"),
     ],
 )
 def test_a_missing_package_is_an_error_with_a_remedy(tmp_path, monkeypatch, module, options, remedy):

@@ -207,7 +207,7 @@ def test_plots_that_cannot_be(notebook, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"cannot draw \.txt"):
         plot(runs, tmp_path / "x.txt")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
+    with pytest.raises(ValueError, match=r"pip install 'vitlab\[plot\]'"):
         plot(runs, tmp_path / "x.png")
 
 

@@ -26,6 +26,7 @@ from vitlab.errors import CheckpointError, UsageError
 from vitlab.layers.lora import merged
 from vitlab.models.base import Capability, Network, unwrap
 from vitlab.models.task import CLASSES
+from vitlab.optional import missing_package
 from vitlab.text.tokenizer import Tokenizer
 
 WRITERS = dict.fromkeys(target for family in FAMILIES.values() for target in family.writers)
@@ -200,7 +201,8 @@ def _by_library(name: str, folder: Path, images: Tensor, model: Network) -> Comp
     try:
         module = importlib.import_module(library)
     except Exception as error:  # timm raises more than ImportError where its own needs are broken
-        return Compared(what, None, f"{library} cannot be imported here ({type(error).__name__}): not compared")
+        reason = missing_package(error).rstrip(".") or f"{library} cannot be imported here ({type(error).__name__})"
+        return Compared(what, None, f"{reason}: not compared")
     family = next((f for f in FAMILIES.values() if config.get("model_type") in f.model_types), None)
     if family is not None and family.name != model.family:
         return Compared(what, None, f"{library} runs the {family.name} that this is a part of: not compared")

@@ -16,6 +16,7 @@ import typer
 from vitlab.cli.help import ClickUsageError, usage_error
 from vitlab.errors import UsageError, VitlabError
 from vitlab.language import translate
+from vitlab.optional import missing_package
 from vitlab.parsing import spell_not_finite
 from vitlab.printable import one_line, printable, printable_json
 from vitlab.tables import Table
@@ -177,7 +178,11 @@ def reporting_errors() -> Iterator[None]:
     except (KeyboardInterrupt, typer.Abort):
         say("vitlab: stopped.")
         raise SystemExit(130) from None
-    except Exception:
+    except Exception as error:
+        missing = missing_package(error)
+        if missing and not os.environ.get("VITLAB_DEBUG"):
+            say(f"vitlab: error: {missing}")
+            raise SystemExit(2) from None
         traceback.print_exc()
         say(BUG)
         raise SystemExit(1) from None

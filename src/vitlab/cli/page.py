@@ -11,7 +11,7 @@ import typer
 from vitlab.cli.console import console, print_json, say, table
 from vitlab.cli.options import Commands, Json, checkpoint_argument
 from vitlab.cli.progress import following_downloads
-from vitlab.errors import UsageError
+from vitlab.optional import EXTRAS, require
 
 if TYPE_CHECKING:
     from vitlab.serve.static_page.build import BuiltPage
@@ -37,12 +37,9 @@ def build(
     Models become ONNX and run in the visitor's browser; each is compared with the model it was made from. Needs npm
     once, for onnxruntime-web.
     """
-    try:
-        from vitlab.serve.static_page.build import build_page
-    except ImportError as error:
-        raise UsageError(
-            f"page needs {error.name}, which is not installed: pip install 'vitlab[serve,export]'."
-        ) from None
+    require("page", *EXTRAS["serve"], *EXTRAS["export"])
+    from vitlab.serve.static_page.build import build_page
+
     progress = (lambda name: say(f"exporting {name}")) if sys.stderr.isatty() else (lambda name: None)
     with following_downloads():
         built = build_page(out, models or (), runtime=runtime, progress=progress)

@@ -11,7 +11,7 @@ import typer
 
 from vitlab.cli.console import parse_size, say, say_notes
 from vitlab.cli.options import Size, checkpoint_argument
-from vitlab.errors import UsageError
+from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
 
 
@@ -65,11 +65,10 @@ def serve(
 
     The page is at /; predict, explain, embed, zeroshot and search are HTTP routes. Ctrl-C stops the server.
     """
-    try:
-        from vitlab.serve.run import open_server
-        from vitlab.serve.settings import Settings
-    except ImportError as error:
-        raise UsageError(f"serve needs {error.name}, which is not installed: pip install 'vitlab[serve]'.") from None
+    require("serve", *EXTRAS["serve"])
+    from vitlab.serve.run import open_server
+    from vitlab.serve.settings import Settings
+
     settings = Settings(
         host=access.host,
         token=access.token,

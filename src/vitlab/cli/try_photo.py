@@ -11,8 +11,8 @@ import typer
 from vitlab.cli import complete
 from vitlab.cli.console import console, load_options, parse_size, print_json, print_table, say, say_notes
 from vitlab.cli.options import IMAGE, Size, option
-from vitlab.errors import UsageError
 from vitlab.images.photos import FIRST
+from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
 
 
@@ -68,14 +68,11 @@ def try_photo(
 
 
 def _serve(photo: str, model: str, image_size: tuple[int, int] | None, output: TryOutput) -> None:
-    try:
-        from vitlab.serve.browser import open_browser
-        from vitlab.serve.page_photo import open_photo
-        from vitlab.serve.run import open_server
-    except ImportError as error:
-        raise UsageError(
-            f"the page needs {error.name}, which is not installed: pip install 'vitlab[serve]', or add --no-serve."
-        ) from None
+    require("the page", *EXTRAS["serve"], otherwise="Or add --no-serve.")
+    from vitlab.serve.browser import open_browser
+    from vitlab.serve.page_photo import open_photo
+    from vitlab.serve.run import open_server
+
     with open_server([model], port=output.port, image_size=image_size, photo=open_photo(photo)) as server:
         opened = output.browser and open_browser(server.url)
         say(f"vitlab: {'opened' if opened else 'open'} {server.url} in a browser. Ctrl-C stops.")

@@ -21,6 +21,7 @@ from vitlab.explain.attention_page import attention_page
 from vitlab.explain.stages import head_counts
 from vitlab.explain.subject import check_output, open_subject
 from vitlab.images.read import Source
+from vitlab.optional import require
 from vitlab.tables import escaped
 
 if TYPE_CHECKING:
@@ -87,11 +88,8 @@ def show(
 
 
 def _widget_class() -> type[AttentionWidget]:
-    try:
-        from vitlab.explain.widget import AttentionWidget
-    except ImportError as error:
-        raise UsageError(
-            f"a live view needs {error.name}, which is not installed: pip install 'vitlab[notebook]'. Or pass "
-            "live=False, for the same view without its link to Python."
-        ) from None
+    view = "Or pass live=False, for the same view without its link to Python."
+    require("a live view", "anywidget", otherwise=view)
+    from vitlab.explain.widget import AttentionWidget
+
     return AttentionWidget

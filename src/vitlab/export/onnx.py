@@ -5,7 +5,6 @@ With a dynamic image size, positions are resized inside the graph (layers/positi
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from vitlab.errors import ExportError
 from vitlab.export.metadata import KEY, ExportMetadata
 from vitlab.export.program import first_line, suppress_output
 from vitlab.export.wrapper import INPUTS, OUTPUTS
+from vitlab.optional import require
 
 if TYPE_CHECKING:
     from onnx_ir import Model
@@ -24,15 +24,9 @@ if TYPE_CHECKING:
 OPSET = 20
 
 
-def require(*packages: str) -> None:
-    for name in packages:
-        if find_spec(name) is None:
-            raise ExportError(f"this needs {name}, which is not installed: pip install 'vitlab[export]'.")
-
-
 def save_onnx(program: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
     """Above 1.5 GiB, torch's threshold (ONNX's own is 2 GB), the weights are stored in PATH.data."""
-    require("onnx", "onnxscript")
+    require("an ONNX file", "onnx", "onnxscript")
     names: dict[str, Any] = dict(input_names=[INPUTS[metadata.gives]], output_names=[OUTPUTS[metadata.gives]])
     with suppress_output():
         translations: dict[Any, Any] = {torch.ops.aten.sort.stable: _stable_sort}
@@ -85,7 +79,7 @@ class Session:
 
     def __init__(self, path: Path, *, arena: bool = True):
         """`arena`: keep the memory of a batch for the next one."""
-        require("onnxruntime")
+        require("an ONNX file", "onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -19,8 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from vitlab.errors import ExportError, UsageError
-from vitlab.export.onnx import require
 from vitlab.export.program import suppress_output
+from vitlab.optional import require
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -31,7 +31,7 @@ INTEGER = ("MatMulInteger", "DynamicQuantizeMatMul", "QLinearMatMul", "QuantizeL
 
 def to_int8(source: Path, target: Path, mode: str, calibration: Tensor | None = None) -> None:
     """`calibration` (B, C, H, W): preprocessed images, for static int8."""
-    require("onnx", "onnxruntime")
+    require("int8", "onnx", "onnxruntime")
     if mode not in MODES:
         raise UsageError(f"--int8 {mode!r} is not known: use {' or '.join(MODES)}.")
     import onnx

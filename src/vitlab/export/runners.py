@@ -16,7 +16,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +32,7 @@ from vitlab.export.program import suppress_output, to_program
 from vitlab.export.quantize import to_int8
 from vitlab.export.wrapper import ExportWrapper, example_input, output_kind
 from vitlab.models.base import Network
+from vitlab.optional import require
 
 EXACT = ("eager", "folded", "compiled", "onnx")
 T = TypeVar("T")
@@ -155,8 +155,7 @@ def library_runner(name: str, model: Network, factory: RunnerFactory) -> Runner:
 
 
 def _transformers_runner(model: Network) -> Runner:
-    if find_spec("transformers") is None:
-        raise UsageError("--against needs transformers, which is not installed: pip install 'vitlab[compare]'.")
+    require("--against transformers", "transformers")
     if not model.config.classes:
         raise UsageError("--against transformers compares classifiers: this model has no classes.")
     from transformers import AutoModelForImageClassification

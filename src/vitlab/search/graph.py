@@ -14,6 +14,7 @@ import numpy as np
 
 from vitlab.errors import SearchError
 from vitlab.images.digest import file_digest
+from vitlab.optional import require
 from vitlab.search.database import ImageDatabase
 from vitlab.search.files import identity
 
@@ -127,8 +128,7 @@ def _numbers(graph: Any) -> np.ndarray:
 
 
 def _usearch() -> Any:
-    try:
-        from usearch.index import Index
-    except ImportError:
-        raise SearchError("search needs usearch, which is not installed: pip install 'vitlab[search]'.") from None
+    require("search", "usearch")
+    from usearch.index import Index
+
     return Index

@@ -18,6 +18,7 @@ import numpy as np
 
 from vitlab.errors import ImageError, SearchError, UsageError
 from vitlab.images.listing import Items
+from vitlab.optional import require
 from vitlab.parsing import parse_json
 from vitlab.printable import valid_utf8
 from vitlab.search.database import MadeBy
@@ -229,9 +230,8 @@ def _chunk_file(parts: Path, number: int) -> Path:
 
 
 def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise SearchError("tables need pyarrow, which is not installed: pip install 'vitlab[embed]'.") from None
+    require("a Parquet table", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow, pyarrow.parquet

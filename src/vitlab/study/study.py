@@ -15,6 +15,7 @@ from typing import Any
 from vitlab.checkpoints.files import read_json
 from vitlab.checkpoints.native import write_text, write_together
 from vitlab.errors import UsageError
+from vitlab.optional import require
 from vitlab.training.runs import to_csv, to_markdown
 from vitlab.version import __version__
 
@@ -67,9 +68,10 @@ class Study:
     def write_plot(self) -> list[str]:
         """Draw the plot; returns a note if matplotlib is missing."""
         try:
-            self.draw(self.folder / PLOT)
-        except ImportError:
-            return [f"{PLOT} is not drawn: that needs matplotlib, which is not installed: pip install matplotlib."]
+            require(PLOT, "matplotlib")
+        except UsageError as error:
+            return [f"{error} It is not drawn."]
+        self.draw(self.folder / PLOT)
         return []
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitlab.errors import CheckpointError, TrainingError, VitlabError
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Network
+from vitlab.optional import missing_package
 from vitlab.training.objectives import DEFAULT, objective_class
 from vitlab.training.recipe import read_recipe
 from vitlab.training.run_lock import lock_holder
@@ -172,5 +173,6 @@ def _imports(name: str, needed: bool) -> tuple[str, bool, str]:
     try:
         module = importlib.import_module(name)
     except Exception as error:
-        return name, not needed, f"{'missing' if needed else 'not installed (optional)'}: {type(error).__name__}"
+        advice = missing_package(error) or type(error).__name__
+        return name, not needed, f"{'missing' if needed else 'not installed (optional)'}: {advice}"
     return name, True, str(getattr(module, "__version__", "installed"))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from vitlab.errors import TrainingError
+from vitlab.optional import require
 from vitlab.parsing import parse_json, spell_not_finite
 from vitlab.special_files import special_kind
 
@@ -178,12 +179,9 @@ def _go_back(path: Path, step: int) -> set[tuple[str, int]]:
 def _open_wandb(folder: Path, mode: Wandb, config: Mapping[str, object], name: str | None, start_step: int) -> Any:
     if mode == "offline":
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry looks for its host even when offline
-    try:
-        import wandb
-    except ImportError:
-        raise TrainingError(
-            f"track.wandb={mode!r} needs wandb, which is not installed: pip install wandb. Or set track.wandb=off."
-        ) from None
+    require(f"track.wandb={mode!r}", "wandb", otherwise="Or set track.wandb=off.")
+    import wandb
+
     remembered = folder / "wandb" / "run_id"  # a resumed run continues the same curves
     goes_on = start_step > 0 and remembered.is_file()
     run_id = remembered.read_text(encoding="utf-8").strip() if goes_on else uuid.uuid4().hex[:8]
@@ -207,13 +205,9 @@ def _open_wandb(folder: Path, mode: Wandb, config: Mapping[str, object], name: s
 
 
 def _open_tensorboard(folder: Path, start_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise TrainingError(
-            "track.tensorboard=true needs tensorboard, which is not installed: pip install tensorboard. "
-            "Or set track.tensorboard=false."
-        ) from None
+    require("track.tensorboard=true", "tensorboard", otherwise="Or set track.tensorboard=false.")
+    from torch.utils.tensorboard import SummaryWriter
+
     # purge_step hides what a killed run wrote at this step and later
     purge_step = start_step + 1 if start_step > 0 else 0
     return SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step, flush_secs=10)

@@ -26,6 +26,7 @@ from vitlab.images.preprocess import Preprocess
 from vitlab.models import registry
 from vitlab.models.base import Network, unwrap
 from vitlab.models.vit_config import ViTConfig
+from vitlab.optional import require
 
 PREFIX = "transformers:"
 State = dict[str, Tensor]
@@ -206,13 +207,9 @@ def open_side(letter: str, what: ModelOrName, heads: int | None, size: tuple[int
 
 def _run_by_transformers(path: str, folder: Path, config: dict[str, Any]) -> tuple[nn.Module, list[str]]:
     """The model in its own library, and the tensors missing from the file."""
-    try:
-        import transformers
-    except ImportError:
-        raise UsageError(
-            f"{path}: transformers is not installed: pip install 'vitlab[compare]'. Without {PREFIX!r} the folder is "
-            "read and run by vitlab."
-        ) from None
+    require(path, "transformers", otherwise=f"Without {PREFIX!r} the folder is read and run by vitlab.")
+    import transformers
+
     if config.get("model_type") not in hf.CLASSES:
         raise UsageError(
             f"{path}: a {config.get('model_type')!r} model is not run by transformers here; known are "

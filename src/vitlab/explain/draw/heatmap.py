@@ -9,6 +9,7 @@ from PIL import Image
 
 from vitlab.explain.scale import DEFAULT, limits, positions
 from vitlab.explain.views import View, shrink, to_model
+from vitlab.optional import require
 
 COLOURS = "inferno"
 AGAINST, FOR = np.array([0.22, 0.56, 1.0]), np.array([1.0, 0.30, 0.20])  # blue, red
@@ -72,6 +73,7 @@ def heat_limits(heat: np.ndarray, view: View, *, signed: bool = False, scale: st
 
 def colours_at(place: np.ndarray, signed: bool = False) -> np.ndarray:
     """(...) from 0 to 1 -> (..., 3): the heat colours; signed: blue below 0.5, black at 0.5, red above."""
+    require("a heat map", "matplotlib")
     from matplotlib import colormaps
 
     if not signed:

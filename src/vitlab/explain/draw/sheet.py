@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.images.fonts import families
+from vitlab.optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +35,9 @@ class Sheet:
     """`figure` is the matplotlib Figure. `texts` are all characters to come, to choose fonts by."""
 
     def __init__(self, width: float, height: float, texts: str = ""):
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib.") from None
+        require("a figure", "matplotlib")
+        from matplotlib.figure import Figure
+
         self.width, self.height = round(width), round(height)
         self.fonts = families(texts)
         self.figure: Figure = Figure(figsize=(self.width / DPI, self.height / DPI), dpi=DPI, facecolor="white")

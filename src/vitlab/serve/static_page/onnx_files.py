@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from vitlab.errors import ExportError
-from vitlab.export.onnx import OPSET, require
+from vitlab.export.onnx import OPSET
 from vitlab.export.program import first_line, suppress_output
+from vitlab.optional import require
 
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
@@ -32,7 +33,7 @@ def to_onnx(
     """An ONNX model whose inputs are those of `example`, in the order of the module's arguments. `any_length`: the
     input, a list of numbers, that may be of another length.
     """
-    require("onnx", "onnxscript")
+    require("page", "onnx", "onnxscript")
     shapes: Any = None
     if any_length is not None:
         shapes = tuple({0: Dim("count", min=1, max=2**16)} if name == any_length else {} for name in example)

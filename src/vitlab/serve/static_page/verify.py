@@ -18,12 +18,12 @@ from vitlab.errors import ExportError
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.methods import METHODS
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.export.onnx import require
 from vitlab.layers.edit import Edit
 from vitlab.layers.trace import Trace
 from vitlab.models.base import Network, evaluating
 from vitlab.models.mae import MaskedAutoencoder
 from vitlab.models.two_towers import TwoTowers
+from vitlab.optional import require
 from vitlab.serve.static_page.graphs import AFTER, BEFORE, IN_BLOCKS, Knobs, plain_encoder
 
 TOLERANCE = 1e-4
@@ -48,7 +48,7 @@ class PageSession:
     """A graph of a page in ONNX Runtime, on the CPU."""
 
     def __init__(self, path: Path):
-        require("onnxruntime")
+        require("page", "onnxruntime")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

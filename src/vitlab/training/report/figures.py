@@ -10,6 +10,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.images.fonts import families
+from vitlab.optional import require
 from vitlab.training.report.html import cut, ems, printable
 from vitlab.training.runs import Run
 
@@ -22,10 +23,7 @@ DPI, SIDE, GAP, MARGIN = 150, 224, 8, 28  # of a preview; the last three in pixe
 
 def figure_format(path: Path, option: str) -> str:
     """The format that a file's ending asks for; what cannot be drawn is an error, before anything is computed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError(f"{option} needs matplotlib, which is not installed: pip install matplotlib.") from None
+    require(option, "matplotlib")
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in ("png", "svg", "pdf", "jpg", "webp"):
         raise UsageError(f"{option} {path}: cannot draw .{kind}; name a .png, .svg or .pdf file.")
