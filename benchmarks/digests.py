@@ -29,8 +29,10 @@ def main() -> None:
         vitlab.save(vitlab.create(args.model), folders["with digests"])
         shutil.copytree(folders["with digests"], folders["without"])
         card = folders["without"] / "model.json"
-        kept = {key: v for key, v in json.loads(card.read_text()).items() if key not in ("digests", "seal")}
-        card.write_text(json.dumps(kept))
+        kept = {
+            key: v for key, v in json.loads(card.read_text(encoding="utf-8")).items() if key not in ("digests", "seal")
+        }
+        card.write_text(json.dumps(kept), encoding="utf-8")
         size = (folders["without"] / "weights.safetensors").stat().st_size
         times: dict[str, list[float]] = {label: [] for label in folders}
         for _ in range(args.rounds + 1):

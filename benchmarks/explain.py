@@ -85,7 +85,7 @@ def measured(name: str, size: int) -> list[dict[str, Any]]:
     rows = []
     for task in TASKS:
         command = [sys.executable, __file__, "--peak", task, "--memory-model", name, "--size", str(size)]
-        found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        found = int(subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout)
         rows.append({"model": name, "size": size, "task": task, "peak": found, "above_plain": found})
     for row in rows:
         row["above_plain"] -= rows[0]["peak"]

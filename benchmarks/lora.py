@@ -83,7 +83,9 @@ def main() -> None:
     for method in METHODS:
         command = [sys.executable, __file__, "--child", method, "--memory-model", args.memory_model]
         command += ["--batch", str(args.batch), "--rank", str(args.rank)]
-        values = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        values = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+        )
         share = f"{values['learns']:,} ({values['learns'] / values['all']:.2%})"
         rows.append([method, share, f"{values['state'] / 2**20:.1f} MiB", f"{values['peak'] / 2**20:.0f} MiB"])
     print_table(["method", "parameters that learn", "optimiser state", "peak memory of a step"], rows)

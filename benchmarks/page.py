@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     command = [sys.executable, "-m", "vitlab", "serve", options.model, "--port", "0"]
     command += ["--image-size", str(options.image_size)] if options.image_size else []
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     try:
         print(json.dumps(measured(address_of(server), options.seconds, options.visits), indent=2))
     finally:

@@ -102,7 +102,7 @@ class Clients:
         for number, job in enumerate(jobs):
             (here / f"job{number}.json").write_text(json.dumps(job), encoding="utf-8")
             command = [sys.executable, str(HERE / "server_client.py"), str(here / f"job{number}.json")]
-            out = (here / f"rows{number}.json").open("w+")
+            out = (here / f"rows{number}.json").open("w+", encoding="utf-8")
             self.running.append((subprocess.Popen(command, stdout=out), out))
 
     def rows(self) -> list[list[Any]]:
@@ -120,7 +120,7 @@ class Server:
     def __init__(self, bench: Bench, *, max_batch: int = BATCH, more: tuple[str, ...] = ()):
         options = ["--port", "0", "--max-batch", str(max_batch), "--queue", str(QUEUE), *more]
         command = [sys.executable, "-m", "vitlab", "serve", str(bench.checkpoint), *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
@@ -156,7 +156,7 @@ class Server:
     @property
     def rss(self) -> float:
         """MB."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1e3  # type: ignore[index]
 
 

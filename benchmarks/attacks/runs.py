@@ -86,8 +86,8 @@ def _one_wins(run: Path, commands: list[list[str]], draw: random.Random) -> bool
         return False
     winner, loser = codes.index(0), codes.index(2)
     told = f"is being written by process {started[winner].pid} " in messages[loser]
-    result = json.loads((run / "result.json").read_text())
-    consistent = f"seed = {result['seed']}\n" in (run / "recipe.toml").read_text()
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    consistent = f"seed = {result['seed']}\n" in (run / "recipe.toml").read_text(encoding="utf-8")
     whole = _vitlab("doctor", str(run), "--json").communicate()[0]
     damaged = [row for row in json.loads(whole) if row["ok"] is False and "damaged" in row["says"]]
     if not (told and consistent and not damaged):
@@ -98,7 +98,9 @@ def _one_wins(run: Path, commands: list[list[str]], draw: random.Random) -> bool
 def _vitlab(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "vitlab", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, encoding="utf-8"
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
@@ -215,7 +217,9 @@ def _kill_session(leader: int) -> None:
 
 
 def _descendants(parent: int) -> Iterator[int]:
-    listed = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False, encoding="utf-8"
+    ).stdout
     for child in map(int, listed.split()):
         yield from _descendants(child)
         yield child
@@ -229,7 +233,7 @@ def same_end(straight: Path, other: Path) -> bool:
     from vitlab.training.verify import differences, resumable_state
 
     times = {"seconds", "images_per_second"}
-    results = [json.loads((run / "result.json").read_text()) for run in (straight, other)]
+    results = [json.loads((run / "result.json").read_text(encoding="utf-8")) for run in (straight, other)]
     kept = [{key: value for key, value in result.items() if key not in times} for result in results]
     best = [(run / "best" / "weights.safetensors").read_bytes() for run in (straight, other)]
     return (

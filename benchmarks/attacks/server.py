@@ -76,7 +76,7 @@ def serving(*options: str, files: int | None = None) -> Iterator[int]:
     """The port of a server with the bundled digits model; `files`: its limit on open files."""
     command = [sys.executable, "-m", "vitlab", "serve", "bundled:digits", "--port", "0", "--threads", "1", *options]
     limit = None if files is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit)
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit, encoding="utf-8")
     assert server.stderr is not None
     try:
         port = next(int(found[1]) for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line)))

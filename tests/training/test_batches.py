@@ -1,5 +1,6 @@
 """A batch is the same wherever its pictures come from, and as the model's own preprocess would make it."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,16 @@ def test_training_and_judging_see_the_same_values(both, scale):
     torch.testing.assert_close(seen, judged)
     normalise = SelfDistillation.augmentation(with_settings(Recipe(), ["objective.name=dino"]), pre).plain.normalize
     torch.testing.assert_close(normalise(pictures.take(np.arange(6))[0]), judged)
+
+
+def test_workers_can_be_spawned(both):
+    """macOS and Windows do not fork: a worker gets its data as a pickle, and makes the same batches of it."""
+    recipe = with_settings(Recipe(), ["augment.crop=resized", "augment.randaugment=2", "augment.flip=true"])
+    plan, augment = Plan(n=6, batch_size=4, epochs=1, seed=0), Objective.augmentation(recipe, PRE)
+    for data in both:
+        steps = BatchDataset(ImageSet(data, PRE), plan, augment)
+        again, start = pickle.loads(pickle.dumps((steps, module._ignore_first_signal)))
+        assert callable(start) and torch.equal(again[0, 0].images, steps[0, 0].images)
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch):

@@ -162,7 +162,9 @@ def _transformers_runner(model: Network) -> Runner:
 
     with tempfile.TemporaryDirectory() as folder:
         convert.write(model, Path(folder) / "model", "hf")
-        theirs: Any = AutoModelForImageClassification.from_pretrained(f"{folder}/model", attn_implementation="sdpa")
+        theirs: Any = AutoModelForImageClassification.from_pretrained(
+            Path(folder) / "model", attn_implementation="sdpa"
+        )
     theirs.eval()
 
     def run(x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def peak_memory(work: Callable[[], object]) -> int | None:
     _trim_heap()
     before = _status("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     except OSError:
         return None
     work()
@@ -75,7 +75,7 @@ def _trim_heap() -> None:
 
 def _status(name: str) -> int | None:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

@@ -85,7 +85,9 @@ def _read(folder: Path, code: int | None, file: Path, seconds: float) -> tuple[F
         failure = json.loads(answer.read_text(encoding="utf-8"))
         outputs = [load_file(f) for f in sorted(folder.glob("output*.safetensors"))]
         return failure and Failure(**failure), outputs
-    stuck = (folder / "stuck.txt").read_text(errors="replace") if (folder / "stuck.txt").is_file() else ""
+    stuck = (
+        (folder / "stuck.txt").read_text(errors="replace", encoding="utf-8") if (folder / "stuck.txt").is_file() else ""
+    )
     if code is None or stuck:
         return Failure("endless", {"seconds": seconds, "file": file.name, **_line(stuck, file)}), []
     how = f"exit code {code}"

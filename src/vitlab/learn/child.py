@@ -204,7 +204,7 @@ def _where(error: BaseException, file: Path) -> dict[str, Any]:
 def main() -> None:
     file, folder = map(Path, sys.argv[1:])
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    with (folder / "stuck.txt").open("w") as stuck:
+    with (folder / "stuck.txt").open("w", encoding="utf-8") as stuck:
         faulthandler.dump_traceback_later(task["seconds"], exit=True, file=stuck)  # without torch's import
         cases = [load_file(folder / f"case{n}.safetensors") for n in range(len(task["arguments"]))]
         failure, outputs = examine(file, task, cases)

@@ -26,7 +26,7 @@ def peak_memory(models: dict[str, tuple[ModelSpec, int]], batch: int) -> dict[st
     """Bytes for each model and image size; those after a killed process are missing."""
     task = json.dumps({"models": models, "batch": batch})
     command = [sys.executable, "-m", "vitlab.study.memory"]
-    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False, encoding="utf-8")
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 

@@ -81,7 +81,11 @@ def check_half(amp: str, device: torch.device) -> None:
 def half_works() -> bool:
     """Whether half precision works, tried in a subprocess where the processor reports AMX."""
     about = Path("/proc/cpuinfo")
-    if "ONEDNN_MAX_CPU_ISA" in os.environ or not about.is_file() or " amx_tile" not in about.read_text():
+    if (
+        "ONEDNN_MAX_CPU_ISA" in os.environ
+        or not about.is_file()
+        or " amx_tile" not in about.read_text(encoding="utf-8")
+    ):
         return True
     code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -32,7 +32,9 @@ def path_groups(rule: str, datasets: dict[str, Dataset]) -> dict[str, Sequence[s
             f"data.group={rule}: only a table (CSV) has columns. For files: data.group=parent, by the folder that an "
             'image lies in, or data.group="re:(patient[0-9]+)", by a part of the path.'
         )
-    names = {split: [data.name_of(i) for i in range(len(data))] for split, data in datasets.items()}
+    names = {
+        split: [data.name_of(i).replace(os.sep, "/") for i in range(len(data))] for split, data in datasets.items()
+    }
     if rule == PARENT:
         return {split: [PurePath(name).parent.name for name in paths] for split, paths in names.items()}
     try:
@@ -42,7 +44,8 @@ def path_groups(rule: str, datasets: dict[str, Dataset]) -> dict[str, Sequence[s
     if pattern.groups > 1:
         raise UsageError(f"data.group={rule}: has {pattern.groups} groups; one of them, (...), must name the group.")
     every = [name for paths in names.values() for name in paths]
-    skipped = os.path.commonprefix(every).rfind("/") + 1  # noqa: RUF071 - up to a whole folder's name
+    common = os.path.commonprefix(every)  # noqa: RUF071 - of texts; only what ends at a whole folder's name is left out
+    skipped = common.rfind("/") + 1
     matches = {split: [pattern.search(name[skipped:]) for name in paths] for split, paths in names.items()}
     without = [n for split, found in matches.items() for n, m in zip(names[split], found, strict=True) if m is None]
     if without:

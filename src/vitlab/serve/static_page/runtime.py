@@ -76,7 +76,7 @@ def _download(folder: Path) -> Path:
         )
     command = [program, "pack", PACKAGE, "--silent", "--pack-destination", str(folder)]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, encoding="utf-8")
         problem = done.stderr.strip() or f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
         problem = f"no answer within {TIMEOUT} seconds"
