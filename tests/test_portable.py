@@ -12,51 +12,15 @@ SCRIPTS = sorted(file for folder in ("benchmarks", "examples") for file in (ROOT
 TEXT = {"read_text": 0, "write_text": 1}  # method: position of its encoding
 POSIX_MODULES = {"fcntl", "grp", "posix", "pwd", "resource", "select", "syslog", "termios", "tty"}
 POSIX_NAMES = {
-    "os": set(
-        [
-            "O_NOFOLLOW",
-            "O_NONBLOCK",
-            "fchmod",
-            "fork",
-            "forkpty",
-            "getegid",
-            "geteuid",
-            "getgid",
-            "getloadavg",
-            "getpgid",
-            "getuid",
-            "killpg",
-            "mkfifo",
-            "mknod",
-            "nice",
-            "pread",
-            "register_at_fork",
-            "sched_getaffinity",
-            "sched_setaffinity",
-            "setsid",
-            "statvfs",
-            "sysconf",
-            "uname",
-            "wait4",
-            "waitpid",
-        ]
-    ),
-    "signal": set(
-        [
-            "SIGALRM",
-            "SIGCHLD",
-            "SIGHUP",
-            "SIGKILL",
-            "SIGPIPE",
-            "SIGQUIT",
-            "SIGUSR1",
-            "SIGUSR2",
-            "alarm",
-            "pause",
-            "setitimer",
-        ]
-    ),
-}
+    "os": {
+        "O_NOFOLLOW", "O_NONBLOCK", "fchmod", "fork", "forkpty", "getegid", "geteuid", "getgid", "getloadavg",
+        "getpgid", "getuid", "killpg", "mkfifo", "mknod", "nice", "pread", "register_at_fork", "sched_getaffinity",
+        "sched_setaffinity", "setsid", "statvfs", "sysconf", "uname", "wait4", "waitpid",
+    },
+    "signal": {
+        "SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGUSR1", "SIGUSR2", "alarm", "setitimer",
+    },
+}  # fmt: skip
 MODULES = {"io", "codecs", "gzip", "lzma", "bz2", "os"}  # their open(path, mode)
 SUBPROCESS = {"run", "Popen", "check_output"}
 SEARCHES = {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "rfind", "find"}

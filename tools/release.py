@@ -37,12 +37,12 @@ COMMANDS = """
     vitlab predict bundled:cifar10 sample:cat
     vitlab try --no-serve
     vitlab explain compare bundled:digits digits#3 --html
-    vitlab train digits optim.epochs=2 run.dir=runs/d
+    vitlab train digits run.epochs=2 run.dir=runs/d
     vitlab eval runs/d/best digits
     vitlab runs
     vitlab export runs/d/best -o d.onnx --data digits
     vitlab predict d.onnx digits#3
-    vitlab convert bundled:cifar10 hf --to hf
+    vitlab convert bundled:cifar10 copy
     vitlab embed bundled:digits digits -o d.parquet
     vitlab index photos -o photos.index --model bundled:clip
     vitlab search photos.index "a cat"

@@ -127,7 +127,7 @@ SAID = {
     "vitlab: stopped, and saved. The same command continues: vitlab study": "已停止并保存。用同一条命令继续：vitlab",
     "vitlab: stopped.": "vitlab：已停止。",
     "serve needs uvicorn, which is not installed: pip install 'vitlab[serve]'.": "serve 需要 uvicorn，但没有安装：pip",
-    "--plot needs matplotlib, which is not installed: pip install 'vitlab[plot]'.": "--plot 需要 matplotlib，但没有安装",
+    "--plot needs matplotlib, which is not installed: pip install 'vitlab[plot]'.": "需要 matplotlib，但没有安装",
 }
 
 

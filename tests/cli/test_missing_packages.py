@@ -2,8 +2,10 @@
 
 import re
 import shlex
+import shutil
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,8 @@ NEEDS = {
         "bench bundled:digits --against transformers --rounds 3",
         "diff transformers:hf bundled:digits",
     },
-    "wandb": {"train digits track.wandb=offline optim.epochs=1"},
-    "tensorboard": {"train digits track.tensorboard=true optim.epochs=1"},
+    "wandb": {"train digits track.wandb=offline run.epochs=1"},
+    "tensorboard": {"train digits track.tensorboard=true run.epochs=1"},
     "anywidget": set(),  # vitlab.explain.show, in tests/explain/test_attention_view.py
 }
 
@@ -67,23 +69,15 @@ def without(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, digits_onnx):
+def folder(tmp_path, monkeypatch):
+    """What the commands above are given; they stop before they read it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.png").write_bytes(digits_onnx.with_name("three.png").read_bytes())
-    (tmp_path / "hf").symlink_to(digits_onnx.with_name("hf"))
-    (tmp_path / "d.onnx").write_bytes(digits_onnx.read_bytes())
+    shutil.copy(Path(vitlab.__file__).parent / "images" / "photos" / "cat.jpg", tmp_path / "photos")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
+    (tmp_path / "d.onnx").touch()
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def digits_onnx(tmp_path_factory):
-    """d.onnx, hf (the same model for transformers) and three.png, in one folder."""
-    place = tmp_path_factory.mktemp("made")
-    vitlab.export_model("bundled:digits", place / "d.onnx")
-    vitlab.convert("bundled:cifar10", place / "hf", to="hf")
-    vitlab.images.read.read_image("digits#3").save(place / "three.png")
-    return place / "d.onnx"
 
 
 @pytest.mark.parametrize(("package", "line"), [(p, line) for p, lines in NEEDS.items() for line in sorted(lines)])
@@ -106,7 +100,7 @@ def test_an_import_that_fails_elsewhere_is_named_too(command, monkeypatch):
     def fail(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'matplotlib.font_manager'", name="matplotlib.font_manager")
 
-    monkeypatch.setattr("vitlab.explain.inspect.inspect", fail)
+    monkeypatch.setattr(import_module("vitlab.explain.inspect"), "inspect", fail)
     answer = command("inspect", "vit_tiny", code=2).stderr
     assert "this needs matplotlib, which is not installed: pip install 'vitlab[plot]'." in answer
 

@@ -56,6 +56,11 @@ def path_groups(rule: str, datasets: dict[str, Dataset]) -> dict[str, Sequence[s
     return {split: [m[pattern.groups] for m in found if m is not None] for split, found in matches.items()}
 
 
+def posix(name: str) -> str:
+    """A rule is written with /, also on Windows."""
+    return name.replace(os.sep, "/")
+
+
 def number_groups(rule: str, name: str, groups: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
     """Names by split -> numbers (N,); a group in two of the source's own splits is an error."""
     numbers: dict[str, int] = {}
