@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -71,13 +72,27 @@ def usage_error(error: Any) -> str:
         expected = problem["msg"].removeprefix("Input should be ").partition(", unable")[0]
         expected = expected.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
         error.message = f"found {problem['input']!r}, but it should be {expected}"
-    message = error.format_message()
+    message = error.format_message() + _as_setting(error)
     if error.ctx is None:
         return translate(f"vitlab: error: {message}")
     if message == error.ctx.get_help():  # a command without arguments shows its help
         return message
     advice = f"Try '{error.ctx.command_path} {error.ctx.help_option_names[0]}' for help."
     return f"{error.ctx.get_usage()}\n{translate(advice)}\n\n{translate(f'vitlab: error: {message}')}"
+
+
+def _as_setting(error: Any) -> str:
+    """train --epochs 3: a value of the recipe is no option."""
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if not name or error.ctx is None or not any(p.name == "settings" for p in error.ctx.command.params):
+        return ""
+    from vitlab.training.recipe import near_keys
+
+    given = {word.lstrip("-").replace("-", "_"): at for at, word in enumerate(sys.argv) if word.startswith("--")}
+    after = sys.argv[given[name] + 1 :][:1] if name in given else []
+    value = after[0] if after and not after[0].startswith("-") else "VALUE"
+    keys = [f"{key}={value}" for key in near_keys(name) if key.endswith(f".{name}")]
+    return f". Values of the recipe have no dashes: {' or '.join(keys)}" if keys else ""
 
 
 def _without_type(name: str) -> str:

@@ -181,11 +181,16 @@ def largest_divisor(number: int, most: int) -> int:
     return max(n for n in (*low, *(number // n for n in low)) if n <= most)
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """' Did you mean ...?' where something is near, '' otherwise."""
+def near_names(name: str, names: list[str]) -> list[str]:
+    """Those that may have been meant."""
     familiar = FAMILIAR.get(name)
     inside = [path for path in names if path.endswith(f".{name}") and path.count(".") == 1]  # image.width, text.width
-    near = [familiar] if familiar in names else inside or get_close_matches(name, names, n=1, cutoff=0.5)
+    return [familiar] if familiar in names else inside or get_close_matches(name, names, n=1, cutoff=0.5)
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """' Did you mean ...?' where something is near, '' otherwise."""
+    near = near_names(name, names)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

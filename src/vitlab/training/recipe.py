@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar
 
 from vitlab.errors import TrainingError, VitlabError
-from vitlab.models.config import Config, nearest
+from vitlab.models.config import Config, near_names, nearest
 from vitlab.parsing import parse_toml
 from vitlab.special_files import special_kind
 from vitlab.training.objectives import DEFAULT, OBJECTIVES, option_owners
@@ -242,8 +242,23 @@ def with_value(recipe: Recipe, key: str, value: Any) -> Recipe:
         options = {k: v for k, v in recipe.objective.options.items() if k != name}
         options |= {} if value == getattr(default, name) else {name: value}
         return replace(recipe, objective=replace(recipe.objective, options=options))
+    near = near_keys(key, recipe.model.name)
+    hint = f" Did you mean {' or '.join(setting(k, value) for k in near)}?" if near else ""
+    raise TrainingError(f"there is no {key!r} in a recipe.{hint}")
+
+
+def near_keys(key: str, model: str = "vit_tiny") -> list[str]:
+    """Full names that may have been meant: depth is model.depth, epochs is run.epochs."""
+    keys = [f"{g}.{f.name}" for g, group in GROUPS.items() for f in fields(group) if f.name != "options"]
     keys += [f"objective.{option}" for option in option_owners()]
-    raise TrainingError(f"there is no {key!r} in a recipe.{nearest(key, keys)}")
+    from vitlab.models.registry import find  # imports torch
+
+    try:
+        config = find(model)[0].config
+    except VitlabError:  # auto, or a checkpoint's name
+        config = find("vit_tiny")[0].config
+    options = [f"model.{f.name}" for f in fields(config)]
+    return near_names(key, keys + [option for option in options if option not in keys] if "." not in key else keys)
 
 
 def _changed(part: C, group: str, name: str, value: Any) -> C:
