@@ -218,7 +218,11 @@ def test_faithfulness(run, made):
     args = ("--methods", "rollout", "--steps", 2, "--kinds", "road")
     text = run("faithfulness", checkpoint(made), made.pictures[0], *args).stdout
     area = float(vitlab.explain.compare_methods(made.model, made.pictures[0], ["rollout"], ["road"], steps=2)[0].areas)
-    assert "better than random by" in text and f"rollout  {area:.3f}" in text
+    assert f"rollout  {area:.3f}" in text and "One image is not a study: no verdict" in text
+    assert "better" not in text.replace("better, insertion higher", "")
+    alone = json.loads(run("faithfulness", checkpoint(made), made.pictures[0], *args, "--json").stdout)
+    assert {row["wins"] for row in alone["scores"]} == {None}
+    assert "better than random by" in run("faithfulness", checkpoint(made), *made.pictures[:2], *args).stdout
 
 
 def test_pruned(run, made):
@@ -383,3 +387,10 @@ def test_a_model_without_classes_shows_what_needs_none(run, made, tmp_path):
     assert found["images"][0]["label"] is None
     assert "no classes" in run("relevance", "bare", made.pictures[0], code=2).stderr
     assert "no classes" in run("faithfulness", "bare", made.pictures[0], code=2).stderr
+    done = run("compare", "bare", made.pictures[0], "--json")  # what can be compared
+    found = json.loads(done.stdout)
+    assert [(row["first"], row["second"]) for row in found["agreement"]] == [("attention", "rollout")]
+    assert found["left_out"] == {name: "bare has no classes" for name in ("relevance", "grad_cam")}
+    assert "Grad-CAM is left out: bare has no classes" in done.stderr
+    told = run("compare", "bare", made.pictures[0], "--methods", "rollout,relevance", code=2).stderr
+    assert "compare needs two methods" in told and "Relevance is left out: bare has no classes." in told

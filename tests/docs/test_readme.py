@@ -65,9 +65,7 @@ def files_missing(text: str) -> list[str]:
             words = shlex.split(line, comments=True)
             given = [word for previous, word in pairwise(words) if previous not in OUTPUTS]
             paths = [
-                word
-                for word in given
-                if re.search(r"\.\w{2,5}$|/|^my_", word) and not re.match(r"-|[\w.-]+[:=]", word)
+                word for word in given if re.search(r"\.\w{2,5}$|/|^my_", word) and not re.match(r"-|[\w.-]+[:=]", word)
             ]
             made |= {word for previous, word in pairwise(words) if previous in OUTPUTS}
             made |= {words[3]} if words[1:2] == ["convert"] else set()

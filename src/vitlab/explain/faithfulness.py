@@ -31,6 +31,7 @@ from vitlab.tables import Table, Tabular
 Kind = Literal["deletion", "insertion", "road"]
 Maps = str | Callable[[Any, Images, Target], Tensor] | Tensor | np.ndarray
 NOISE = 0.01  # road: standard deviation, in normalised pixels, as in the authors' code
+ONE_IMAGE = "One image is not a study: no verdict on the methods. Give ten images or more."
 NEIGHBOURS = {  # road: weights of a pixel's neighbours by (rows, columns) away; the other half mirrors these
     (0, 1): 1 / 6,
     (1, 0): 1 / 6,
@@ -106,7 +107,7 @@ class MethodScore:
 
     def to_dict(self) -> dict[str, Any]:
         """Mean and standard deviation over images of the area and of the gain over random. `wins` is the share of
-        images where it beats random."""
+        images where it beats random; None of one image, which is no study."""
         mean, spread = _mean_and_spread(self.areas)
         gain, gain_spread = _mean_and_spread(self.better)
         return {
@@ -117,7 +118,7 @@ class MethodScore:
             "spread": spread,
             "gain": gain,
             "gain_spread": gain_spread,
-            "wins": float((self.better > 0).double().mean()),
+            "wins": float((self.better > 0).double().mean()) if len(self.areas) > 1 else None,
         }
 
 
@@ -131,15 +132,16 @@ class MethodScores(Tabular, list[MethodScore]):
 def scores_table(scores: Sequence[Mapping[str, Any]]) -> Table:
     """Of scores as plain values, `MethodScore.to_dict`."""
     numbers = ("area", "better than random by", "better in")
+    note = "Area: deletion and road lower is better, insertion higher."
+    if any(score["images"] == 1 for score in scores):  # what one image says of a method is chance
+        rows = [[score["kind"], score["method"], f"{score['area']:.3f}"] for score in scores]
+        return Table(["test", "method", "area"], rows, ("area",), notes=[note, ONE_IMAGE])
     rows = []
     for score in scores:
-        many = score["images"] > 1
-        cells = [f"{score['area']:.3f}" + (f" ± {score['spread']:.3f}" if many else ""), "", ""]
+        cells = [f"{score['area']:.3f} ± {score['spread']:.3f}", "", ""]
         if score["method"] != "random":
-            cells[1] = f"{score['gain']:+.3f}" + (f" ± {score['gain_spread']:.3f}" if many else "")
-            cells[2] = f"{score['wins']:.0%}"
+            cells[1:] = [f"{score['gain']:+.3f} ± {score['gain_spread']:.3f}", f"{score['wins']:.0%}"]
         rows.append([score["kind"], score["method"], *cells])
-    note = "Area: deletion and road lower is better, insertion higher."
     return Table(["test", "method", *numbers], rows, numbers, notes=[note])
 
 

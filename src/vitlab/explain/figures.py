@@ -8,6 +8,7 @@ figures.relevance(subject, "grad_cam", target="cat").numbers["maps"]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from vitlab.layers.reducer import Reducer
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.reduce import reducer_of
 
+WITH_ANOTHER = ("rollout", "grad_cam", "attention", "relevance")  # the first that two models support
 COLUMNS = 12  # layers in a figure of several images
 NORMALISED = "Mean and contrast of each patch are the true ones: the model paints normalised pixels."
 
@@ -171,12 +173,17 @@ def compare(
 ) -> Explanation:
     """Methods side by side, or two models with the same images, and the rank correlation of their maps.
 
-    methods   default: all without a sign, or with a second model rollout
+    methods   default: all without a sign, or with a second model the first of WITH_ANOTHER that both support. What a model
+              does not support is left out, with a note
     """
-    names = find_methods(methods or (COMPARED if other is None else ["rollout"]))
-    if other is None and len(names) < 2:
-        raise UsageError(f"compare needs two methods, e.g. {names[0]},relevance, or a second model to compare with.")
-    if other is not None and other.failed:
+    subjects = [subject] if other is None else [subject, other]
+    names, left_out = _comparable(find_methods(methods or (COMPARED if other is None else WITH_ANOTHER)), subjects)
+    if other is not None and not methods:
+        names, left_out = names[:1], {}
+    if len(names) < (2 if other is None else 1):
+        why = "".join(f" {METHODS[name].title} is left out: {reason}." for name, reason in left_out.items())
+        raise UsageError(f"compare needs two methods, e.g. rollout,relevance, or a second model to compare with.{why}")
+    if other is not None and set(other.failed) != set(subject.failed):
         raise UsageError(f"{other.name} cannot read {', '.join(other.failed)}. Leave it out.")
     columns, headings, numbers, signed = {}, {}, {}, []
     for letter, each in zip("AB", [subject] if other is None else [subject, other], strict=False):
@@ -201,9 +208,21 @@ def compare(
     if other is not None:
         title, note = "Models compared", f"A is {subject.name}, B is {other.name}."
         captions = [[views[i].prediction for views, _ in columns.values()] for i in range(len(subject.views))]
-    results = {"agreement": rows}
+    results = {"agreement": rows, "left_out": left_out}
     shown = {headings[name]: column for name, column in columns.items()}
-    return _maps(subject, title, shown, numbers, results, note=note, captions=captions, signed=signed)
+    explanation = _maps(subject, title, shown, numbers, results, note=note, captions=captions, signed=signed)
+    notes = [f"{METHODS[name].title} is left out: {reason}" for name, reason in left_out.items()]
+    return replace(explanation, notes=[*notes, *explanation.notes])
+
+
+def _comparable(names: Sequence[str], subjects: Sequence[Subject]) -> tuple[list[str], dict[str, str]]:
+    """The methods that all models support, and why the others are left out."""
+    left_out: dict[str, str] = {}
+    for name in names:
+        for subject in subjects:
+            if not METHODS[name].supports(subject.model):
+                left_out[name] = f"{subject.name} has {METHODS[name].missing_in(subject.model)}"
+    return [name for name in names if name not in left_out], left_out
 
 
 def figure7(subject: Subject) -> Explanation:

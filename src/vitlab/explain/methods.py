@@ -49,7 +49,12 @@ class ScoringMethod:
         return run(model, images, target) if self.by_class else run(model, images)
 
     def supports(self, model: Network) -> bool:
-        return set(self.needs) <= set(model.traceable) and (not self.by_class or model.classes > 0)
+        return not self.missing_in(model)
+
+    def missing_in(self, model: Network) -> str:
+        """What it needs and the model has not, in words; empty where it is supported."""
+        lacking = [f"no {step} to trace" for step in self.needs if step not in model.traceable]
+        return " and ".join([*lacking, *(["no classes"] if self.by_class and not model.classes else [])])
 
 
 METHODS: dict[str, ScoringMethod] = {

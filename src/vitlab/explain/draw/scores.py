@@ -33,7 +33,7 @@ def faithfulness(scores: Sequence[MethodScore], *, title: str = "Faithfulness") 
     )
     sheet.text(MARGIN, MARGIN + 12, title, 12, INK)
     about = f"probability of the class, mean of {images} image{'s' if images > 1 else ''}"
-    about += "; bands: standard error" if images >= ENOUGH else ""
+    about += "; bands: standard error" if images >= ENOUGH else ": not a study of the methods" if images == 1 else ""
     sheet.text(MARGIN, MARGIN + 46, about, 7.5, SOFT)
     for number, kind in enumerate(kinds):
         x, y = MARGIN + 40 + number * (WIDE + APART), MARGIN + 140
