@@ -28,7 +28,7 @@ class CheckOutput:
 
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="For check.html and cleaned.csv. Default: checks/NAME."),
+        typer.Option("-o", "--out", metavar="FOLDER", help="For check.html and cleaned.csv. Default: checks/NAME."),
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the page and table in FOLDER.")] = False
 

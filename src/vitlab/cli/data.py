@@ -21,7 +21,7 @@ def data(
     settings: FoldersAndSettings = None,
     preview: Annotated[
         Path | None,
-        typer.Option("--preview", "-o", metavar="FILE", help="Draw the model's input: .png, .svg or .pdf."),
+        typer.Option("-o", "--out", "--preview", metavar="FILE", help="Draw the model's input: .png, .svg or .pdf."),
     ] = None,
     images: Annotated[int, typer.Option(help="Images in the preview.", min=1, max=100)] = 8,
     views: Annotated[int, typer.Option(help="Epochs to show (DINO: all views of one epoch).", min=1, max=20)] = 4,

@@ -12,7 +12,19 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, load_options, parse_names, print_json, print_table, say, say_notes, table
-from vitlab.cli.options import BatchSize, Checkpoint, Commands, Images, OptionalImages, choice, option
+from vitlab.cli.options import (
+    SIZE,
+    BatchSize,
+    Checkpoint,
+    Commands,
+    Html,
+    Images,
+    Json,
+    OptionalImages,
+    choice,
+    option,
+    page_file,
+)
 from vitlab.errors import UsageError
 from vitlab.explain.methods import BY_CLASS, SHOWN
 from vitlab.explain.scale import DEFAULT, SCALES
@@ -60,19 +72,13 @@ class FileOutput:
             "-o", "--out", metavar="FILE", help="File to draw: .png, .svg, .pdf, or .html. Default: explain-VERB.png."
         ),
     ] = None
-    html: Annotated[
-        bool, typer.Option("--html", help="Also write one self-contained page to explore in a browser.")
-    ] = False
+    html: Html = None
     image_size: Annotated[
         str | None,
-        typer.Option(
-            "--image-size",
-            metavar="HxW",
-            help="Another input size, for finer maps; the whole image is seen, not cropped.",
-        ),
+        typer.Option("--image-size", metavar="HxW", help=f"{SIZE} The whole image is seen, not cropped."),
     ] = None
     batch_size: BatchSize = 8
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: top classes, files written, scores.")] = False
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -340,7 +346,7 @@ def _run(
     if second is not None:
         arguments["other"] = open_model(second, subject.sources)
     explanation = getattr(figures, figure)(subject, **arguments)
-    files = explanation.save(path, html=output.html)
+    files = explanation.save(path, html=page_file(output.html))
     say_notes(map(one_line, explanation.notes))
     if output.json:
         print_json({**_report(inputs, subject, files), **explanation.results})

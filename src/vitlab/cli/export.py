@@ -14,12 +14,12 @@ from vitlab.cli.console import console, load_options, parse_names, print_json, s
 from vitlab.cli.options import (
     REDUCERS,
     ROUNDS,
+    BatchSize,
     Checkpoint,
     Json,
     NameOrCheckpoint,
     Size,
     SourcePath,
-    TimedBatch,
     choice,
     option,
 )
@@ -142,7 +142,7 @@ def bench(
     what: NameOrCheckpoint,
     options: BackendOptions,
     compare: CompareOptions,
-    batch: TimedBatch = 8,
+    batch: BatchSize = 8,
     rounds: Annotated[int, typer.Option(help=ROUNDS, min=3)] = 15,
     images: Annotated[int, typer.Option(help="Number of images to compare on.", min=1)] = 64,
     image_size: Size = None,

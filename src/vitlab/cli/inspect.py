@@ -8,7 +8,7 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, load_options, print_json, print_table, table
-from vitlab.cli.options import AllBlocks, Heads, Json, NameOrCheckpoint, Size, argument
+from vitlab.cli.options import AllBlocks, BatchSize, Heads, Json, NameOrCheckpoint, Size, argument
 from vitlab.errors import UsageError
 from vitlab.tables import by, count, short
 
@@ -16,7 +16,7 @@ from vitlab.tables import by, count, short
 def inspect(
     what: NameOrCheckpoint,
     image_size: Size = None,
-    batch: Annotated[int, typer.Option("--batch-size", "--batch", help="Images per batch.", min=1)] = 1,
+    batch: BatchSize = 1,
     depth: Annotated[int, typer.Option(help="Detail: 1 model, 2 blocks, 3 their parts, 4 every step.", min=1)] = 4,
     all_blocks: AllBlocks = False,
     grads: Annotated[bool, typer.Option("--grads", help="Run one backward pass and list gradient norms.")] = False,

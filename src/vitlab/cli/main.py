@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -28,7 +29,7 @@ from vitlab.cli import (
 from vitlab.cli.console import reporting_errors, set_up_output, warnings_as_notes
 from vitlab.cli.explain import app as explain
 from vitlab.cli.help import prepare
-from vitlab.cli.options import Commands
+from vitlab.cli.options import Commands, old_spellings
 from vitlab.cli.page import app as page
 from vitlab.cli.study import app as study
 from vitlab.version import __version__
@@ -91,7 +92,7 @@ def run() -> None:
     """The console script: errors a user can cause end in one line, bugs in a traceback."""
     set_up_output()
     with reporting_errors(), warnings_as_notes(), complete.answering_bash():
-        code = prepare(get_command(app))(prog_name="vitlab", standalone_mode=False)
+        code = prepare(get_command(app))(old_spellings(sys.argv[1:]), prog_name="vitlab", standalone_mode=False)
         if code == 130:  # Typer's code for Ctrl-C
             raise KeyboardInterrupt
         raise SystemExit(code)

@@ -6,10 +6,11 @@ Options that belong together are a dataclass, which a command takes as one param
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,7 +87,25 @@ def model_option(help: str) -> Any:
 
 
 def folder_option(default: str) -> Any:
-    return typer.Option("--dir", "-o", metavar="FOLDER", help=f"Folder for the results. Default: {default}.")
+    return typer.Option("-o", "--out", "--dir", metavar="FOLDER", help=f"Folder for the results. Default: {default}.")
+
+
+BESIDE = Path("-")  # --html alone, its old form: beside the figure
+
+
+def old_spellings(words: Sequence[str]) -> list[str]:
+    """The command line with what older versions accepted: `vitlab explain ... --html` without a file."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    explain = list(words[:1]) == ["explain"]
+    lone = [explain and word == "--html" and not after.endswith(".html") for word, after in pairs]
+    return [f"{word}={BESIDE}" if alone else word for word, alone in zip(words, lone, strict=True)]
+
+
+def page_file(html: Path | None) -> bool | Path:
+    """--html as `Explanation.save` takes it."""
+    if html is not None and html != BESIDE and html.suffix.lower() != ".html":
+        raise UsageError(f"--html {html}: name an .html file.")
+    return html is not None if html in (None, BESIDE) else html
 
 
 def checkpoint_argument(metavar: str, help: str) -> Any:
@@ -119,14 +138,14 @@ FoldersAndSettings = Annotated[
 ]
 Data = Annotated[str, argument("DATA", "A data source, or a folder of your images.", complete.sources)]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SIZE = "Image size: 384, or height x width: 384x256."
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page for a browser: .html.")]
 Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if the weights do not say.")]
-Size = Annotated[
-    str | None, typer.Option("--image-size", metavar="HxW", help="Image size: 384, or height x width: 384x256.")
-]
+Size = Annotated[str | None, typer.Option("--image-size", metavar="HxW", help=SIZE)]
 Reducer = Annotated[str | None, typer.Option("--reducer", metavar=REDUCERS, help="Token reducer (ViT models only).")]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Images per batch.", min=1)]
-TimedBatch = Annotated[int, typer.Option("--batch-size", "--batch", help="Images per timed batch.", min=1)]
+BatchSize = Annotated[int, typer.Option("--batch-size", "--batch", help="Images per batch.", min=1)]
 ROUNDS = "Repetitions per backend, interleaved."
 Device = Annotated[str, choice("auto", "cpu", "cuda", "mps", help="Device to run the model on.")]
 SourcePath = Annotated[

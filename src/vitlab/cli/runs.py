@@ -23,8 +23,8 @@ def runs(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             "-o",
+            "--out",
             "--plot",
             metavar="FILE",
             help="The table as .md or .csv; or the curves: .png, .svg, .pdf.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitlab.cli.console import console, parse_size, print_json, say, say_notes, say_unreadable
-from vitlab.cli.options import IMAGE, BatchSize, Data, Device, Json, Size, SourceOptions, model_option
+from vitlab.cli.options import IMAGE, BatchSize, Data, Device, Html, Json, Size, SourceOptions, model_option
 from vitlab.cli.progress import Meter, following_downloads
 from vitlab.errors import UsageError
 from vitlab.printable import one_line
@@ -28,7 +28,7 @@ def index(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, at any depth.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="INDEX", help="The index: a folder to make or update.")],
     model: Annotated[str | None, model_option("A CLIP, a SigLIP, or any encoder. Default: the index's.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per batch; a killed run repeats one batch.", min=1)] = 64,
+    batch_size: BatchSize = 64,
     image_size: Size = None,
     device: Device = "auto",
     moved: Annotated[bool, typer.Option("--moved", help="The images are the same, in another folder.")] = False,
@@ -84,7 +84,7 @@ def search(
     sheet: Annotated[
         Path | None, typer.Option("--sheet", metavar="FILE", help="Draw the results: .png, .svg or .pdf.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the results to a page.")] = None,
+    html: Html = None,
     json: Json = False,
 ) -> None:
     """Find images by text, or by a similar image."""

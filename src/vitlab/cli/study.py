@@ -14,6 +14,7 @@ import typer
 from vitlab.cli.console import console, print_json_text, print_plain, say, say_notes
 from vitlab.cli.options import (
     ROUNDS,
+    BatchSize,
     Checkpoint,
     Commands,
     Data,
@@ -21,7 +22,6 @@ from vitlab.cli.options import (
     Json,
     Recipe,
     SourcePath,
-    TimedBatch,
     folder_option,
 )
 from vitlab.cli.progress import counting, following_downloads
@@ -122,7 +122,7 @@ def tokens(
             help="Reducers to compare instead of the default ones (repeatable).",
         ),
     ] = None,
-    batch: TimedBatch = 8,
+    batch: BatchSize = 8,
     rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
     images: Annotated[
         int | None, typer.Option("--images", min=1, help="Number of images to evaluate on. Default: all.")
@@ -156,7 +156,7 @@ def scaling(
     sizes: Annotated[
         str | None, typer.Option("--sizes", metavar="96,128,...", help="Sides of square images. Default: 96 to 768.")
     ] = None,
-    batch: TimedBatch = 1,
+    batch: BatchSize = 1,
     rounds: Annotated[int, typer.Option("--rounds", min=2, help=ROUNDS)] = 15,
     dir: Annotated[Path | None, folder_option("studies/scaling")] = None,
     json: Json = False,

@@ -34,7 +34,7 @@ def train(
     apply: Annotated[
         Path | None, typer.Option("--apply", metavar="CSV", help="Corrections of the data, from vitlab check.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; all else goes to stderr.")] = False,
+    json: Json = False,
 ) -> None:
     """Train with a recipe, on a data source, or on your images.
 

@@ -10,7 +10,7 @@ import typer
 
 from vitlab.cli import complete
 from vitlab.cli.console import console, load_options, parse_size, print_json, print_table, say, say_notes
-from vitlab.cli.options import IMAGE, Size, option
+from vitlab.cli.options import IMAGE, Json, Size, option
 from vitlab.images.photos import FIRST
 from vitlab.optional import EXTRAS, require
 from vitlab.printable import one_line
@@ -26,7 +26,7 @@ class TryOutput:
     )
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 0
-    json: Annotated[bool, typer.Option("--json", help="Print the answer and the files as JSON, and end.")] = False
+    json: Json = False
 
 
 def try_photo(

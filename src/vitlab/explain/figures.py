@@ -173,8 +173,8 @@ def compare(
 ) -> Explanation:
     """Methods side by side, or two models with the same images, and the rank correlation of their maps.
 
-    methods   default: all without a sign, or with a second model the first of WITH_ANOTHER that both support. What a model
-              does not support is left out, with a note
+    methods   default: all without a sign, or with a second model the first of WITH_ANOTHER that both support. What a
+              model does not support is left out, with a note
     """
     subjects = [subject] if other is None else [subject, other]
     names, left_out = _comparable(find_methods(methods or (COMPARED if other is None else WITH_ANOTHER)), subjects)
@@ -183,7 +183,7 @@ def compare(
     if len(names) < (2 if other is None else 1):
         why = "".join(f" {METHODS[name].title} is left out: {reason}." for name, reason in left_out.items())
         raise UsageError(f"compare needs two methods, e.g. rollout,relevance, or a second model to compare with.{why}")
-    if other is not None and set(other.failed) != set(subject.failed):
+    if other is not None and other.failed:
         raise UsageError(f"{other.name} cannot read {', '.join(other.failed)}. Leave it out.")
     columns, headings, numbers, signed = {}, {}, {}, []
     for letter, each in zip("AB", [subject] if other is None else [subject, other], strict=False):

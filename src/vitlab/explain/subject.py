@@ -153,16 +153,18 @@ class Explanation:
         """One self-contained HTML page."""
         return figure_page(self.figure(), title=self.title) if self.interactive is None else self.interactive()
 
-    def save(self, path: str | Path, *, html: bool = False) -> list[Path]:
-        """Write the figure by its suffix, the numbers as .npz and, if wanted, the page as .html beside it.
+    def save(self, path: str | Path, *, html: bool | str | Path = False) -> list[Path]:
+        """Write the figure by its suffix, the numbers as .npz and, if wanted, the page.
 
-        A path that ends in .html is the page without the figure.
+        `html` names the page's file, or is True for an .html beside the figure. A path that ends in .html is the page
+        without the figure.
         """
         path = Path(path).expanduser()
         only_page = path.suffix.lower() == ".html"
         numbers = {**_image_numbers(self.subject.views), **self.numbers}
         page = self.page() if only_page or html else None
-        return save(None if only_page else self.figure(), path, numbers=numbers, page=page)
+        place = None if isinstance(html, bool) else html
+        return save(None if only_page else self.figure(), path, numbers=numbers, page=page, page_path=place)
 
 
 def _image_numbers(views: Sequence[View]) -> dict[str, Any]:

@@ -274,10 +274,11 @@ def save(
     *,
     numbers: Mapping[str, Any] | None = None,
     page: str | None = None,
+    page_path: str | Path | None = None,
 ) -> list[Path]:
     """Write a figure by its suffix, numbers as .npz and a page as .html beside it. All files appear together.
 
-    Without a figure, only the others are written.
+    Without a figure, only the others are written. `page_path`: where else the page goes.
     """
     from vitlab.checkpoints.native import write_together
 
@@ -287,10 +288,12 @@ def save(
         kind = check_kind(path)
         writes[path] = lambda temporary: write_figure(figure, temporary, kind)
     if page is not None:
-        writes[path.with_suffix(".html")] = lambda temporary: temporary.write_text(page, encoding="utf-8")
+        place = path.with_suffix(".html") if page_path is None else Path(page_path).expanduser()
+        writes[place] = lambda temporary: temporary.write_text(page, encoding="utf-8")
     if numbers is not None:
         writes[path.with_suffix(".npz")] = lambda temporary: _write_numbers(numbers, temporary)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for file in writes:
+        file.parent.mkdir(parents=True, exist_ok=True)
     write_together(writes)
     return list(writes)
 

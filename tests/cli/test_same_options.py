@@ -1,0 +1,96 @@
+"""One habit for the command line: an option means the same, and is spelled and explained the same, in all commands."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from vitlab.cli.main import app
+from vitlab.cli.options import SIZE, old_spellings
+
+PROGRAM: Any = get_command(app)
+
+
+def commands(group: Any = PROGRAM, path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield path + name, command
+
+
+OPTIONS: dict[str, dict[str, Any]] = defaultdict(dict)  # --json: command -> the option
+for path, command in commands():
+    for parameter in command.params:
+        for spelling in parameter.opts if parameter.param_type_name == "option" else ():
+            OPTIONS[spelling][path] = parameter
+SAME = {  # spellings, what stands for the value, help; the help of --image-size may go on
+    "--json": (["--json"], None, "Print the result as JSON."),
+    "--html": (["--html"], "FILE", "Also write a page for a browser: .html."),
+    "--batch-size": (["--batch-size", "--batch"], None, "Images per batch."),
+    "--image-size": (["--image-size"], "HxW", SIZE),
+    "--device": (["--device"], "auto|cpu|cuda|mps", "Device to run the model on."),
+}
+WITHOUT_RESULT = {"serve"}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_option_is_the_same_everywhere(name):
+    spellings, metavar, help = SAME[name]
+    assert len(OPTIONS[name]) > 1
+    for path, option in OPTIONS[name].items():
+        assert option.opts == spellings and option.metavar == metavar, path
+        assert option.help == help or (name == "--image-size" and option.help.startswith(help)), path
+        assert option.is_flag == (name == "--json"), path
+
+
+def test_o_is_where_the_result_goes():
+    for path, option in OPTIONS["-o"].items():
+        assert option.opts[:2] == ["-o", "--out"] and option.metavar in ("FILE", "FOLDER", "INDEX"), path
+    assert OPTIONS["--out"].keys() == OPTIONS["-o"].keys()
+
+
+def test_every_command_with_a_result_has_json():
+    assert {path for path, _ in commands()} - set(OPTIONS["--json"]) == WITHOUT_RESULT
+
+
+def test_old_spellings_are_valid():
+    assert {"study scaling", "study configs"} <= set(OPTIONS["--dir"])
+    assert {"bench", "inspect"} <= set(OPTIONS["--batch"])
+    assert "runs" in OPTIONS["--plot"] and "data" in OPTIONS["--preview"] and "predict" in OPTIONS["--csv"]
+    words = ["explain", "rollout", "m", "x.png", "--html", "-o", "a.png"]
+    assert old_spellings(words) == ["explain", "rollout", "m", "x.png", "--html=-", "-o", "a.png"]
+    assert old_spellings(["explain", "rollout", "--html"]) == ["explain", "rollout", "--html=-"]
+    for unchanged in (["explain", "rollout", "--html", "b.html", "m"], ["search", "ix", "--html", "found"]):
+        assert old_spellings(unchanged) == unchanged
+
+
+def test_html_names_the_page(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command("explain", "rollout", "bundled:digits", "digits#3", "-o", "a.png", "--html", "pages/b.html")
+    assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*")} == {"a.png", "a.npz", "pages/b.html"}
+    command("explain", "rollout", "bundled:digits", "digits#3", "-o", "c.png", "--html")
+    assert Path("c.html").read_text(encoding="utf-8") == Path("pages/b.html").read_text(encoding="utf-8")
+    told = command("explain", "rollout", "bundled:digits", "digits#3", "--html=b.txt", code=2).stderr
+    assert "--html b.txt: name an .html file" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["train", "digits", "--epochs", "3"],
+            "option: --epochs. Values of the recipe have no dashes: run.epochs=3",
+        ),
+        (["train", "digits", "--batchsize", "3"], "No such option: --batchsize"),
+        (["train", "digits", "depth=3"], "there is no 'depth' in a recipe. Did you mean model.depth=3?"),
+        (["train", "digits", "epochs=3"], "there is no 'epochs' in a recipe. Did you mean run.epochs=3?"),
+        (["study", "configs", "digits", "lr=0.1,0.2"], "there is no 'lr' in a recipe. Did you mean optim.lr=0.1?"),
+        (["data", "digits", "--val-fraction", "0.2"], "Values of the recipe have no dashes: data.val_fraction=0.2"),
+    ],
+)
+def test_a_value_of_the_recipe_is_named_in_full(words, says, command):
+    assert says in command(*words, code=2).stderr
