@@ -1,7 +1,8 @@
-# make run    set up, show the anatomy of ViT-B/16, train on the embedded digits, evaluate; what a ViT says of a cat, and why
-# make test   set up and run the tests
+# make run    install what running needs, show the anatomy of ViT-B/16, train on the embedded digits, evaluate; what a ViT says of a cat, and why
+# make test   add the tools for developing, run the tests
 # make check  style, types, import contract
 # make docs   build the documentation site, in build/site; a broken link or reference fails. npm brings the page into it
+# make dist   build the sdist and the wheel, and try the wheel in an empty environment
 # make bench  measure speed against transformers, and digits (takes minutes; run nothing else meanwhile)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ READY := .venv/.ready-run
 READY_DEV := .venv/.ready-dev
 RUN := runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: run test check docs bench setup setup-dev browser clean
+.PHONY: run test check docs dist bench setup setup-dev browser clean
 
 run: setup
 	@$(BIN)/vitlab inspect vit_base
@@ -41,6 +42,9 @@ check: setup-dev
 docs: setup-dev
 	$(BIN)/sphinx-build -q -W --keep-going -E -c docs/site docs build/site
 	@echo "site: build/site/index.html"
+
+dist:
+	$(PYTHON) tools/release.py
 
 bench: setup-dev
 	$(BIN)/python benchmarks/inference.py
