@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.checkpoints.digests import fingerprint
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.checkpoints.native import write_text
@@ -264,12 +265,13 @@ def check_predicts(model: Network) -> None:
     if reads_text(model):
         raise UsageError(
             f"this model ({model.family}) knows no classes by itself: name them, vitlab zeroshot CHECKPOINT IMAGE "
-            "--labels cat,dog, or vitlab.zero_shot(model, images, ['cat', 'dog'])."
+            "--labels cat,dog" + to_type(", or vitlab.zero_shot(model, images, ['cat', 'dog']).", ".")
         )
     if model.encoder is not model:
         raise UsageError(
             f"a model that learned without labels ({model.family}) knows no classes. Fine-tune it first: "
-            "vitlab train DATA model.init_from=CHECKPOINT. Its features: vitlab.embed(model, images)."
+            "vitlab train DATA model.init_from=CHECKPOINT. Its features: "
+            + to_type("vitlab.embed(model, images).", "vitlab embed FOLDER -o out.parquet --model CHECKPOINT.")
         )
     if not model.classes:
         raise UsageError(

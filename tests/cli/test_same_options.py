@@ -1,5 +1,7 @@
 """One habit for the command line: an option means the same, and is spelled and explained the same, in all commands."""
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +10,11 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from vitlab.advice import on_the_command_line, to_type
 from vitlab.cli.main import app
 from vitlab.cli.options import SIZE, old_spellings
 
+ROOT = Path(__file__).parents[2]
 PROGRAM: Any = get_command(app)
 
 
@@ -94,3 +98,24 @@ def test_html_names_the_page(command, tmp_path, monkeypatch):
 )
 def test_a_value_of_the_recipe_is_named_in_full(words, says, command):
     assert says in command(*words, code=2).stderr
+
+
+def test_commands_name_no_python_functions():
+    """In messages of errors: what only Python has is an argument of to_type, or refuses what only Python can pass."""
+    python_only = ("the model is loaded already", "expected a model of vitlab")
+    named = []
+    for file in (ROOT / "src" / "vitlab").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for raised in (node for node in ast.walk(tree) if isinstance(node, ast.Raise)):
+            if "AttributeError" in ast.unparse(raised):
+                continue
+            calls = [n for n in ast.walk(raised) if isinstance(n, ast.Call) and ast.unparse(n.func) == "to_type"]
+            alone = {id(part) for call in calls for part in ast.walk(call.args[0])}
+            for part in ast.walk(raised):
+                text = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else ""
+                if id(part) not in alone and re.search(r"\bvitlab\.[a-z_]+", text):
+                    named += [f"{file.name}: {text}"] if not any(words in text for words in python_only) else []
+    assert not named
+    with on_the_command_line():
+        assert to_type("vitlab.load(path, heads=3)", "--heads 3") == "--heads 3"
+    assert to_type("vitlab.load(path, heads=3)", "--heads 3") == "vitlab.load(path, heads=3)"

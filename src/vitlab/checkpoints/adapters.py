@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import digests, native, schema
 from vitlab.checkpoints.family import LoadedWeights
 from vitlab.checkpoints.files import check_values, naming, read_json, read_tensors, save_tensors
@@ -243,8 +244,9 @@ def read(folder: Path, base: str | Path | None) -> LoadedWeights:
     source = adapter.base if base is None else base
     if source is None:
         raise CheckpointError(
-            f"{folder}: is an adapter that does not name its base. Name it: vitlab.load({str(folder)!r}, base=...), or "
-            "vitlab convert ADAPTER FOLDER --base CHECKPOINT."
+            f"{folder}: is an adapter that does not name its base. Name it: "
+            + to_type(f"vitlab.load({str(folder)!r}, base=...), or ", "")
+            + "vitlab convert ADAPTER FOLDER --base CHECKPOINT."
         )
     try:
         model = _load_base(adapter, source, load_with_report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import hf, keymap, schema, staged
 from vitlab.checkpoints.clip import hf_tokenizer
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, Written
@@ -88,7 +89,8 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
         raise CheckpointError(f"the blocks are not numbered from 0 without gaps: {sorted(numbers)[-3:]} are there.")
     heads = stated.get("heads", {width: heads for width, _, heads, _ in SIZES.values()}.get(width))
     if heads is None:
-        raise CheckpointError(f"the heads of a width of {width} are not known: vitlab.load(path, heads=...).")
+        say = to_type("vitlab.load(path, heads=...)", "--heads NUMBER")
+        raise CheckpointError(f"the heads of a width of {width} are not known: {say}.")
     table = state.get("positions.table")
     side = 0 if table is None else math.isqrt(table.shape[1])
     size = {} if "image_size" in stated or table is None else {"image_size": (side * patch, side * patch)}

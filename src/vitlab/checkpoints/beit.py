@@ -10,6 +10,7 @@ import re
 
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import hf, keymap, plain, schema, staged
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
@@ -133,7 +134,8 @@ def _size(table: Tensor | None, patch: int) -> tuple[int, int]:
     offsets = 0 if table is None else table.shape[0] - 3
     side = math.isqrt(max(offsets, 0))
     if side**2 != offsets or side % 2 == 0:
-        raise CheckpointError("the image size cannot be read from these weights: vitlab.load(path, image_size=224).")
+        say = to_type("vitlab.load(path, image_size=224)", "--image-size 224")
+        raise CheckpointError(f"the image size cannot be read from these weights: {say}.")
     size = (side + 1) // 2 * patch
     return size, size
 

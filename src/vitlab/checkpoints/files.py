@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]  # not fully typed
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.errors import CheckpointError, VitlabError
 from vitlab.parsing import is_object, parse_json
 from vitlab.special_files import special_kind
@@ -157,7 +158,8 @@ def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> Non
         key, count = next(iter(bad.items()))
         raise CheckpointError(
             f"{path}: {len(bad)} tensor(s) hold NaN or infinity, e.g. {key} ({count} of {state[key].numel()} values). "
-            "The training it came from diverged: take an earlier checkpoint, or pass allow_nan=True to look inside."
+            "The training it came from diverged: take an earlier checkpoint"
+            + to_type(", or pass allow_nan=True to look inside.", ".")
         )
 
 

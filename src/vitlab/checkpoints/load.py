@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import adapters, bundled, files, hub, native
 from vitlab.checkpoints.declared import naming_network
 from vitlab.checkpoints.families import family_of
@@ -162,7 +163,8 @@ def _encoder_alone(weights: LoadedWeights) -> list[str]:
         return []
     return [
         f"holds the encoder of {entry.name} and nothing else: it gives features, can be explained and fine-tuned, "
-        f"and training by {entry.family} continues from it with a new head. encoder=True takes it as it is."
+        f"and training by {entry.family} continues from it with a new head."
+        + to_type(" encoder=True takes it as it is.", "")
     ]
 
 
@@ -229,7 +231,8 @@ def _assemble(
     if stored.wraps_encoder and (fresh or left):  # half a pre-training network is of no use to anyone
         raise UsageError(
             f"{source}: with {', '.join(f'{k}={v}' for k, v in overrides.items())} this is another network, e.g. in "
-            f"{sorted([*fresh, *left])[0]}. Loading can change image_size; vitlab.create makes another network."
+            f"{sorted([*fresh, *left])[0]}. Loading can change image_size"
+            + to_type("; vitlab.create makes another network.", "; vitlab train model.name=NAME makes another network.")
         )
     if fresh:  # requested and not in the file: initialised as in a new model, of one block where that is enough
         one_block = _has_option(config, "depth") and not any(key.startswith("blocks.") for key in fresh)
@@ -288,11 +291,13 @@ def _check_same_network(stored: Config, config: Config, source: str, patches_may
                 short = path.removesuffix(".kind").split(".")[-1]
                 name = short if _has_option(before, short) else path
                 old, new = (value.to_dict() if isinstance(value, Config) else value for value in (old, new))
+                resize = to_type("resize_patches=True", "vitlab train model.patch_size=...")
                 raise UsageError(
                     f"{source}: the weights have {name}={old}, so they cannot be loaded with {name}={new}. Loading can "
-                    "change classes, image_size, channels, pooling and what has no weights; vitlab.create makes "
-                    "another network."
-                    + (" To resize the patches' weights before fine-tuning: resize_patches=True." if resizable else "")
+                    "change classes, image_size, channels, pooling and what has no weights; "
+                    + to_type("vitlab.create", "vitlab train model.name=NAME")
+                    + " makes another network."
+                    + (f" To resize the patches' weights before fine-tuning: {resize}." if resizable else "")
                 )
 
 
@@ -386,7 +391,8 @@ def _not_there(source: str) -> str:
     if (entry := _entry_of(source)) is not None:
         return (
             f"{source}: no such file or folder. It is a model's name, which has no weights yet. Train one: "
-            f"vitlab train DATA model.name={entry.name}. In Python: vitlab.create({entry.name!r}) makes a new one."
+            f"vitlab train DATA model.name={entry.name}."
+            + to_type(f" In Python: vitlab.create({entry.name!r}) makes a new one.", "")
         )
     hint = f" For a model on the Hugging Face hub: {hub.PREFIX}{source}." if source.count("/") == 1 else ""
     hint = f" In the package: {bundled.PREFIX}{source}." if source in bundled.names() else hint

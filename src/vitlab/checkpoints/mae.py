@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import facebook, hf, keymap, timm, vit
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written
 from vitlab.checkpoints.keymap import Options, Renamed, Rule, State
@@ -116,9 +117,10 @@ def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
         )
     heads = stated.get("heads", HEADS.get(width))
     if heads is None:
+        guess = next(h for h in (16, 8, 4, 2, 1) if width % h == 0)
+        say = to_type(f"vitlab.load(path, decoder=dict(heads={guess}))", "in Python, and save the model: it then knows")
         raise CheckpointError(
-            f"the number of the decoder's heads cannot be read from weights of width {width}. "
-            f"Say it: vitlab.load(path, decoder=dict(heads={next(h for h in (16, 8, 4, 2, 1) if width % h == 0)}))."
+            f"the number of the decoder's heads cannot be read from weights of width {width}. Say it: {say}."
         )
     hidden = decoder["decoder.blocks.0.mlp.fc1.weight"].shape[0]
     config = MAEConfig(
@@ -136,7 +138,8 @@ def _infer_config(c: ViTConfig, decoder: State, facts: Options) -> MAEConfig:
     )
     if config.encoder != c:
         raise CheckpointError(
-            "its encoder is none that a masked autoencoder has here: read it alone, with encoder=True."
+            "its encoder is none that a masked autoencoder has here"
+            + to_type(": read it alone, with encoder=True.", ". Commands that need the encoder alone read it.")
         )
     return config
 

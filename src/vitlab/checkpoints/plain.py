@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import timm
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, check_agreement
 from vitlab.checkpoints.keymap import (
@@ -77,7 +78,7 @@ def encoder_options(state: State, facts: Options, published: Mapping[int, int], 
         guess = next((h for h in (width // 64, 8, 6, 4, 3) if h > 1 and width % h == 0), 1)
         raise CheckpointError(
             f"the number of heads cannot be read from weights of width {width}. "
-            f"Say it: vitlab.load(path, heads={guess}), or --heads {guess}."
+            f"Say it: {to_type(f'vitlab.load(path, heads={guess})', f'--heads {guess}')}."
         )
     return {
         "width": width,

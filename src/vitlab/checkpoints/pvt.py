@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import hf, keymap, staged
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
@@ -104,7 +105,7 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     if side**2 != places:
         raise CheckpointError(
             f"positions of {places} places are no square: say what image size they were made for, e.g. "
-            "vitlab.load(path, image_size=(224, 320))."
+            + to_type("vitlab.load(path, image_size=(224, 320)).", "--image-size 224x320.")
         )
     return options | {"image_size": (side * P, side * P)}
 

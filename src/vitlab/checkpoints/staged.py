@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import schema, timm
 from vitlab.checkpoints.family import Clues, Family, ModelType, Reading, Writer, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, Source, State, Stated, shape_of
@@ -98,7 +99,7 @@ def heads_of(widths: tuple[int, ...], stated: Options, published: dict[tuple[int
         guess = tuple(max(1, width // 64) for width in widths)
         raise CheckpointError(
             f"the heads cannot be read from weights of widths {list(widths)}. Say them, one number for each stage: "
-            f"vitlab.load(path, heads={guess})."
+            + to_type(f"vitlab.load(path, heads={guess}).", "in Python, and save the model: it then knows.")
         )
     return {"heads": tuple(heads) if is_sequence(heads) else heads}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import hf, keymap, staged, swin
 from vitlab.checkpoints.family import ModelType, Writer, Written
 from vitlab.checkpoints.keymap import JOIN, Dialect, Options, Renamed, Rule, State, layers
@@ -65,7 +66,11 @@ def _infer_options(renamed: Renamed, stated: Options) -> Options:
     if "window" not in stated:
         raise CheckpointError(
             "the window cannot be read from the weights of a Swin v2. Say it, and the image size that it was trained "
-            "for: vitlab.load(path, window=8, image_size=256); fine-tuned to a larger window, pretrained_windows too."
+            "for"
+            + to_type(
+                ": vitlab.load(path, window=8, image_size=256); fine-tuned to a larger window, pretrained_windows too.",
+                " in Python, and save the model: it then knows.",
+            )
         )
     return options
 

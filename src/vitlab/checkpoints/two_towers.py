@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import hf, schema
 from vitlab.checkpoints.family import Clues, check_agreement
 from vitlab.checkpoints.keymap import Options, Renamed, Source, State, Stated, shape_of
@@ -209,7 +210,7 @@ def infer_text(
         guess = next(h for h in (8, 6, 4, 3, 2, 1) if width % h == 0)
         raise CheckpointError(
             f"the number of heads cannot be read from a text tower of width {width}. "
-            f"Say it: vitlab.load(path, text=dict(heads={guess})), or --text-heads {guess}."
+            f"Say it: {to_type(f'vitlab.load(path, text=dict(heads={guess}))', f'--text-heads {guess}')}."
         )
     return {
         "context": context,

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.checkpoints import clip_image, facebook, hf, jax, lucidrains, siglip_tower, timm, tips_tower, torchvision
 from vitlab.checkpoints.family import Clues, Family, Reading, Writer, Written, check_agreement
 from vitlab.checkpoints.keymap import Dialect, Options, Renamed, State, shape_of
@@ -208,7 +209,7 @@ def _heads(state: State, width: int, facts: Options) -> Options:
         guess = next((h for h in (inner // 64, 8, 6, 4, 3) if h > 1 and inner % h == 0), 1)
         raise CheckpointError(
             f"the number of heads cannot be read from weights of width {width}. "
-            f"Say it: vitlab.load(path, heads={guess}), or --heads {guess}."
+            f"Say it: {to_type(f'vitlab.load(path, heads={guess})', f'--heads {guess}')}."
         )
     if inner % heads:
         raise CheckpointError(f"heads={heads} does not divide the attention width {inner}.")
@@ -305,7 +306,7 @@ def _ask_for_grid(count: int, special: int, squares: dict[str, int], P: int) -> 
     size = (rows * P, patches // rows * P)
     text = (
         f"{patches} patch positions are no square, so the grid must be passed. If the images were {size[0]}x{size[1]}: "
-        f"vitlab.load(path, image_size={size}), or --image-size {size[0]}x{size[1]}."
+        + to_type(f"vitlab.load(path, image_size={size}).", f"--image-size {size[0]}x{size[1]}.")
     )
     for which, side in squares.items():
         text += f' If they were {side * P}x{side * P}, pass prefix_positions="{which}".'

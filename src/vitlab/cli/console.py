@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitlab.advice import on_the_command_line
 from vitlab.cli.help import ClickUsageError, usage_error
 from vitlab.errors import UsageError, VitlabError
 from vitlab.language import translate
@@ -166,7 +167,8 @@ def warnings_as_notes() -> Iterator[None]:
 def reporting_errors() -> Iterator[None]:
     """Print a user's error in one line (VITLAB_DEBUG=1 shows its traceback), and a bug with its traceback."""
     try:
-        yield
+        with on_the_command_line():
+            yield
     except ClickUsageError as error:
         print(printable(usage_error(error)), file=sys.stderr)
         raise SystemExit(2) from None

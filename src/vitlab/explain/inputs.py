@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitlab.advice import to_type
 from vitlab.checkpoints.load import ModelOrName, as_network
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
@@ -72,8 +73,12 @@ def as_batch(model: ModelOrName, images: Images) -> ImageBatch:
     sources = [replace_sample(source) for source in as_list(images)]
     if model.preprocess is None:
         raise UsageError(
-            "the model has no preprocess: set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, "
-            "or pass a normalised tensor (B, C, H, W)."
+            "the model has no preprocess: "
+            + to_type(
+                "set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, or pass a normalised "
+                "tensor (B, C, H, W).",
+                "vitlab convert CHECKPOINT FOLDER --mean ... --std ... gives it one.",
+            )
         )
     preprocess = model.preprocess.at_one_size()  # so that maps of several images can be compared
     prepared = [preprocess.prepare(source) for source in sources]

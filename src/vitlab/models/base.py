@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.errors import UsageError
 from vitlab.layers.edit import Edit
 from vitlab.layers.edited import edited
@@ -88,8 +89,12 @@ class Network(nn.Module):
         """`preprocess`, for callers that read images; an error where the model has none."""
         if self.preprocess is None:
             raise UsageError(
-                "the model has no preprocess, so it cannot read images: set model.preprocess = "
-                "vitlab.images.preprocess.Preprocess(size=...) first, or use tensors (B, C, H, W)."
+                "the model has no preprocess, so it cannot read images: "
+                + to_type(
+                    "set model.preprocess = vitlab.images.preprocess.Preprocess(size=...) first, or use tensors "
+                    "(B, C, H, W).",
+                    "vitlab convert CHECKPOINT FOLDER --mean ... --std ... gives it one.",
+                )
             )
         return self.preprocess
 
@@ -113,8 +118,8 @@ class Network(nn.Module):
             raise UsageError(
                 f"this model ({self.family}) came without its tokenizer, so it cannot read text. Add it: vitlab "
                 "convert CHECKPOINT FOLDER --tokenizer FILE (tokenizer.json, vocab.json, spiece.model, or OpenAI's "
-                "bpe_simple_vocab_16e6.txt.gz); or in Python: model.tokenizer = "
-                "vitlab.text.tokenizer.Tokenizer.read(PATH)."
+                "bpe_simple_vocab_16e6.txt.gz)"
+                + to_type("; or in Python: model.tokenizer = vitlab.text.tokenizer.Tokenizer.read(PATH).", ".")
             )
         return self.tokenizer
 

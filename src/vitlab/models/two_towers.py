@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.advice import to_type
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import BLOCK_KINDS, MLP, Activation, Block, run
@@ -64,8 +65,8 @@ class TextConfig(Config):
         for name in ("end_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.vocab:
                 raise UsageError(
-                    f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the "
-                    'tokenizer: vitlab.create("clip_nano", **tokenizer.options).'
+                    f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the tokenizer"
+                    + to_type(': vitlab.create("clip_nano", **tokenizer.options).', ".")
                 )
 
     @property
@@ -262,8 +263,8 @@ class TwoTowers(WrapsEncoder):
             ours, theirs = getattr(c, name), getattr(tokenizer, name)
             if ours != theirs:
                 raise UsageError(
-                    f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together. A model for "
-                    f'it: vitlab.create("{self.family}_digits", **tokenizer.options), e.g.'
+                    f"the tokenizer has {name}={theirs}, the model {ours}: they do not belong together."
+                    + to_type(f' A model for it: vitlab.create("{self.family}_digits", **tokenizer.options), e.g.', "")
                 )
         if tokenizer.vocab > c.vocab:
             raise UsageError(f"the tokenizer has {tokenizer.vocab} tokens, the model only {c.vocab}: vocab={c.vocab}.")

@@ -34,6 +34,7 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from vitlab.advice import to_type
 from vitlab.errors import TokenizerError
 from vitlab.parsing import parse_json
 from vitlab.special_files import special_kind
@@ -120,7 +121,7 @@ class Tokenizer:
             if len(row) > self.context:  # where truncate is not set
                 raise TokenizerError(
                     f"{text!r:.60} is {len(row)} tokens long, start and end included, and at most {self.context} "
-                    "fit: shorten it, or use truncate=True."
+                    f"fit: {to_type('shorten it, or use truncate=True', 'shorten it')}."
                 )
         return torch.tensor(rows, dtype=torch.long).reshape(len(texts), self.context)
 
