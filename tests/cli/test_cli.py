@@ -132,7 +132,10 @@ WRONG = {
     "size that does not fit": (["inspect", "vit_base", "--image-size", "222"], "use 224 (or 208)"),
     "size that is none": (["inspect", "vit_base", "--image-size", "big"], "384x256"),
     "no checkpoint": (["convert", "nowhere", "out"], "no such file or folder"),
-    "a name instead of a checkpoint": (["predict", "vit_base", "x.png"], "vitlab.create('vit_base_patch16')"),
+    "a name instead of a checkpoint": (
+        ["predict", "vit_base", "x.png"],
+        "Train one: vitlab train DATA model.name=vit_base_patch16.",
+    ),
     "unknown target": (["convert", "a", "b", "--to", "keras"], "native, timm, hf, jax"),
     "batch of none": (["inspect", "vit_base", "--batch", "0"], "at least 1"),
 }

@@ -64,9 +64,10 @@ class TextConfig(Config):
             raise UsageError(f"text.width {self.width} is not a multiple of text.heads {self.heads}: use {fitting}.")
         for name in ("end_id", "pad_id"):
             if not 0 <= getattr(self, name) < self.vocab:
+                how = to_type(': vitlab.create("clip_nano", **tokenizer.options).', ".")
                 raise UsageError(
-                    f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the tokenizer"
-                    + to_type(': vitlab.create("clip_nano", **tokenizer.options).', ".")
+                    f"{name}={getattr(self, name)} is not among the {self.vocab} tokens. Take all four from the "
+                    f"tokenizer{how}"
                 )
 
     @property
