@@ -134,7 +134,7 @@ WRONG = {
     "no checkpoint": (["convert", "nowhere", "out"], "no such file or folder"),
     "a name instead of a checkpoint": (
         ["predict", "vit_base", "x.png"],
-        "Train one: vitlab train DATA model.name=vit_base_patch16.",
+        "vitlab train DATA model.name=vit_base_patch16.",
     ),
     "unknown target": (["convert", "a", "b", "--to", "keras"], "native, timm, hf, jax"),
     "batch of none": (["inspect", "vit_base", "--batch", "0"], "at least 1"),
