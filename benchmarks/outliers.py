@@ -30,7 +30,7 @@ def main(checkpoint: str, photos: Path, masks: Path | None) -> None:
     report_outliers(model, images)
     if masks is not None:
         preprocess = model.require_preprocess()
-        model.preprocess = preprocess.whole()
+        model.preprocess = preprocess.uncropped()
         report_foreground(model, [image for image in images if (masks / f"{image.stem}.png").exists()], masks)
 
 

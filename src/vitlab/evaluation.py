@@ -273,9 +273,9 @@ def _features(model: Network, image_set: ImageSet, skipped: dict[str, str], **op
     """Unit-length features; those of all tokens are computed once, and kept."""
     if options.get("reducer") is not None:
         return features(model, image_set, skipped=skipped, **options)
-    known = dataset_features(model, image_set, progress=options.get("progress"))
-    skipped |= known.skipped
-    return F.normalize(known.vectors, dim=1), known.labels
+    rows = dataset_features(model, image_set, progress=options.get("progress"))
+    skipped |= rows.skipped
+    return F.normalize(rows.vectors, dim=1), rows.labels
 
 
 def recipe_of(checkpoint: str) -> Recipe | None:

@@ -250,13 +250,13 @@ def find_images(images: Iterable[Source]) -> list[Source]:
     """The images, with those of a folder, at any depth, in its place."""
     listed: list[Source] = []
     for image in images:
-        named = isinstance(image, str | PathLike) and fspath(image)  # "" is no name, and not this folder
-        if not named or not Path(named).expanduser().is_dir():
+        path = isinstance(image, str | PathLike) and fspath(image)  # "" is no name, and not this folder
+        if not path or not Path(path).expanduser().is_dir():
             listed.append(image)
-        elif files := sorted(images_under(Path(named).expanduser())):
+        elif files := sorted(images_under(Path(path).expanduser())):
             listed += files
         else:
-            raise DataError(f"{named}: no images in it. Name a folder of images, or image files.")
+            raise DataError(f"{path}: no images in it. Name a folder of images, or image files.")
     return listed
 
 
@@ -385,7 +385,7 @@ class Embedding:
     name: str
     vector: np.ndarray | None = None  # (E,), float32, of length 1
     error: str | None = None
-    known: bool = False  # not computed now, but remembered
+    cached: bool = False  # read from the feature cache, not computed now
 
     def to_dict(self) -> dict[str, Any]:
         if self.vector is None:

@@ -391,8 +391,8 @@ def _read_open_clip_vision(source: Source) -> Stated:
         options |= {"eps": 1e-5, "activation": "quick_gelu" if model.get("quick_gelu") else "gelu"}
     options["embed_dim"] = model.get("embed_dim")
     options = {name: value for name, value in options.items() if value is not None}
-    named = f" ({text['hf_model_name']})" if isinstance(text.get("hf_model_name"), str) else ""
-    note = f"its text tower{named} is not known here and left out: the model embeds images, and reads no text."
+    name_note = f" ({text['hf_model_name']})" if isinstance(text.get("hf_model_name"), str) else ""
+    note = f"its text tower{name_note} is not known here and left out: the model embeds images, and reads no text."
     return Stated(options, open_clip_preprocess(config), notes=(note,))
 
 

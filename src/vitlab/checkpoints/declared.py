@@ -23,7 +23,7 @@ DETECTOR = "a network that finds or outlines objects. Load the encoder that it w
 LANGUAGE = "a language model that reads images. Load its image encoder from that one's own repository"
 VIDEO = "a network for video. Only networks for single images are read"
 TEXT = "a text tower alone. Load the model that it was taken from, which has both towers"
-OTHERS = {  # regex of a model_type or architecture -> what it is, and what to do instead
+NOT_READ = {  # regex of a model_type or architecture -> what it is, and what to do instead
     r"(dinov3_|)convnext.*|(tf_|)efficientnet.*|(tf_|)mobilenet.*|regnet.*|resnext.*|densenet.*|vgg.*|inception.*": (
         CONVOLUTIONAL
     ),
@@ -53,8 +53,8 @@ class Declared:
     @property
     def what(self) -> str:
         """In words, with what to do instead; empty where nothing is known of it."""
-        words = next((words for pattern, words in OTHERS.items() if re.fullmatch(pattern, self.name)), "")
-        return f"{words} (it has a {self.encoder})" if words == LANGUAGE and self.encoder else words
+        advice = next((advice for pattern, advice in NOT_READ.items() if re.fullmatch(pattern, self.name)), "")
+        return f"{advice} (it has a {self.encoder})" if advice == LANGUAGE and self.encoder else advice
 
 
 def declared_by(path: Path) -> Declared | None:
@@ -112,10 +112,10 @@ def refusal(declared: Declared, families: Mapping[str, Family]) -> str:
     """Why a network is not read, and which are."""
     if any(declared.name in family.model_types for family in families.values()):
         return f"{declared}, but the weights are none of such a network."
-    known = known_names(declared.library, families)
+    readable = known_names(declared.library, families)
     if declared.what:
-        return f"{declared}, {declared.what}. Known of {declared.library}: {known}."
-    return f"{declared}; known are {known} (of {declared.library})."
+        return f"{declared}, {declared.what}. Known of {declared.library}: {readable}."
+    return f"{declared}; known are {readable} (of {declared.library})."
 
 
 @contextmanager

@@ -145,9 +145,9 @@ def check_values(state: dict[str, Tensor], path: object, allow_nan: bool) -> Non
         if key.endswith("num_batches_tracked") and tensor.dtype == torch.int64:  # a batch norm's counter
             continue
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            readable = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(
-                f"{path}: {key} is {tensor.dtype}, {tensor.layout}: only plain float weights are read ({known}). "
+                f"{path}: {key} is {tensor.dtype}, {tensor.layout}: only plain float weights are read ({readable}). "
                 "Save it anew from weights that are not quantised or sparse: model.float()."
             )
     if allow_nan:

@@ -96,8 +96,8 @@ def _infer(renamed: Renamed, clues: Clues) -> Reading:
         config = config.with_options(**{"decoder.positions": "sincos"})
     assumed = vit.assumed_options(encoder, encoder_clues)
     assumed |= {name: getattr(config, name) for name in USUAL if name not in {**own, **clues.given}}
-    plain = clues.stated.model_type not in ("", "vit_mae")  # by its config a ViT, whose images are read as a ViT's
-    usual = Options() if plain else None
+    is_vit = clues.stated.model_type not in ("", "vit_mae")  # by its config a ViT, whose images are read as a ViT's
+    usual = Options() if is_vit else None
     return Reading(config, assumed, usual, tuple(vit.resize_notes(encoder, encoder_clues)))
 
 

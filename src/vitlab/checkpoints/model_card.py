@@ -48,8 +48,9 @@ def _front_matter(model: Network, card: Card, to: str) -> str:
     transformer = ["vision-transformer"] if Capability.TOKENS in model.encoder.capabilities else []
     values["tags"] = ["vitlab", model.family.replace("_", "-"), *transformer]
     if card.licence:
-        known = card.licence.lower()
-        values |= {"license": known} if known in LICENCES else {"license": "other", "license_name": _slug(card.licence)}
+        licence = card.licence.lower()
+        other = {"license": "other", "license_name": _slug(card.licence)}
+        values |= {"license": licence} if licence in LICENCES else other
     if base := _hub_name(card.source):
         values["base_model"] = base
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]  # JSON is YAML

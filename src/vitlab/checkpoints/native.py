@@ -138,10 +138,10 @@ def _check_labels(model: Network, folder: Path) -> None:
     labels, n = model.labels, model.config.classes
     texts = schema.TEXTS.fits(labels)
     if labels is not None and not (texts and len(labels) == n):
-        found = f"{len(labels)} names" if texts else f"{labels!r:.60}"
+        description = f"{len(labels)} names" if texts else f"{labels!r:.60}"
         raise CheckpointError(
             f"{folder}: not written: model.labels must be a list of {n} texts, one for each class, or None; "
-            f"found {found}."
+            f"found {description}."
         )
     try:
         model.task.check(n)

@@ -191,7 +191,7 @@ def timm_reader(
             stated.pop("width", None)
         size = args.pop("img_size", None)
         stated |= config["vitlab"]
-        stated |= {ours: _plain(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
+        stated |= {ours: _as_tuple(args[theirs]) for theirs, ours in arguments.items() if theirs in args}
         unknown = {k: v for k, v in args.items() if k not in arguments and not SEEN.fullmatch(k)}
         wrong = {k: v for k, v in unknown.items() if v or k.startswith("rope_")}  # those are on by default
         wrong |= {} if args.get("use_rot_pos_emb", True) else {"use_rot_pos_emb": False}
@@ -209,5 +209,5 @@ def timm_reader(
     return read
 
 
-def _plain(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return tuple(value) if is_sequence(value) else value

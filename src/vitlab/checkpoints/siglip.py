@@ -121,9 +121,9 @@ def _read_open_clip(source: Source) -> Stated:
 
 def _check_open_clip(part: str, values: Options) -> None:
     for name, value in (USUAL[part] | values).items():
-        known = KNOWN[part].get(name)
-        if (known is not None and value not in known) or (
-            known is None and value and name not in (*READ[part], *WITHOUT_EFFECT)
+        allowed = KNOWN[part].get(name)
+        if (allowed is not None and value not in allowed) or (
+            allowed is None and value and name not in (*READ[part], *WITHOUT_EFFECT)
         ):
             raise CheckpointError(f"open_clip's {part}.{name}={value!r} is not known here for a SigLIP.")
     for name, only in (("norm_kwargs", "eps"), ("act_kwargs", "approximate")):

@@ -94,8 +94,8 @@ def _each_stage(windows: tuple[int, ...], depths: tuple[int, ...]) -> tuple[int,
 
 def _timm_options(config: Options) -> Options:
     """Window and image size from the name, unless model_args state others; the weights show the other sizes."""
-    known = ("window_size", "pretrained_window_sizes", "patch_size", "embed_dim", "depths", "num_heads", "mlp_ratio")
-    args, name = staged.check_arguments(config, (*known, "qkv_bias", "strict_img_size")), config["architecture"]
+    sizes = ("window_size", "pretrained_window_sizes", "patch_size", "embed_dim", "depths", "num_heads", "mlp_ratio")
+    args, name = staged.check_arguments(config, (*sizes, "qkv_bias", "strict_img_size")), config["architecture"]
     parsed = parse_name(name)
     if parsed is None:
         raise CheckpointError(

@@ -83,9 +83,9 @@ HF = Dialect(
 
 def _infer(renamed: Renamed, clues: Clues) -> Reading:
     stated: Options = {"image.activation": "gelu", "text.activation": "relu", "text.eps": 1e-5, **clues.stated.options}
-    told = replace(clues, stated=replace(clues.stated, options=stated))
+    completed = replace(clues, stated=replace(clues.stated, options=stated))
     context = stated.get("text.context", TIPSTextConfig.context)
-    vit, text = infer_towers(renamed, told, "TIPSv2", "", context)
+    vit, text = infer_towers(renamed, completed, "TIPSv2", "", context)
     text |= {name: stated[f"text.{name}"] for name in OWN if f"text.{name}" in stated}
     text["end_id"] = text.get("pad_id", 0)
     renamed.tensors.setdefault("temperature", torch.tensor(stated.get("temperature", TEMPERATURE)))

@@ -107,9 +107,9 @@ def _check_sections(path: Path, sections: Options) -> None:
         raise CheckpointError(f'{path}: is empty. A rename table has at least [keys], e.g. "head.*" = "classifier.*".')
     for name in sections:
         if name not in SECTIONS:
-            known = ", ".join(f"[{section}]" for section in SECTIONS)
+            valid = ", ".join(f"[{section}]" for section in SECTIONS)
             near = nearest(name, list(SECTIONS))
-            raise CheckpointError(f"{path}: unknown section [{name}].{near} Known are {known}.")
+            raise CheckpointError(f"{path}: unknown section [{name}].{near} Known are {valid}.")
     for name, values in sections.items():
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: {name} must be a section: write [{name}], then its lines.")

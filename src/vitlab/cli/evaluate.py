@@ -158,8 +158,8 @@ def _show_labels(result: dict[str, Any]) -> None:
     """Figures of each label, or of the worst of many."""
     rows = list(zip(result["classes"], result["per_label"], strict=True))
     if len(rows) > CLASSES:
-        known = [row for row in rows if row[1]["average_precision"] is not None]
-        rows = sorted(known, key=lambda row: row[1]["average_precision"])[:CLASSES]
+        scored = [row for row in rows if row[1]["average_precision"] is not None]
+        rows = sorted(scored, key=lambda row: row[1]["average_precision"])[:CLASSES]
         console().print(f"\nThe {len(rows)} worst of {len(result['classes'])} labels (--json has all)")
     right = ("average precision", "F1", "threshold", "images")
     grid = table("label", *right, right=right)

@@ -412,11 +412,15 @@ def _print_errors(explanation: Explanation) -> None:
 
 
 def _print_lens(explanation: Explanation) -> None:
-    found = explanation.results
+    results = explanation.results
     for i, view in enumerate(explanation.subject.views):
-        grid = table("layer", "top class", "probability", found["explained"][i], right=("probability",))
+        grid = table("layer", "top class", "probability", results["explained"][i], right=("probability",))
         rows = zip(
-            found["layers"], found["top"][i], found["probability"][i], found["explained_probability"][i], strict=True
+            results["layers"],
+            results["top"][i],
+            results["probability"][i],
+            results["explained_probability"][i],
+            strict=True,
         )
         for layer, label, probability, of_target in rows:
             grid.add_row(str(layer), label, f"{probability:.3f}", f"{of_target:.3f}")
@@ -425,21 +429,23 @@ def _print_lens(explanation: Explanation) -> None:
 
 
 def _print_shares(explanation: Explanation) -> None:
-    found = explanation.results
+    results = explanation.results
     for i, view in enumerate(explanation.subject.views):
-        _print(f"{view.name}: logit of {found['explained'][i]} {found['logit'][i]:.4f}, sum {found['sum'][i]:.4f}")
+        _print(
+            f"{view.name}: logit of {results['explained'][i]} {results['logit'][i]:.4f}, sum {results['sum'][i]:.4f}"
+        )
         grid = table("part", "share", right=("share",))
-        for name, share in sorted(found["shares"][i].items(), key=lambda row: -abs(row[1]))[:LISTED]:
+        for name, share in sorted(results["shares"][i].items(), key=lambda row: -abs(row[1]))[:LISTED]:
             grid.add_row(name, f"{share:+.4f}")
         console().print(grid)
 
 
 def _print_ablation(explanation: Explanation) -> None:
-    found = explanation.results
+    results = explanation.results
     for i, view in enumerate(explanation.subject.views):
-        _print(f"{view.name}: logit of {found['explained'][i]} {found['logit'][i]:.4f}; strongest changes:")
-        rows = [(f"layer {n}, {kind}", v) for kind in ("attention", "mlps") for n, v in enumerate(found[kind][i])]
-        for layer, row in enumerate(found["heads"][i]):
+        _print(f"{view.name}: logit of {results['explained'][i]} {results['logit'][i]:.4f}; strongest changes:")
+        rows = [(f"layer {n}, {kind}", v) for kind in ("attention", "mlps") for n, v in enumerate(results[kind][i])]
+        for layer, row in enumerate(results["heads"][i]):
             rows += [(f"layer {layer}, head {head}", value) for head, value in enumerate(row) if value is not None]
         grid = table("without", "change", right=("change",))
         for name, change in sorted(rows, key=lambda row: -abs(row[1]))[:LISTED]:
@@ -448,10 +454,10 @@ def _print_ablation(explanation: Explanation) -> None:
 
 
 def _print_patching(explanation: Explanation) -> None:
-    found = explanation.results
-    _print(f"logit of {found['explained']}: {found['logit']:.4f} and {found['other_logit']:.4f}")
-    grid = table("layer", *found["moved"], right=tuple(found["moved"]))
-    for layer, row in enumerate(zip(*found["moved"].values(), strict=True)):
+    results = explanation.results
+    _print(f"logit of {results['explained']}: {results['logit']:.4f} and {results['other_logit']:.4f}")
+    grid = table("layer", *results["moved"], right=tuple(results["moved"]))
+    for layer, row in enumerate(zip(*results["moved"].values(), strict=True)):
         grid.add_row(str(layer), *("" if value is None else f"{value:.2f}" for value in row))
     console().print(grid)
 

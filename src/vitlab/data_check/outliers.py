@@ -17,13 +17,13 @@ FAR = 5.0  # robust standard deviations beyond the class's median
 
 
 @dataclass(frozen=True)
-class Outlier:
+class OutlierImage:
     image: int  # row of the features
     distance: float  # mean of 1 - cosine to the nearest of its class
     deviation: float  # robust z: standard deviations beyond the class's median
 
 
-def find_outliers(features: Tensor, labels: np.ndarray) -> list[Outlier]:
+def find_outliers(features: Tensor, labels: np.ndarray) -> list[OutlierImage]:
     """features (n, E), labels (n,); the farthest first."""
     unit, outliers = F.normalize(features, dim=1), []
     for label in np.unique(labels):
@@ -34,7 +34,7 @@ def find_outliers(features: Tensor, labels: np.ndarray) -> list[Outlier]:
         distances = (1 - nearest(rows, rows, NEAREST)[0]).mean(dim=1).double().numpy()
         deviations = robust_z(distances)
         outliers += [
-            Outlier(int(members[i]), float(distances[i]), float(deviations[i]))
+            OutlierImage(int(members[i]), float(distances[i]), float(deviations[i]))
             for i in np.flatnonzero(deviations > FAR)
         ]
     return sorted(outliers, key=lambda outlier: -outlier.deviation)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data_check.duplicates import Copy
-from vitlab.data_check.outliers import Outlier
+from vitlab.data_check.outliers import OutlierImage
 from vitlab.images.listing import ImageInfo
 from vitlab.images.sources.corrections import Correction
 from vitlab.training.label_issues import LabelSuspect
@@ -45,7 +45,7 @@ class CheckResult:
     conflicts: list[Copy] = field(default_factory=list)  # copies with different labels
     suspects: list[LabelSuspect] = field(default_factory=list)  # the worst first
     wrong_labels: float | None = None  # estimated share of wrong labels; None: not estimated
-    outliers: list[Outlier] = field(default_factory=list)  # the farthest first
+    outliers: list[OutlierImage] = field(default_factory=list)  # the farthest first
     counts: dict[str, list[int]] = field(default_factory=dict)  # split -> images of each class
     notes: list[str] = field(default_factory=list)
     applied: list[Correction] = field(default_factory=list)  # drop and relabel, with which the data were checked

@@ -56,7 +56,7 @@ def ablate(
     counts = [heads_at(model, layer) for layer in range(len(model.blocks))]
     places = [("heads", layer, head) for layer, count in enumerate(counts) for head in range(count)]
     places += [(kind, layer, 0) for kind in ("attention_out", "mlp_out") for layer in range(len(counts))]
-    whole: list[Tensor] = []
+    logits_before: list[Tensor] = []
     chosen: list[int] = []
     changes = {place: list[Tensor]() for place in places}
     for batch, classes in target_parts(model, images, target, batch_size):
@@ -67,9 +67,9 @@ def ablate(
             for kind, layer, head in places:
                 edit = getattr(Edit(), how)(kind, layer=layer, heads=[head] if kind == "heads" else None)
                 changes[kind, layer, head].append(_of_class(model, wide(model(batch, edit=edit)), numbers) - base)
-        whole.append(base)
+        logits_before.append(base)
         chosen += numbers.tolist()
-    logit, probability = torch.cat(whole, dim=1).cpu()
+    logit, probability = torch.cat(logits_before, dim=1).cpu()
     tables = {
         kind: torch.full((2, len(logit), len(counts), max(counts) if kind == "heads" else 1), torch.nan)
         for kind in ("heads", "attention_out", "mlp_out")

@@ -212,9 +212,9 @@ def resolve_query(model: TokenModel, images: Tensor, query: Query) -> str | int 
         prefix = model.prefix if isinstance(model, Hierarchy) else layout.prefix
         tokens = [name for name in ("class", "distillation") if name in prefix]
         if query not in tokens:
-            known = ", ".join(repr(name) for name in [*tokens, "mean"])
+            choices = ", ".join(repr(name) for name in [*tokens, "mean"])
             raise UsageError(
-                f"query={query!r}: this model has no such token: it has {layout}. Ask for {known} (the average over "
+                f"query={query!r}: this model has no such token: it has {layout}. Ask for {choices} (the average over "
                 "all patches), a patch's number, or a pixel (x, y)."
             )
         return query

@@ -26,7 +26,7 @@ from vitlab.explain.clip_prompts import PromptClassifier
 from vitlab.explain.faithfulness import Kind, compare_methods
 from vitlab.explain.features import Foreground, foreground, nearest, patch_similarity, patch_tokens, pca_rgb
 from vitlab.explain.figure7 import figure7_numbers
-from vitlab.explain.image_outliers import ImageOutliers
+from vitlab.explain.figure_outliers import FigureOutliers
 from vitlab.explain.inputs import TokenModel, check_layer
 from vitlab.explain.inside_figures import ablate as ablate
 from vitlab.explain.inside_figures import attribution as attribution
@@ -99,7 +99,7 @@ def attention(
         numbers["query_patch"] = patches
     one_head = len(head_numbers) == 1 and np.max(model.config.heads) > 1
     title = f"Attention of {who}" + (f", head {head_numbers[0]}" if one_head else "")
-    outliers = ImageOutliers.of(subject)
+    outliers = FigureOutliers.of(subject)
     left_out = None
     if outliers.any:
         rows = torch.cat([before, maps.flatten(3)], dim=-1)  # (B, layers, heads, tokens)
@@ -144,7 +144,7 @@ def rollout(subject: Subject, discard: float = 0.0) -> Explanation:
     note = "Attention multiplied through all layers." + (f" Lowest {discard:.0%} discarded." if discard else "")
     columns, results = {METHODS["rollout"].title: maps.numpy()}, {"discard": discard}
     numbers: dict[str, Any] = {"maps": maps, **results}
-    if (outliers := ImageOutliers.of(subject)).any:
+    if (outliers := FigureOutliers.of(subject)).any:
         options: dict[str, Any] = dict(leave_out=outliers.mask, batch_size=subject.batch_size)
         numbers["maps_left_out"] = attention_rollout(subject.model, subject.images, discard, **options)
         columns["Outliers left out"] = numbers["maps_left_out"].numpy()
@@ -235,7 +235,7 @@ def figure7(subject: Subject) -> Explanation:
         for reason in dict.fromkeys(missing.values())
     ]
     title = f"Inside {subject.name}"
-    outliers = ImageOutliers.of(subject)
+    outliers = FigureOutliers.of(subject)
     numbers |= outliers.numbers
     view = subject.views[0] if subject.views else None
     figure = lambda: draw.figure7(numbers, view=view, title=title, scale=subject.scale)
@@ -280,7 +280,7 @@ def features(
         marks = [[draw.mark_of(views[0], patch)], *[()] * (len(views) - 1)]
         note += " Likeness is to the framed patch" + (" of the first image." if len(views) > 1 else ".")
     title = f"Features of layer {layer}"
-    outliers = ImageOutliers.of(subject)
+    outliers = FigureOutliers.of(subject)
     drawing: dict[str, Any] = dict(note=note, marks=marks, captions=captions, scale=subject.scale)
     figure = lambda: draw.heat(views, columns, title=title, **drawing)
 
@@ -433,7 +433,7 @@ def _maps(
     signed: Sequence[str] = (),
 ) -> Explanation:
     """Named maps of every image, as `draw.heat` takes them; outlier tokens are framed in those of this subject."""
-    outliers, views = ImageOutliers.of(subject), subject.views
+    outliers, views = FigureOutliers.of(subject), subject.views
     own = [not isinstance(column, tuple) or column[0] is views for column in columns.values()]
     options: dict[str, Any] = dict(title=title, signed=signed, scale=subject.scale)
     note = "\n".join(filter(None, [note, outliers.note]))

@@ -114,7 +114,7 @@ def ablate(subject: Subject, how: How = "zero", target: Target = None) -> Explan
     more = ("heads_probability", "attention_probability", "mlps_probability", "logit", "probability")
     numbers = {**parts, **{name: getattr(result, name).numpy() for name in more}, "class": result.target, "how": how}
     results: dict[str, Any] = {"how": how, "explained": labels, "logit": result.logit.tolist()}
-    results |= {name: _plain(getattr(result, name)) for name in (*parts, *more[:3])}
+    results |= {name: _json_list(getattr(result, name)) for name in (*parts, *more[:3])}
     return Explanation(subject, title, figure, numbers, results)
 
 
@@ -148,8 +148,8 @@ def patch(subject: Subject, target: Target = None, by_patch: bool = False) -> Ex
     numbers |= {f"group_{name}": result.moved(values) for name, values in result.groups.items()}
     numbers |= {} if patches is None else {"patches": patches}
     results: dict[str, Any] = {"explained": label, "logit": result.logit, "other_logit": result.other_logit}
-    results |= {"moved": {name: _plain(result.moved(values)) for name, values in result.groups.items()}}
-    results |= {"heads": _plain(result.moved(result.heads))}
+    results |= {"moved": {name: _json_list(result.moved(values)) for name, values in result.groups.items()}}
+    results |= {"heads": _json_list(result.moved(result.heads))}
     return Explanation(subject, title, figure, numbers, results, notes=notes)
 
 
@@ -188,7 +188,7 @@ def _stage_note(model: TokenModel) -> list[str]:
     return [STAGE] if isinstance(model, Hierarchy) else []
 
 
-def _plain(values: Tensor) -> Any:
+def _json_list(values: Tensor) -> Any:
     """Nested lists, with None for what does not exist."""
     array = values.numpy().astype(object)
     array[~np.isfinite(values.numpy())] = None

@@ -23,7 +23,7 @@ from vitlab.checkpoints.load import ModelOrName
 from vitlab.explain.flops import flop_counter
 from vitlab.explain.inspect_table import inspection_table
 from vitlab.explain.resolve import check_batch, image_size_pair, input_size_of, resolve
-from vitlab.explain.step_words import DECODER, TEXT, meaning
+from vitlab.explain.step_meanings import DECODER, TEXT, meaning
 from vitlab.layers.attention import kernel_name
 from vitlab.layers.trace import PARTIAL_KINDS, LayerTrace, TokenLayout, Trace
 from vitlab.models import registry

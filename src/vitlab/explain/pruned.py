@@ -29,8 +29,7 @@ class Pruned(Tabular):
 
     def table(self) -> Table:
         counts = self.tokens.double().mean(0).tolist()  # over images
-        whole = [f"{left:g}" for left in counts]
-        rows = [[str(layer), left, "removes" if layer in self.changed else ""] for layer, left in enumerate(whole)]
+        rows = [[str(i), f"{n:g}", "removes" if i in self.changed else ""] for i, n in enumerate(counts)]
         return Table(["layer", "tokens", ""], rows, ("layer", "tokens"), ["Tokens after each layer, mean over images"])
 
     @property

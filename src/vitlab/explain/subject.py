@@ -102,7 +102,7 @@ def open_subject(
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
     network = as_network(model, encoder=encoder and not texts, **load_options)
     if load_options.get("image_size") is not None and network.preprocess is not None:
-        network.preprocess = network.preprocess.whole()
+        network.preprocess = network.preprocess.uncropped()
     network = ask(network, texts) if texts else network
     sources: list[Source] = []
     names: list[str] = []

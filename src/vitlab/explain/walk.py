@@ -21,9 +21,9 @@ from torch import Tensor
 from vitlab.checkpoints.load import ModelOrName
 from vitlab.errors import UsageError
 from vitlab.explain.clip_prompts import PromptClassifier
+from vitlab.explain.equations import equations
 from vitlab.explain.inputs import Images, TokenModel, as_batch, token_model, wide
 from vitlab.explain.inspect import Step, inspect
-from vitlab.explain.step_words import equations
 from vitlab.layers.edit import Edit
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import TokenLayout, Trace

@@ -65,10 +65,10 @@ def without_layer_scale(model: VisionTransformer) -> VisionTransformer:
         assert isinstance(block, Block)
         block.scale1 = _scale_into(block.scale1, block.attention.proj)
         block.scale2 = _scale_into(block.scale2, block.mlp.fc2)
-    plain = type(model)(model.config.with_options(layer_scale=0.0))
-    plain.load_state_dict(folded.state_dict())
-    plain.preprocess, plain.labels, plain.card = model.preprocess, model.labels, model.card
-    return plain.train(model.training)
+    unscaled = type(model)(model.config.with_options(layer_scale=0.0))
+    unscaled.load_state_dict(folded.state_dict())
+    unscaled.preprocess, unscaled.labels, unscaled.card = model.preprocess, model.labels, model.card
+    return unscaled.train(model.training)
 
 
 def _scale_into(scale: LayerScale | nn.Identity, layer: nn.Linear) -> nn.Identity:

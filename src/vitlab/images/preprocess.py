@@ -251,7 +251,7 @@ class Preprocess:
         resize = tuple(round(r * n / o) for r, n, o in zip(self.resize, new.size, self.size, strict=True))
         return replace(new, resize=resize)
 
-    def whole(self) -> Preprocess:
+    def uncropped(self) -> Preprocess:
         """The same without a crop: the whole image is stretched to `size`."""
         return replace(self, how="stretch", resize=None) if self.how == "crop" else self
 

@@ -79,13 +79,13 @@ class Heads(nn.Module):
         return attention_weights(q, k, bias, self.scale)  # (B, h, N, M)
 
     def _explicit(self, trace: LayerTrace | None) -> bool:
-        asked = trace is not None and trace.needs_explicit
-        if asked and self.path == "fused":
+        needed = trace is not None and trace.needs_explicit
+        if needed and self.path == "fused":
             raise UsageError(
                 'attention="fused" keeps no weights to change or to take gradients of: build the model with '
                 'attention="auto", or trace without gradients=True and edit other steps.'
             )
-        return asked or self.path == "explicit"
+        return needed or self.path == "explicit"
 
     def _explicit_attention(
         self,

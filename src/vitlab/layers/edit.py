@@ -68,13 +68,13 @@ class Change:
         if self.action in ("hide_keys", "hide_patches") and self.tokens is None:
             raise UsageError(f"{self.action} needs the tokens to hide, e.g. {self.action}([3, 4]).")
         object.__setattr__(self, "value", _checked(self.action, self.value))
-        object.__setattr__(self, "layer", None if self.layer is None else _whole("layer", self.layer))
+        object.__setattr__(self, "layer", None if self.layer is None else _integer("layer", self.layer))
         object.__setattr__(self, "tokens", _places("tokens", self.tokens))
         object.__setattr__(self, "heads", _places("heads", self.heads))
 
     def to_json(self) -> dict[str, Any]:
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _plain(value) for name, value in found.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _json_value(value) for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +226,7 @@ class Edit:
 # ---- checks
 
 
-def _whole(what: str, number: Any) -> int:
+def _integer(what: str, number: Any) -> int:
     try:
         if isinstance(number, bool):
             raise TypeError
@@ -241,7 +241,7 @@ def _places(what: str, given: Sequence[int] | None) -> tuple[int, ...] | None:
         return None
     if isinstance(given, str | int):
         raise UsageError(f"{what}={given!r} must be a list of numbers from 0, e.g. {what}=[{given}].")
-    numbers = sorted({_whole(what, number) for number in given})
+    numbers = sorted({_integer(what, number) for number in given})
     if not numbers or numbers[0] < 0:
         raise UsageError(f"{what}={list(given)} must be a list of at least one number, each from 0 on.")
     return tuple(numbers)
@@ -250,7 +250,7 @@ def _places(what: str, given: Sequence[int] | None) -> tuple[int, ...] | None:
 def _checked(action: str, value: Any) -> Tensor | float | int | None:
     """The value of a change, as its action needs it."""
     if action == "shuffle_positions":
-        return _whole("seed", value)
+        return _integer("seed", value)
     if action in ("scale", "temperature"):
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or (action == "temperature" and value <= 0):
@@ -266,12 +266,12 @@ def _checked(action: str, value: Any) -> Tensor | float | int | None:
 
 def _tensor(action: str, value: Any) -> Tensor:
     try:
-        found = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32)
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"{action}: the value must be a tensor or a number, found a {type(value).__name__}.") from None
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(tensor).all()):
         raise UsageError(f"{action}: the value holds numbers that are not finite.")
-    return found
+    return tensor
 
 
 def _list(name: str, given: Any) -> list[Any]:
@@ -280,7 +280,7 @@ def _list(name: str, given: Any) -> list[Any]:
     return list(cast("Sequence[Any]", given))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A tensor or a tuple as a list."""
     if isinstance(value, Tensor):
         return cast("list[Any]", value.tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no types here
@@ -326,7 +326,7 @@ def _read_positions(edit: Edit, given: Any, values: dict[str, Any]) -> Edit:
 
 
 def _read_seed(edit: Edit, given: Any, _: dict[str, Any]) -> Edit:
-    _whole("seed", given)  # it belongs to positions
+    _integer("seed", given)  # it belongs to positions
     return edit
 
 

@@ -254,8 +254,8 @@ class LayerTrace:
     def needs_explicit(self) -> bool:
         """A gradient of the attention weights exists, and they can be changed, only where they are written out."""
         gradients = self.trace is not None and self.trace.gradients
-        asked = self.wants("attention") or self.wants("class_attention")
-        return (gradients and asked) or (self.edit is not None and self.edit.changes_weights)
+        traced = self.wants("attention") or self.wants("class_attention")
+        return (gradients and traced) or (self.edit is not None and self.edit.changes_weights)
 
     def wants(self, kind: str) -> bool:
         return kind in self.needs or (self.trace is not None and self.trace.wants(kind))

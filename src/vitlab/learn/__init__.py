@@ -5,8 +5,8 @@ vitlab learn attention                 write a starter file, attention.py
 vitlab learn attention attention.py    check it against our layer, with copied weights
 """
 
-from vitlab.learn.check import CheckResult, check
+from vitlab.learn.check import ExerciseResult, check
 from vitlab.learn.exercises import EXERCISES, Exercise, find, page_links
 from vitlab.learn.grade import Grade
 
-__all__ = ["EXERCISES", "CheckResult", "Exercise", "Grade", "check", "find", "page_links"]
+__all__ = ["EXERCISES", "Exercise", "ExerciseResult", "Grade", "check", "find", "page_links"]

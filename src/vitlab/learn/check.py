@@ -26,12 +26,12 @@ MOST_PRINTED = 4000  # characters
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class ExerciseResult:
     grade: Grade
     printed: str  # by the learner's code
 
 
-def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResult:
+def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> ExerciseResult:
     if not file.is_file():
         raise UsageError(f"{file}: no such file. vitlab learn {exercise.name} writes a starter file.")
     if seconds <= 0:
@@ -45,7 +45,7 @@ def check(exercise: Exercise, file: Path, seconds: float = SECONDS) -> CheckResu
         code = _run(file.resolve(), folder, seconds)
         failure, outputs = _read(folder, code, file, seconds)
         printed = (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
-    return CheckResult(grade(exercise, failure, outputs), printed[:MOST_PRINTED])
+    return ExerciseResult(grade(exercise, failure, outputs), printed[:MOST_PRINTED])
 
 
 def prepare(exercise: Exercise) -> tuple[Task, list[dict[str, Tensor]]]:

@@ -58,10 +58,10 @@ class NaFlexViTConfig(ViTConfig):
             "norm_pre": self.norm.norm_pre,
             "pad or crop": self.stem.pad or self.stem.crop,
         }
-        if found := [name for name, is_so in wrong.items() if is_so]:
+        if misfits := [name for name, is_so in wrong.items() if is_so]:
             raise UsageError(
                 "images of their own aspect are packed as plain patches with learned positions, and registers if any: "
-                f"{', '.join(found)} is not possible here."
+                f"{', '.join(misfits)} is not possible here."
             )
 
 
@@ -109,10 +109,10 @@ class NaFlexViT(VisionTransformer):
         patches: list[Tensor] = []
         positions: list[Tensor] = []
         for image in images:
-            whole = _one_image(image, self.config.channels, like=proj.weight)  # (1, C, H, W)
-            patches.append(patchify(whole, P)[0])  # (n, C*P*P)
+            batched = _one_image(image, self.config.channels, like=proj.weight)  # (1, C, H, W)
+            patches.append(patchify(batched, P)[0])  # (n, C*P*P)
             assert self.positions is not None
-            positions.append(self.positions(self.config.grid_of(*whole.shape[-2:]), like=whole)[0])  # (n, D)
+            positions.append(self.positions(self.config.grid_of(*batched.shape[-2:]), like=batched)[0])  # (n, D)
         seen = pad_sequence([torch.ones(len(rows), dtype=torch.bool, device=rows.device) for rows in patches], True)
         z = F.linear(pad_sequence(patches, True), proj.weight.flatten(1), proj.bias)  # (B, N, D)
         z = z + pad_sequence(positions, True)

@@ -100,8 +100,8 @@ class TwoTowersConfig(Config):
         if options.get("stem") == "conv":  # it has norms of its own and always a bias
             options = {"patch_bias": True, **options}
         paths = [(name, f"{tower}.{name}") for name in BOTH if name in options for tower in ("image", "text")]
-        known = option_paths(type(self))  # a gated MLP has no activation to choose
-        both = {path: options[name] for name, path in paths if path in known}
+        paths_of_config = option_paths(type(self))  # a gated MLP has no activation to choose
+        both = {path: options[name] for name, path in paths if path in paths_of_config}
         return super().with_options(**both, **{name: value for name, value in options.items() if name not in BOTH})
 
     @property

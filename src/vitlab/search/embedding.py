@@ -1,4 +1,4 @@
-"""Embeddings of image files for an index, out of the features that training and evaluation keep by content."""
+"""Embeddings of image files for an index, read from the feature cache where training or evaluation computed them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitlab.training.features import open_cache
 
 
 class FileEmbedder:
-    """vitlab.embed for image files; what is known of their contents is not computed again."""
+    """vitlab.embed for image files, through the feature cache."""
 
     def __init__(self, encoder: Network, batch_size: int):
         self.encoder, self.batch_size = encoder, batch_size
@@ -32,18 +32,18 @@ class FileEmbedder:
             return embed(self.encoder, list(paths), batch_size=self.batch_size)
         digests = {path: digest for path in paths if (digest := _digest(path)) is not None}
         try:
-            known = self._known(self.cache, digests)
+            cached = self._read_cache(self.cache, digests)
         except (OSError, sqlite3.Error):
-            known = {}
-        new = [path for path in paths if path not in known]
+            cached = {}
+        new = [path for path in paths if path not in cached]
         computed = dict(zip(new, self._compute(new, digests), strict=True))
-        return [known[path] if path in known else computed[path] for path in paths]
+        return [cached[path] if path in cached else computed[path] for path in paths]
 
-    def _known(self, cache: FeatureCache, digests: dict[Path, bytes]) -> dict[Path, Embedding]:
+    def _read_cache(self, cache: FeatureCache, digests: dict[Path, bytes]) -> dict[Path, Embedding]:
         rows = cache.find(list(digests.values()))
         paths = [path for path, row in zip(digests, rows, strict=True) if row >= 0]
         vectors = _unit(cache.take([digests[path] for path in paths]))
-        return {path: Embedding(str(path), vector, known=True) for path, vector in zip(paths, vectors, strict=True)}
+        return {path: Embedding(str(path), vector, cached=True) for path, vector in zip(paths, vectors, strict=True)}
 
     def _compute(self, paths: list[Path], digests: dict[Path, bytes]) -> list[Embedding]:
         features = list(feature_rows(self.encoder, paths, batch_size=self.batch_size))

@@ -167,7 +167,7 @@ def _embed_new(
                     entry.vector, entry.error = None, "the model returns NaN or infinity for it."
                 if entry.error is not None:  # the path is stored separately, and may change
                     entry.error = entry.error.removeprefix(f"{folder / entry.path}: ")
-            counts.embedded += sum(not result.known for result in results)
+            counts.embedded += sum(not result.cached for result in results)
         part.put(entries)
         if progress is not None:
             progress("images", first + len(entries), len(todo))

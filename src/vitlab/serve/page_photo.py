@@ -27,10 +27,10 @@ class PagePhoto:
 def open_photo(source: Source) -> PagePhoto:
     """The file itself where browsers can show it, so that the page computes the same numbers; else a PNG of it."""
     name = Path(fspath(source)).name if isinstance(source, str | PathLike) else called(source)
-    found = replace_sample(source)
-    image = read_image(found)
-    if isinstance(found, str | PathLike) and Path(found).expanduser().stat().st_size <= MAX_BYTES:
-        content = Path(found).expanduser().read_bytes()
+    source = replace_sample(source)
+    image = read_image(source)
+    if isinstance(source, str | PathLike) and Path(source).expanduser().stat().st_size <= MAX_BYTES:
+        content = Path(source).expanduser().read_bytes()
         with Image.open(io.BytesIO(content)) as opened:
             if opened.format in SHOWN:
                 return PagePhoto(name, content, Image.MIME[opened.format])

@@ -24,12 +24,13 @@ from vitlab.errors import VitlabError
 from vitlab.explain.block_view import block_view, query_attention
 from vitlab.explain.clip_prompts import ask
 from vitlab.explain.distance import attention_statistics
+from vitlab.explain.equations import equations
 from vitlab.explain.features import patch_tokens, pca_rgb
 from vitlab.explain.inputs import wide
 from vitlab.explain.methods import METHODS, SHOWN, ScoringMethod
 from vitlab.explain.pruned import pruned_patches
 from vitlab.explain.reconstruct import reconstruct
-from vitlab.explain.step_words import equations, stem_kind
+from vitlab.explain.step_meanings import stem_kind
 from vitlab.explain.walk import STEPS, ForwardView, as_numbers, forward_view, walk_through
 from vitlab.explain.weights import position_similarity
 from vitlab.inference import answer, class_labels, class_probabilities

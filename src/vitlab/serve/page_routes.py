@@ -85,8 +85,9 @@ async def search_index(request: Request) -> Response:
 @router.get("/page/samples")
 async def samples(request: Request) -> Response:
     """Name, address and licence of each; the photo that the server was started with comes first."""
-    photo, known = context_of(request).photo, {name: sample.licence for name, sample in page_samples().items()}
-    listed = known if photo is None else {photo.name: None} | known
+    photo = context_of(request).photo
+    licences = {name: sample.licence for name, sample in page_samples().items()}
+    listed = licences if photo is None else {photo.name: None} | licences
     return JSONResponse([{"name": n, "url": f"page/samples/{quote(n)}", "licence": c} for n, c in listed.items()])
 
 
@@ -97,8 +98,8 @@ async def sample(request: Request, name: str) -> Response:
         return Response(photo.content, media_type=photo.media_type)
     if name not in page_samples():
         raise RequestError(404, f"there is no sample {name[:100]!r}.", "GET /page/samples lists them.")
-    found = page_samples()[name]
-    return Response(found.read(), media_type=found.media_type)
+    sample_file = page_samples()[name]
+    return Response(sample_file.read(), media_type=sample_file.media_type)
 
 
 @router.post("/page/look")

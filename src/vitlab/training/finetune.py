@@ -203,8 +203,8 @@ def _continued(recipe: ModelRecipe, kind: type[Network], source: str) -> tuple[N
 def _around_encoder(recipe: ModelRecipe, entry: Entry, source: str) -> tuple[Network, list[str]]:
     """The encoder's sizes are the file's; the rest is that of model.name, and untrained."""
     encoder, report = load_with_report(source, encoder=True, classes=0)
-    inside, known = option_paths(type(encoder.config)), option_paths(type(entry.config))
-    own = {name: value for name, value in recipe.options.items() if name not in inside or name not in known}
+    inside, paths = option_paths(type(encoder.config)), option_paths(type(entry.config))
+    own = {name: value for name, value in recipe.options.items() if name not in inside or name not in paths}
     changes = {name: recipe.options[name] for name in SAME_WEIGHTS if name in recipe.options and name not in own}
     if "head_hidden" in inside and encoder.config.option("head_hidden"):
         changes["head_hidden"] = 0  # a pooler, which belongs to a classifier

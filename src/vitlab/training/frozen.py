@@ -61,24 +61,27 @@ class Classifier(nn.Module):
 class FeatureBatches(BatchDataset):
     """Batches of features in place of images; of mirror images where the augmentation would mirror."""
 
-    def __init__(self, steps: BatchDataset, plain: FeatureSet, mirrored: FeatureSet | None):
+    def __init__(self, steps: BatchDataset, originals: FeatureSet, mirrored: FeatureSet | None):
         super().__init__(steps.image_set, steps.plan, steps.augment)
-        self.plain, self.mirrored = plain, mirrored
+        self.originals, self.mirrored = originals, mirrored
         self.row = np.full(len(steps.image_set), -1)
-        self.row[plain.indices] = np.arange(len(plain.indices))
+        self.row[originals.indices] = np.arange(len(originals.indices))
 
     def batch(self, epoch: int, indices: np.ndarray, repeat: np.ndarray) -> TrainingBatch:
         readable = self.row[indices] >= 0
         indices, repeat = indices[readable], repeat[readable]
         numbers, rows = torch.from_numpy(indices), torch.from_numpy(self.row[indices])
         if not len(indices):
-            blank, unknown = torch.zeros(1, self.plain.vectors.shape[1]), torch.zeros_like(self.image_set.labels[:1])
-            return TrainingBatch(blank, unknown, numbers, self.plain.skipped)
-        features = self.plain.vectors[rows]  # (B, E)
+            blank, unknown = (
+                torch.zeros(1, self.originals.vectors.shape[1]),
+                torch.zeros_like(self.image_set.labels[:1]),
+            )
+            return TrainingBatch(blank, unknown, numbers, self.originals.skipped)
+        features = self.originals.vectors[rows]  # (B, E)
         if self.mirrored is not None:
             draws = uniform(self.plan.seed, FLIP, epoch, indices, repeat, count=1)
             features = torch.where(torch.from_numpy(draws < 0.5), self.mirrored.vectors[rows], features)
-        return TrainingBatch(features, self.image_set.labels[numbers], numbers, self.plain.skipped)
+        return TrainingBatch(features, self.image_set.labels[numbers], numbers, self.originals.skipped)
 
 
 class FrozenEncoder:
@@ -86,21 +89,21 @@ class FrozenEncoder:
 
     def __init__(self, model: Network, who: Processes):
         self.model, self.who = model, who
-        self._known: dict[tuple[int, bool], tuple[ImageSet, FeatureSet]] = {}
+        self._cache: dict[tuple[int, bool], tuple[ImageSet, FeatureSet]] = {}
 
     def features(self, image_set: ImageSet, *, mirrored: bool = False, count: Count | None = None) -> FeatureSet:
         key = id(image_set.data), mirrored
-        if key not in self._known:
+        if key not in self._cache:
             what = "features of mirror images" if mirrored else "features"
             progress = adding(count, what, len(image_set))
             features = dataset_features(self.model, image_set, mirrored=mirrored, processes=self.who, progress=progress)
-            self._known[key] = image_set, features
-        return self._known[key][1]
+            self._cache[key] = image_set, features
+        return self._cache[key][1]
 
     def batches(self, steps: BatchDataset, flip: bool, count: Count | None) -> FeatureBatches:
-        plain = self.features(steps.image_set, count=count)
+        originals = self.features(steps.image_set, count=count)
         mirrored = self.features(steps.image_set, mirrored=True, count=count) if flip else None
-        return FeatureBatches(steps, plain, mirrored)
+        return FeatureBatches(steps, originals, mirrored)
 
     def evaluate(self, model: Network, image_set: ImageSet, *, flip: bool) -> Scores:
         """Scores of the classifier that the model has now."""

@@ -403,8 +403,8 @@ class Ladder:
         progress = adding(self.show.count, what, len(dataset))
         image_set = ImageSet(dataset, model.require_preprocess())
         features = dataset_features(model, image_set, mirrored=mirrored, processes=self.who, progress=progress)
-        known = len(features.indices) - features.computed
-        from_cache = f", {known:,} were stored before" if known else ""
+        cached = len(features.indices) - features.computed
+        from_cache = f", {cached:,} were stored before" if cached else ""
         self.note(f"{what}: {features.computed:,} images in {duration(features.seconds)}{from_cache}")
         self._note_skipped(features.skipped)
         return features

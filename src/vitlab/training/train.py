@@ -162,9 +162,9 @@ def _for_model(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
     """The recipe for another model: options that its own model has and the other one lacks are left out."""
     if not name or name == recipe.model.name:
         return recipe, []
-    known = option_paths(type(registry.find(name)[0].config))
-    options = {option: value for option, value in recipe.model.options.items() if option in known}
-    left_out = [f"{option}={value}" for option, value in recipe.model.options.items() if option not in known]
+    valid = option_paths(type(registry.find(name)[0].config))
+    options = {option: value for option, value in recipe.model.options.items() if option in valid}
+    left_out = [f"{option}={value}" for option, value in recipe.model.options.items() if option not in valid]
     if not left_out:
         return recipe, []
     note = f"{name} has no {', '.join(left_out)}, which the recipe sets for {recipe.model.name}: left out."

@@ -99,17 +99,17 @@ def _rows_beside(
     views: Sequence[View], marks: list[ImageMarks], columns: Mapping[str, np.ndarray], left_out: np.ndarray
 ) -> tuple[list[View], list[ImageMarks], dict[str, np.ndarray]]:
     """With a second row below each image that has outliers, for its maps (B, layers, grid_h, grid_w) without them."""
-    twice = [i for i, own in enumerate(marks) for _ in range(1 + bool(own.by_map and own.by_map[0][1]))]
-    second = [n > 0 and twice[n - 1] == i for n, i in enumerate(twice)]
-    named = [
+    rows = [i for i, own in enumerate(marks) for _ in range(1 + bool(own.by_map and own.by_map[0][1]))]
+    second = [n > 0 and rows[n - 1] == i for n, i in enumerate(rows)]
+    row_views = [
         replace(views[i], name="outliers left out", label=None) if beside else views[i]
-        for i, beside in zip(twice, second, strict=True)
+        for i, beside in zip(rows, second, strict=True)
     ]
     stacked = {
-        name: np.stack([(left_out[i, j] if beside else maps[i]) for i, beside in zip(twice, second, strict=True)])
+        name: np.stack([(left_out[i, j] if beside else maps[i]) for i, beside in zip(rows, second, strict=True)])
         for j, (name, maps) in enumerate(columns.items())
     }
-    return named, [marks[i] for i in twice], stacked
+    return row_views, [marks[i] for i in rows], stacked
 
 
 def heat(

@@ -36,6 +36,6 @@ def find_photo(name: str) -> SamplePhoto:
     """sample:cat, or cat."""
     photo = PHOTOS.get(name.removeprefix(PREFIX))
     if photo is None:
-        known = ", ".join(PREFIX + known for known in PHOTOS)
-        raise DataError(f"{name}: there is no such photo in the package; there are {known}.")
+        names = ", ".join(PREFIX + names for names in PHOTOS)
+        raise DataError(f"{name}: there is no such photo in the package; there are {names}.")
     return photo

@@ -101,8 +101,8 @@ class TargetTable:
     @property
     def others(self) -> list[str]:
         """Columns whose titles say nothing."""
-        known = (*PATH, SPLIT, *LABEL, *LABELS, *CAPTION, *OTHER)
-        return [title for title in self.titles if title.lower() not in known]
+        recognised = (*PATH, SPLIT, *LABEL, *LABELS, *CAPTION, *OTHER)
+        return [title for title in self.titles if title.lower() not in recognised]
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _check_class_column(table: TargetTable, title: str) -> None:
 
 def _nothing_to_learn(table: TargetTable, others: list[str]) -> str:
     """No column is recognised: say what could be typed for each."""
-    found = f"{table.path}: no column {' or '.join(LABEL)} (found {', '.join(table.titles)})."
+    problem = f"{table.path}: no column {' or '.join(LABEL)} (found {', '.join(table.titles)})."
     hints = []
     for title in others[:3]:
         cells = table.cells(title)
@@ -300,7 +300,7 @@ def _nothing_to_learn(table: TargetTable, others: list[str]) -> str:
         else:
             hints.append(f"data.label={title} (one class an image)")
     say = f" Say which column is learned: {', '.join(hints)}." if hints else ""
-    return f"{found}{say} Or begin with a header line: path,label"
+    return f"{problem}{say} Or begin with a header line: path,label"
 
 
 def _shared_parts(cells: Sequence[str], separator: str) -> str | None:
@@ -360,9 +360,9 @@ def _flags(table: TargetTable, titles: list[str]) -> np.ndarray:
     for row, cells in enumerate(table.rows):
         for k, title in enumerate(titles):
             if not _is_flag(cells.get(title, "")):
-                found = str(cells.get(title, ""))
+                cell = str(cells.get(title, ""))
                 raise DataError(
-                    f"{table.place(row)}: {title} is {found!r:.40}; a column for one label holds 0 or 1 in every line."
+                    f"{table.place(row)}: {title} is {cell!r:.40}; a column for one label holds 0 or 1 in every line."
                 )
             matrix[row, k] = str(cells[title]).strip().lower() in TRUE
     return matrix

@@ -58,11 +58,11 @@ def _loss(logits: Tensor, variant: CLIPLossVariant) -> Tensor:
     if variant.softmax == "whole matrix":
         return -logits.flatten().log_softmax(0).reshape(B, B).diagonal().mean()
 
-    def found(logits: Tensor) -> Tensor:
+    def cross_entropy(logits: Tensor) -> Tensor:
         logits = logits.softmax(dim=1) if variant.softmax == "twice" else logits
         return F.cross_entropy(logits, own, reduction="sum" if variant.reduction == "sum" else "mean")
 
-    of_images, of_texts = found(logits), found(logits.mT)
+    of_images, of_texts = cross_entropy(logits), cross_entropy(logits.mT)
     return {
         "both": (of_images + of_texts) / 2,
         "not halved": of_images + of_texts,

@@ -34,7 +34,7 @@ from vitlab.serve.model_pool import ServedModel, open_models
 from vitlab.serve.page_queries import model_info
 from vitlab.serve.page_samples import page_samples
 from vitlab.serve.static_page import verify
-from vitlab.serve.static_page.graphs import Heat, Inside, Knobs, Reconstruction, Text, plain_encoder
+from vitlab.serve.static_page.graphs import HeatGraph, InsideGraph, Knobs, ReconstructionGraph, TextGraph, plain_encoder
 from vitlab.serve.static_page.onnx_files import save_graphs, to_onnx
 from vitlab.serve.static_page.runtime import LICENSE, runtime_files
 from vitlab.text.tokenizer import Tokenizer
@@ -140,7 +140,7 @@ def check_fits(served: ServedModel) -> None:
 
 
 def pass_bytes(encoder: PlainTransformer, size: tuple[int, int]) -> int:
-    """Of all outputs of `Inside`, about."""
+    """Of all outputs of `InsideGraph`, about."""
     c, (rows, columns) = encoder.config, encoder.layout(*size).grid
     N = len(c.prefix) + rows * columns
     return 4 * c.depth * N * (c.heads * N + 8 * c.width + 2 * c.mlp_hidden)
@@ -157,21 +157,21 @@ def _write_model(served: ServedModel, folder: Path) -> tuple[BuiltModel, dict[st
     model, size = served.model.eval(), served.preprocess.size
     encoder = plain_encoder(model)
     zeros, knobs = torch.zeros(1, encoder.config.channels, *size), Knobs.neutral(encoder, size)
-    inside, graphs = Inside(model), {}
+    inside, graphs = InsideGraph(model), {}
     graphs["inside"] = to_onnx(inside, {"images": zeros, **knobs._asdict()}, inside.outputs)
     explains = bool(model.classes) or isinstance(model, TwoTowers)
     if explains:
-        heat = Heat(model)
+        heat = HeatGraph(model)
         weights = torch.ones(model.feature_width if isinstance(model, TwoTowers) else model.classes)
         example = {"images": zeros, "weights": weights, **knobs._asdict()}
         graphs["heat"] = to_onnx(heat.traced(*example.values()), example, heat.outputs)
     if isinstance(model, MaskedAutoencoder):
         patches = len(knobs.patch_factors)
         example = {"images": zeros, "visible": torch.arange(max(2, patches // 4))}
-        graphs["reconstruction"] = to_onnx(Reconstruction(model), example, Reconstruction.outputs, "visible")
+        graphs["reconstruction"] = to_onnx(ReconstructionGraph(model), example, ReconstructionGraph.outputs, "visible")
     tokenizer = byte_pairs(model.tokenizer) if isinstance(model, TwoTowers) else None
     if isinstance(model, TwoTowers) and tokenizer is not None:
-        graphs["text"] = to_onnx(Text(model), {"ids": model.text.blank_ids(1)}, Text.outputs)
+        graphs["text"] = to_onnx(TextGraph(model), {"ids": model.text.blank_ids(1)}, TextGraph.outputs)
     paths = {path.stem: path for path in save_graphs(graphs, folder, WEIGHTS)}
     differences = _compare(served, {name: paths[name] for name in graphs})
     info = model_info(served)
@@ -203,10 +203,10 @@ def steps_of(encoder: PlainTransformer, images: Tensor) -> list[dict[str, Any]]:
     return [{name: step[name] for name in names} for step in as_numbers(walk_through(encoder, images))["steps"]]
 
 
-def _compare(served: ServedModel, graphs: dict[str, Path]) -> list[verify.Difference]:
+def _compare(served: ServedModel, graphs: dict[str, Path]) -> list[verify.OutputDifference]:
     model = served.model
     images = preprocess_batch(model, sample_images(COMPARED, channels=model.encoder.config.channels))
-    compared: dict[str, Callable[[verify.PageSession], list[verify.Difference]]] = {
+    compared: dict[str, Callable[[verify.PageSession], list[verify.OutputDifference]]] = {
         "inside": lambda session: verify.compare_inside(model, session, images),
         "heat": lambda session: verify.compare_heat(model, session, images),
     }
@@ -216,9 +216,9 @@ def _compare(served: ServedModel, graphs: dict[str, Path]) -> list[verify.Differ
         compared["text"] = lambda session: verify.compare_text(model, session)
     differences = []
     for name, path in graphs.items():
-        found = compared[name](verify.PageSession(path))
-        verify.require_equal(served.name, name, found)
-        differences += found
+        outputs = compared[name](verify.PageSession(path))
+        verify.require_equal(served.name, name, outputs)
+        differences += outputs
     return differences
 
 
@@ -268,8 +268,8 @@ def static_html(html: str) -> str:
     names = {entry.name for folder in (PAGE, BROWSER) for entry in folder.iterdir() if entry.name.endswith(".js")}
     names = sorted(name for name in names - SEPARATE if not name.startswith(LATER))
     preloaded = "".join(f'<link rel="modulepreload" href="page/files/{name}">\n' for name in names)
-    html, found = PRELOAD.subn(preloaded, html, count=1)
-    assert found, "the page does not say where its modules are named"
+    html, replaced = PRELOAD.subn(preloaded, html, count=1)
+    assert replaced, "the page does not say where its modules are named"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     for before, after in (("<head>", f"<head>\n{policy}"), (API_LINK, ""), (FOOTER, 'data-t="footer_static"')):
         assert html.count(before) == 1, f"the page has {html.count(before)} times {before}"

@@ -1,9 +1,9 @@
 """What the browser computes: functions of one image and the page's knobs, as modules that are exported to ONNX.
 
-    Inside            every number that the page shows of a forward pass
-    Heat              the maps of the methods that need gradients, for one class or sentence
-    Reconstruction    the pixels that an MAE paints, from the patches that are left visible
-    Text              sentences of a CLIP
+    InsideGraph            every number that the page shows of a forward pass
+    HeatGraph              the maps of the methods that need gradients, for one class or sentence
+    ReconstructionGraph    the pixels that an MAE paints, from the patches that are left visible
+    TextGraph              sentences of a CLIP
 
 The knobs are tensors where an Edit has numbers, because they are inputs of the graph: one file answers every edit.
 """
@@ -97,7 +97,7 @@ class LayerKnobs(LayerEdit):
         return q * self.of.knobs.score_factor, bias, mask
 
 
-class Inside(nn.Module):
+class InsideGraph(nn.Module):
     """(1, C, H, W) and the knobs -> the tensors named in `outputs`, of one image; those of blocks as (L, ...)."""
 
     factors1: Tensor | None
@@ -108,7 +108,7 @@ class Inside(nn.Module):
         self.model = inference_copy(model)
         self.encoder = plain_encoder(self.model)
         offered = self.encoder.traceable
-        self.before, self.in_blocks, self.after = (_among(kinds, offered) for kinds in (BEFORE, IN_BLOCKS, AFTER))
+        self.before, self.in_blocks, self.after = (_in_both(kinds, offered) for kinds in (BEFORE, IN_BLOCKS, AFTER))
         blocks = cast("list[Block]", self.encoder.blocks)
         for name, scales in (("factors1", [b.scale1 for b in blocks]), ("factors2", [b.scale2 for b in blocks])):
             factors: list[Tensor] = [scale.gamma for scale in scales if isinstance(scale, LayerScale)]
@@ -150,7 +150,7 @@ class Inside(nn.Module):
         return [features[0], encoder.forward_head(tokens)[0], by_depth]
 
 
-class Heat(nn.Module):
+class HeatGraph(nn.Module):
     """(1, C, H, W), weights (K,) of logits (of a CLIP: of its embedding) and the knobs -> a map (h, w) per method."""
 
     def __init__(self, model: Network):
@@ -174,7 +174,7 @@ def merge_equal_operations(module: GraphModule) -> None:
     """Compute once what several methods compute: each runs the whole network. Operations that write into a tensor, or
     make one of nothing, stay.
     """
-    known: dict[Any, Node] = {}
+    first_nodes: dict[Any, Node] = {}
     for node in list(module.graph.nodes):
         if node.op == "get_attr":
             key = ("constant", id(getattr(module, node.target)))
@@ -182,7 +182,7 @@ def merge_equal_operations(module: GraphModule) -> None:
             key = (node.target, str(node.args), str(node.kwargs))  # nodes are written by their names, which are unique
         else:
             continue
-        first = known.setdefault(key, node)
+        first = first_nodes.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)
             module.graph.erase_node(node)
@@ -212,7 +212,7 @@ def scored(model: Network, weights: Tensor | float = 1.0, knobs: Knobs | None = 
     return twin
 
 
-class Reconstruction(nn.Module):
+class ReconstructionGraph(nn.Module):
     """(1, C, H, W) and the numbers of the visible patches (n,) -> what an MAE paints (C, H, W), normalised like the
     image, and the squared error of every patch (patches,), as its loss counts it.
     """
@@ -231,7 +231,7 @@ class Reconstruction(nn.Module):
         return model.to_images(prediction, images)[0], errors[0]
 
 
-class Text(nn.Module):
+class TextGraph(nn.Module):
     """Token numbers (1, context) of a CLIP -> the unit-length embedding of the sentence (E,)."""
 
     outputs = ("sentence",)
@@ -258,7 +258,7 @@ def inference_copy(model: N) -> N:
     return copied
 
 
-def _among(kinds: Iterable[str], offered: Iterable[str]) -> list[str]:
+def _in_both(kinds: Iterable[str], offered: Iterable[str]) -> list[str]:
     offered = set(offered)
     return [kind for kind in kinds if kind in offered]
 

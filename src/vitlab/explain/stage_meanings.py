@@ -1,4 +1,4 @@
-"""What each step of a network in stages (Swin, PVT, Twins) does, in words. Those of other networks: step_words.py."""
+"""What each step of a network in stages (Swin, PVT, Twins) does, in words; other networks are in step_meanings.py."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import vitlab
-from vitlab.explain.step_words import equations, stem_kind
+from vitlab.explain.equations import equations
+from vitlab.explain.step_meanings import stem_kind
 from vitlab.layers.patches import patchify
 from vitlab.layers.trace import Trace
 

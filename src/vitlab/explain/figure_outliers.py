@@ -19,19 +19,19 @@ FRAMED = 8  # in a line of the figure
 
 
 @dataclass(frozen=True)
-class ImageOutliers:
+class FigureOutliers:
     views: Sequence[View]
     tokens: OutlierTokens | None  # None: this model is not tested for them
-    found: list[list[Outlier]]  # for each image
+    by_image: list[list[Outlier]]  # for each image
 
     @classmethod
-    def of(cls, subject: Subject) -> ImageOutliers:
+    def of(cls, subject: Subject) -> FigureOutliers:
         tokens = subject.outliers
         return cls(subject.views, tokens, [[] for _ in subject.views] if tokens is None else tokens.listed())
 
     @property
     def any(self) -> bool:
-        return any(self.found)
+        return any(self.by_image)
 
     @property
     def mask(self) -> Tensor:
@@ -45,7 +45,7 @@ class ImageOutliers:
         """The numbers of each image's outliers, row by row."""
         return [
             [one.row * view.grid[1] + one.column for one in row]
-            for view, row in zip(self.views, self.found, strict=True)
+            for view, row in zip(self.views, self.by_image, strict=True)
         ]
 
     @property
@@ -63,10 +63,10 @@ class ImageOutliers:
         if not self.any:
             return ""
         if len(self.views) == 1:
-            places = [f"{one.row}, {one.column}" for one in self.found[0]]
+            places = [f"{one.row}, {one.column}" for one in self.by_image[0]]
             more = ", ..." if len(places) > FRAMED else ""
             return f"White: outlier tokens, at row, column {' / '.join(places[:FRAMED])}{more}."
-        return f"White: outlier tokens, in {sum(map(bool, self.found))} of {len(self.views)} images."
+        return f"White: outlier tokens, in {sum(map(bool, self.by_image))} of {len(self.views)} images."
 
     @property
     def notes(self) -> list[str]:
@@ -74,8 +74,8 @@ class ImageOutliers:
         if not self.any:
             return []
         if len(self.views) == 1:
-            return [f"outlier tokens: {_listed(self.found[0])}."]
-        return [f"{sum(map(bool, self.found))} of {len(self.views)} images have outlier tokens: --json lists them."]
+            return [f"outlier tokens: {_listed(self.by_image[0])}."]
+        return [f"{sum(map(bool, self.by_image))} of {len(self.views)} images have outlier tokens: --json lists them."]
 
     def marks(self, own: Sequence[bool]) -> list[ImageMarks] | None:
         """Frames around each image's outliers, in those of its maps that are `own`."""
@@ -85,6 +85,6 @@ class ImageOutliers:
         return [ImageMarks((), [((), each if mine else ()) for mine in own]) for each in frames]
 
 
-def _listed(found: Sequence[Outlier]) -> str:
-    more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return "; ".join(map(str, found[:NAMED])) + more
+def _listed(outliers: Sequence[Outlier]) -> str:
+    more = f"; and {len(outliers) - NAMED} more" if len(outliers) > NAMED else ""
+    return "; ".join(map(str, outliers[:NAMED])) + more

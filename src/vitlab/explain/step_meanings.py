@@ -1,18 +1,17 @@
-"""What each step of a forward pass does, in words (`vitlab inspect`) and in equations (a walk).
+"""What each step of a forward pass does, in words, for `vitlab inspect`.
 
-Both are read off the layers of the model itself: a convolutional stem is called that, LayerScale is named where it is.
+Read off the layers of the model itself: a convolutional stem is called that, LayerScale is named where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
 from vitlab.explain.clip_prompts import PromptClassifier
-from vitlab.explain.stage_words import stage_meaning
+from vitlab.explain.stage_meanings import stage_meaning
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, LayerScale
 from vitlab.layers.patches import ConvStem, PatchEmbed
@@ -20,7 +19,7 @@ from vitlab.layers.trace import TokenLayout
 from vitlab.models.base import Network
 from vitlab.models.hierarchy import Hierarchy
 from vitlab.models.mae import MaskedAutoencoder
-from vitlab.models.plain import PlainTransformer
+from vitlab.models.plain import PlainConfig, PlainTransformer
 from vitlab.models.resnet import ResNetConfig
 from vitlab.models.two_towers import TwoTowers
 from vitlab.models.vit import VisionTransformer
@@ -62,21 +61,21 @@ def meaning(model: Network, kind: str, layer: int | None, size: tuple[int, int],
         return model.meanings[kind]
     if kind in model.encoder.meanings:
         return model.encoder.meanings[kind]
-    return _words(model, layout).get(kind, "")
+    return _meanings(model, layout).get(kind, "")
 
 
-def _words(model: Network, layout: TokenLayout | None) -> dict[str, str]:
-    words = dict(BEYOND_BLOCKS)
+def _meanings(model: Network, layout: TokenLayout | None) -> dict[str, str]:
+    meanings = dict(BEYOND_BLOCKS)
     encoder = model.encoder
     if isinstance(encoder.config, ResNetConfig):
-        words |= _resnet_words(encoder.config)
+        meanings |= _resnet_meanings(encoder.config)
     if isinstance(encoder, PlainTransformer) and layout is not None:
-        words |= _plain_words(encoder, layout)
+        meanings |= _plain_meanings(encoder, layout)
     if isinstance(model, MaskedAutoencoder):
-        words |= {DECODER + kind: text for kind, text in _decoder_words(model).items()}
+        meanings |= {DECODER + kind: text for kind, text in _decoder_meanings(model).items()}
     if isinstance(model, TwoTowers):
-        words |= {TEXT + kind: text for kind, text in _text_words(model).items()}
-    return words
+        meanings |= {TEXT + kind: text for kind, text in _text_meanings(model).items()}
+    return meanings
 
 
 # ---------------------------------------------------------------- parts of a network
@@ -122,12 +121,24 @@ class BlockParts:
         return ", ".join(steps) + f" (eq. {equation})" * (self.norm == "pre")
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- meanings
 
 
-def _block_words(parts: BlockParts, sizes: dict[str, Any], positions: str = "", sees: str = "") -> dict[str, str]:
-    """sizes: width, heads, head_dim, hidden, mlp; positions: what attention is told of them; sees: which keys."""
-    width, heads, d, mlp = (sizes[key] for key in ("width", "heads", "head_dim", "mlp"))
+class BlockSizes(NamedTuple):
+    width: int  # D
+    heads: int  # h
+    head_width: int  # d
+    hidden: int  # channels inside the MLP
+    mlp: str  # its name
+
+    @classmethod
+    def of(cls, c: PlainConfig) -> BlockSizes:
+        return cls(c.width, c.heads, c.head_width, c.mlp_hidden, c.mlp_name)
+
+
+def _block_meanings(parts: BlockParts, sizes: BlockSizes, positions: str = "", sees: str = "") -> dict[str, str]:
+    """positions: kind of positions that attention uses; sees: which keys each query sees."""
+    width, heads, d, hidden, mlp = sizes
     bias = " + B" if "relative" in positions else ""
     done = ["normalised"] * parts.qk_norm + ["turned by position"] * ("rotary" in positions)
     with_ = f", q and k {' and '.join(done)}" if done else ""
@@ -139,36 +150,31 @@ def _block_words(parts: BlockParts, sizes: dict[str, Any], positions: str = "", 
         "proj": f"{'LayerNorm, ' if parts.inner_norm else ''}heads mixed",
         "after_attention": parts.residual(2),
         "norm2": parts.norm_name,
-        "fc1": f"{mlp}: {width} to {sizes['hidden']} channels",
+        "fc1": f"{mlp}: {width} to {hidden} channels",
         "fc2": f"{mlp}: back to {width}",
         "tokens": parts.residual(3),
     }
 
 
-def _plain_words(encoder: PlainTransformer, layout: TokenLayout) -> dict[str, str]:
+def _plain_meanings(encoder: PlainTransformer, layout: TokenLayout) -> dict[str, str]:
     c, parts = encoder.config, BlockParts.of(encoder.blocks)
     rows, columns = c.grid
     resized = "" if layout.grid == c.grid else f", resized from {rows} x {columns}"
     added = c.position_kind.split(" + ")[0]  # rotary and relative ones are no part of the sum
     pooling = POOLING[c.pool_kind].format(norm=norm_name(encoder.head_norm))
     return {
-        **_block_words(parts, _sizes(c), c.position_kind),
-        **({} if stem_kind(encoder) == "other" else {"patch_embed": _stem_words(encoder)}),  # that has its own words
+        **_block_meanings(parts, BlockSizes.of(c), c.position_kind),
+        **({} if stem_kind(encoder) == "other" else {"patch_embed": _stem_meaning(encoder)}),  # that has its own words
         "prefix": str(layout),
         "positions": f"+ {POSITIONS.get(added, added)} positions{resized} (eq. 1)",
         "norm_pre": f"{norm_name(encoder.norm_pre)} before the blocks",
         "norm": f"final {norm_name(encoder.norm)} (eq. 4)",
         "pool": f"{pooling}: one vector per image",
-        "head": _head_words(encoder),
+        "head": _head_meaning(encoder),
     }
 
 
-def _sizes(config: Any) -> dict[str, Any]:
-    sizes = {"width": config.width, "heads": config.heads, "head_dim": config.head_width}
-    return {**sizes, "hidden": config.mlp_hidden, "mlp": config.mlp_name}
-
-
-def _stem_words(encoder: PlainTransformer) -> str:
+def _stem_meaning(encoder: PlainTransformer) -> str:
     P, width, embed = encoder.config.patch_size, encoder.config.width, encoder.patch_embed
     if isinstance(embed, ConvStem):
         count = sum(isinstance(layer, nn.Conv2d) for layer in embed.convs)
@@ -178,17 +184,17 @@ def _stem_words(encoder: PlainTransformer) -> str:
     return f"every {P}x{P} patch{before} becomes a token of {width} numbers{after} (eq. 1)"
 
 
-def _head_words(encoder: PlainTransformer) -> str:
+def _head_meaning(encoder: PlainTransformer) -> str:
     scores = f"one score for each of {encoder.config.classes} classes"
     if isinstance(encoder, VisionTransformer) and encoder.head_distill is not None:
         return f"{scores}: the mean of two heads, for the class and the distillation token"
     return scores
 
 
-def _decoder_words(model: MaskedAutoencoder) -> dict[str, str]:
+def _decoder_meanings(model: MaskedAutoencoder) -> dict[str, str]:
     stack, P = model.config.decoder_stack, model.config.patch_size
     return {
-        **_block_words(BlockParts.of(model.decoder.blocks), _sizes(stack)),
+        **_block_meanings(BlockParts.of(model.decoder.blocks), BlockSizes.of(stack)),
         "embed": f"to the decoder's width, {stack.width}",
         "positions": f"+ {POSITIONS[stack.position_kind]} positions",
         "norm": norm_name(model.decoder.norm),
@@ -196,19 +202,19 @@ def _decoder_words(model: MaskedAutoencoder) -> dict[str, str]:
     }
 
 
-def _text_words(model: TwoTowers) -> dict[str, str]:
+def _text_meanings(model: TwoTowers) -> dict[str, str]:
     c, text = model.config.text, model.text
-    sizes = {"width": c.width, "heads": c.heads, "head_dim": c.width // c.heads, "hidden": c.mlp_hidden}
+    sizes = BlockSizes(c.width, c.heads, c.width // c.heads, c.mlp_hidden, c.mlp_name)
     positions = "learned" if text.learns_positions else "computed"
     return {
-        **_block_words(BlockParts.of(text.blocks), {**sizes, "mlp": c.mlp_name}, sees=f", {text.sees}"),
+        **_block_meanings(BlockParts.of(text.blocks), sizes, sees=f", {text.sees}"),
         "embed": f"every token of the text becomes {c.width} numbers",
         "positions": f"+ {positions} positions",
         "norm": f"final {norm_name(text.norm)}",
     }
 
 
-def _resnet_words(config: ResNetConfig) -> dict[str, str]:
+def _resnet_meanings(config: ResNetConfig) -> dict[str, str]:
     return {
         "stem": RESNET_STEMS.get(config.stem, "3x3 convolution, batch norm, relu"),
         "conv1": "convolution, batch norm, relu",
@@ -219,64 +225,3 @@ def _resnet_words(config: ResNetConfig) -> dict[str, str]:
         "pool": "the mean over the map: one vector per image",
         "head": f"one score for each of {config.classes} classes",
     }
-
-
-# ---------------------------------------------------------------- equations
-
-PREFIX_LETTERS = {"class": "x_class", "distillation": "x_distill", "register": "x_register"}
-NORM_LETTERS = {"LayerNorm": "LN", "RMSNorm": "RMS"}
-
-
-def equations(model: PlainTransformer | PromptClassifier) -> dict[str, str]:
-    """What each step of a walk computes, in the letters of ViT (arXiv:2010.11929), where it has them."""
-    c, parts = model.config, BlockParts.of(model.blocks)
-    ln = NORM_LETTERS[parts.norm_name]
-    stem = {"patch": _projection(model.patch_embed), "conv": "stem(x)", "other": "ResNet(x)"}[stem_kind(model)]
-    letters = [PREFIX_LETTERS[name] for name in dict.fromkeys(c.prefix)]
-    tokens = f"[{'; '.join([*letters, stem])}]" if letters else stem
-    made = [kind for kind in ("patch_embed", "prefix", "positions") if kind in model.traceable][-1]  # z₀
-    stated = f"{stem}: 3×3 convolutions of stride 2, then 1×1" if stem_kind(model) == "conv" else stem
-    start = {"patch_embed": stated, "prefix": tokens, "positions": f"{tokens} + E_pos"}
-    last = "z_L" if model.norm is None else f"{ln}(z_L)"
-    return {
-        "picture": "x ∈ R^(H×W×C)",
-        "patches": "x_p ∈ R^(N×(P²·C))",
-        **{kind: f"z₀ = {text}" if kind == made else text for kind, text in start.items()},
-        "norm_pre": f"z₀ ← {NORM_LETTERS[norm_name(model.norm_pre)]}(z₀)",
-        "blocks": ";  ".join(_halves(parts, ln)),
-        "norm": f"{ln}(z_L)",
-        "pool": _pool_equation(model, last),
-        "pre_logits": "tanh(y W)",
-        "head": "(y_class W₁ + b₁ + y_distill W₂ + b₂) / 2" if "distillation" in c.prefix else "y W + b",
-        "softmax": "exp(sᵢ) / Σⱼ exp(sⱼ)",
-    }
-
-
-def _projection(embed: nn.Module) -> str:
-    """x_p E, with the norms that may stand around it."""
-    if not isinstance(embed, PatchEmbed):
-        return "x_p E"
-    product = "x_p E" if embed.norm_in is None else f"{NORM_LETTERS[norm_name(embed.norm_in)]}(x_p) E"
-    return product if embed.norm_out is None else f"{NORM_LETTERS[norm_name(embed.norm_out)]}({product})"
-
-
-def _halves(parts: BlockParts, ln: str) -> Iterator[str]:
-    """Eqs. 2 and 3 as this network has them."""
-    for result, layer, z, factor in (("z'ₗ", "MSA", "zₗ₋₁", "λ₁"), ("zₗ", "MLP", "z'ₗ", "λ₂")):
-        branch = f"{layer}({ln}({z}))" if parts.norm == "pre" else f"{layer}({z})"
-        branch = f"{ln}({branch})" if parts.norm == "branch" else branch
-        total = f"{factor} ⊙ {branch} + {z}" if parts.scaled else f"{branch} + {z}"
-        yield f"{result} = {ln}({total})" if parts.norm == "post" else f"{result} = {total}"
-
-
-def _pool_equation(model: PlainTransformer | PromptClassifier, last: str) -> str:
-    """`last`: the tokens after the blocks, z_L or LN(z_L)."""
-    of_class, mean = last.replace("z_L", "z_L⁰"), f"mean of {last} over the patches"
-    return {
-        "class": f"y = {of_class}",
-        "class_norm": f"y = LN({of_class})",
-        "mean": f"y = {mean}",
-        "mean_norm": f"y = LN({mean})",
-        "class_mean": f"y = [{of_class}; {mean}]",
-        "attention": f"y = attention of a learned query over {last}",
-    }[model.config.pool_kind]
